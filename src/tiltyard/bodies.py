@@ -1,0 +1,32 @@
+"""Arrow on its way in and out, between the wire and the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class ArrowBody(Protocol):
+    """Arrow data that a client sends: held in memory when small, read from the wire as it comes when large."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the whole body if it is already here (small bodies are), None while it streams in."""
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The record batches; may be called once.
+
+        Raises InvalidInputError if the bytes are no Arrow IPC stream or file; the reader raises it later, too, on a
+        corrupt or half-sent stream. An empty body has an empty schema and no batches.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowAnswer:
+    """Record batches for a client; `batches` is consumed while the answer is being sent, and closed at its end."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]

@@ -1,0 +1,97 @@
+"""Settings: defaults, then a TOML file, then `TILTYARD_*` variables, then flags."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All there is to set. `storage_options` (a TOML table, or a JSON object) holds Lance's own keys."""
+
+    root: str = field(default="./tiltyard-data", metadata={"help": "Folder or URI under which tables are kept."})
+    db: str = field(
+        default="", metadata={"help": "Catalog database, sqlite:///FILE or postgresql://… [default: inside the root]."}
+    )
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
+    port: int = field(default=2333, metadata={"help": "Port to listen on; 0 picks a free one."})
+    workers: int = field(default=1, metadata={"help": "Server processes."})
+    jobs: int = field(default=1, metadata={"help": "Threads per server that run queued work; 0 leaves it to `tiltyard worker`."})
+    allowed_roots: tuple[str, ...] = field(
+        default=(), metadata={"help": "Further folders or URIs where tables may be registered or created."}
+    )
+    storage_options: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "Options of the object store, in Lance's keys."}
+    )
+    max_json_bytes: int = field(default=16 << 20, metadata={"help": "Largest JSON body, in bytes."})
+    max_upload_bytes: int = field(default=0, metadata={"help": "Largest Arrow body, in bytes; 0 is no limit."})
+    index_cache_bytes: int = field(default=1 << 30, metadata={"help": "Memory for index pages of all tables."})
+    metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for table metadata of all tables."})
+    conflict_timeout: float = field(
+        default=30.0, metadata={"help": "Seconds for which a conflicting write is tried again before the caller hears of it."}
+    )
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
+
+    @property
+    def database_url(self) -> str:
+        """Where the catalog is: `db`, or a SQLite file in the root if that is a local folder."""
+        if self.db:
+            return self.db
+        if "://" in self.root and not self.root.startswith("file://"):
+            raise ConfigError("A root on an object store needs a database: set --db (sqlite:///FILE or postgresql://…).")
+        return f"sqlite:///{Path(self.root.removeprefix('file://')).absolute() / 'catalog.db'}"
+
+
+def load_settings(flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from all sources; a flag that is None was not given.
+
+    `file` defaults to the variable TILTYARD_CONFIG. Raises ConfigError for an unknown key or an unusable value.
+    """
+    if file is None and environ.get("TILTYARD_CONFIG"):
+        file = Path(environ["TILTYARD_CONFIG"])
+    values: dict[str, Any] = {}
+    known = {spec.name for spec in fields(Settings)}
+    if file is not None:
+        values |= {key.replace("-", "_"): value for key, value in _read(file).items()}
+    for name in known:
+        if (text := environ.get(f"TILTYARD_{name.upper()}")) is not None:
+            values[name] = text
+    values |= {key: value for key, value in flags.items() if value is not None}
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"Unknown setting {unknown[0]!r}: choose from {', '.join(sorted(known))}.")
+    return Settings(**{name: _typed(name, value) for name, value in values.items()})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"Cannot read the settings file {file}: {error.strerror}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The settings file {file} is not TOML: {error}.") from error
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value as its setting's type; text comes from variables."""
+    import msgspec
+
+    kinds: dict[str, Any] = {
+        "allowed_roots": tuple[str, ...], "storage_options": dict[str, str],
+    }
+    default = next(spec.default for spec in fields(Settings) if spec.name == name)
+    kind = kinds.get(name, type(default))
+    try:
+        if isinstance(value, str) and name in kinds:
+            return msgspec.json.decode(value, type=kind)
+        return msgspec.convert(value, kind, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ConfigError(f"The setting {name} cannot be {value!r}: {error}.") from error

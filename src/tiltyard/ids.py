@@ -1,0 +1,68 @@
+"""Identifiers: paths of names, and what a name may be.
+
+An id is a `tuple[str, ...]`; the root namespace is `()`. On the wire it is one path segment, its names joined by a
+delimiter ("$" unless the request says otherwise), the root being the delimiter alone.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from urllib.parse import unquote_to_bytes
+
+from lance_namespace.errors import InvalidInputError
+
+Id = tuple[str, ...]
+
+DEFAULT_DELIMITER = "$"
+LONGEST_NAME = 256
+MAIN_BRANCH = "main"
+
+
+def decode_segment(raw: bytes) -> str:
+    """One raw path segment as text: "+" is a space (as form encoding has it), then percent-decoding.
+
+    Raises InvalidInputError if the bytes are not UTF-8.
+    """
+    try:
+        return unquote_to_bytes(raw.replace(b"+", b"%20")).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError("The id in the path is not UTF-8: percent-encode it as UTF-8.") from error
+
+
+def parse_id(text: str, delimiter: str) -> Id:
+    """The id that a decoded path segment spells; the delimiter alone (or nothing) is the root.
+
+    Raises InvalidInputError for a name that no object can have.
+    """
+    if not delimiter:
+        raise InvalidInputError("The delimiter is empty: leave it out for '$', or name one.")
+    if text in ("", delimiter):
+        return ()
+    return checked(tuple(text.split(delimiter)))
+
+
+def checked(path: Id) -> Id:
+    """The same id, each name checked."""
+    for name in path:
+        check_name(name)
+    return path
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """The same name: 1 to 256 characters of Unicode without control characters or lone surrogates, not '.' or '..'."""
+    if not name:
+        raise InvalidInputError(f"Empty {what}: each part of an id needs at least one character.")
+    if len(name) > LONGEST_NAME:
+        raise InvalidInputError(f"The {what} has {len(name)} characters: {LONGEST_NAME} at most.")
+    if name in (".", ".."):
+        raise InvalidInputError(f"'{name}' cannot be a {what}.")
+    if not name.isprintable():
+        bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)
+        if bad is not None:
+            raise InvalidInputError(f"The {what} has the control character U+{ord(bad):04X}: leave it out.")
+    return name
+
+
+def display(path: Id) -> str:
+    """An id as messages show it."""
+    return DEFAULT_DELIMITER.join(path) if path else DEFAULT_DELIMITER

@@ -1,0 +1,70 @@
+"""Pages of a list: a limit, and an opaque token that says after which key the next page starts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from lance_namespace.errors import InvalidInputError
+
+T = TypeVar("T")
+
+LARGEST_PAGE = 1000
+_SIGNATURE_BYTES = 6
+
+
+class Paging:
+    """Makes and reads page tokens of one server (all replicas share the secret, which lives in the catalog)."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def _sign(self, scope: str, body: bytes) -> bytes:
+        return hmac.digest(self._secret, scope.encode() + b"\0" + body, hashlib.sha256)[:_SIGNATURE_BYTES]
+
+    def token(self, scope: str, key: Any) -> str:
+        """The token of the page after `key` in the list named `scope`."""
+        body = msgspec.json.encode(key)
+        return base64.urlsafe_b64encode(self._sign(scope, body) + body).decode().rstrip("=")
+
+    def key(self, scope: str, token: str | None) -> Any:
+        """The key a token stands for; None for the first page. Raises InvalidInputError for a forged token."""
+        if not token:
+            return None
+        try:
+            raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            signature, body = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
+            if hmac.compare_digest(signature, self._sign(scope, body)):
+                return msgspec.json.decode(body)
+        except (binascii.Error, ValueError):
+            pass
+        raise InvalidInputError("This page token is not from this list: start again without one.")
+
+    def page(
+        self, scope: str, token: str | None, limit: int | None, fetch: Callable[[Any, int], Sequence[T]],
+        key_of: Callable[[T], Any],
+    ) -> tuple[Sequence[T], str | None]:
+        """One page and the token of the next one (None on the last).
+
+        `fetch(after, count)` answers up to `count` entries after a key; one more than the page is asked for, so that
+        the last page has no token.
+        """
+        size = page_size(limit)
+        entries = fetch(self.key(scope, token), size + 1)
+        if len(entries) <= size:
+            return entries, None
+        return entries[:size], self.token(scope, key_of(entries[size - 1]))
+
+
+def page_size(limit: int | None) -> int:
+    """How many entries a page holds: 1,000 unless asked for fewer. Raises InvalidInputError below 1."""
+    if limit is None:
+        return LARGEST_PAGE
+    if limit < 1:
+        raise InvalidInputError(f"limit is {limit}: at least 1.")
+    return min(limit, LARGEST_PAGE)

@@ -1,0 +1,152 @@
+"""The specification as data: every operation with its route, parameters, models and wire shapes.
+
+`facts.json` is made from the Lance REST Namespace specification by `make spec`; `patch.json` holds what Tiltyard
+adds or corrects (routes of the lancedb remote protocol, our own one-line summaries). Nothing else in the code
+knows a route, a verb or a content type.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Json = dict[str, Any]
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+ARROW_FILE = "application/vnd.apache.arrow.file"
+JSON = "application/json"
+
+
+class Shape(StrEnum):
+    """What a body looks like on the wire."""
+
+    EMPTY = "empty"
+    OBJECT = "object"
+    ARROW = "arrow"
+    INTEGER = "integer"
+    STRING = "string"
+    MAP = "map"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One query parameter; `repeated` ones may be given several times."""
+
+    name: str
+    required: bool
+    repeated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of the specification.
+
+    `request` and `response` name models of `tiltyard.spec.models`; they are None where the wire holds no model.
+    """
+
+    name: str
+    method: str
+    path: str
+    parameters: tuple[Parameter, ...]
+    request: str | None
+    request_shape: Shape
+    response: str | None
+    response_shape: Shape
+    status: int
+    in_contract: bool
+    inline: bool
+
+    @property
+    def function(self) -> str:
+        """The name of the function that serves it: CreateTable → create_table."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+
+    @property
+    def object(self) -> str | None:
+        """What `{id}` in the path identifies: namespace, table, transaction, materialized_view; None without one."""
+        return self.path.split("/")[2] if "{id}" in self.path else None
+
+
+def merged(facts: Any, patch: Any) -> Any:
+    """RFC 7386 merge: objects merge by key, null removes, anything else replaces."""
+    if not (isinstance(facts, dict) and isinstance(patch, dict)):
+        return patch
+    kept = {key: value for key, value in facts.items() if patch.get(key, value) is not None}
+    return kept | {
+        key: merged(facts.get(key, {}), value) for key, value in patch.items() if value is not None
+    }
+
+
+@cache
+def document() -> Json:
+    """facts.json with patch.json laid over it."""
+    folder = files(__name__)
+    facts = json.loads((folder / "facts.json").read_text())
+    patch = json.loads((folder / "patch.json").read_text())
+    result: Json = merged(facts, patch)
+    return result
+
+
+def schemas() -> dict[str, Json]:
+    """Every schema by its name."""
+    found: dict[str, Json] = document()["schemas"]
+    return found
+
+
+@cache
+def operations() -> Mapping[str, Operation]:
+    """Every operation by its name (operationId)."""
+    return {name: _operation(name, facts) for name, facts in document()["operations"].items()}
+
+
+def _operation(name: str, facts: Json) -> Operation:
+    status = min(int(code) for code in facts["responses"] if code.startswith("2"))
+    request_shape, request = _shape(facts["request"])
+    response_shape, response = _shape(facts["responses"][str(status)])
+    if request is None and f"{name}Request" in schemas():
+        request = f"{name}Request"
+    if response is None and response_shape is not Shape.ARROW and "properties" in schemas().get(f"{name}Response", {}):
+        response = f"{name}Response"
+    return Operation(
+        name=name,
+        method=facts["method"].upper(),
+        path=facts["path"],
+        parameters=tuple(
+            Parameter(p["name"], p["required"], p["schema"].get("type") == "array")
+            for p in facts["parameters"].values()
+            if p["in"] == "query"
+        ),
+        request=request,
+        request_shape=request_shape,
+        response=response,
+        response_shape=response_shape,
+        status=status,
+        in_contract=facts.get("in_contract", False),
+        inline=facts.get("inline", False),
+    )
+
+
+def _shape(content: Json) -> tuple[Shape, str | None]:
+    """The wire shape of a body and the model in it."""
+    if not content:
+        return Shape.EMPTY, None
+    mime, body = next(iter(content.items()))
+    if mime != JSON:
+        return Shape.ARROW, None
+    schema = body["schema"]
+    name = schema["$ref"].rsplit("/", 1)[-1] if "$ref" in schema else None
+    target = schemas()[name] if name else schema
+    match target.get("type"):
+        case "integer":
+            return Shape.INTEGER, None
+        case "string":
+            return Shape.STRING, None
+        case "object" if "additionalProperties" in target:
+            return Shape.MAP, None
+    return Shape.OBJECT, name

@@ -1,0 +1,98 @@
+"""Open Lance datasets: one shared session, one cached handle per table and branch."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import lance
+from lance_namespace.errors import (
+    InvalidTableStateError,
+    TableBranchNotFoundError,
+    TableTagNotFoundError,
+    TableVersionNotFoundError,
+)
+
+from tiltyard.ids import MAIN_BRANCH
+
+_MOST_HANDLES = 1024
+
+
+class Datasets:
+    """Hands out datasets by location.
+
+    `latest` handles are shared between threads and never mutated: they are replaced when the table's version moves,
+    which is asked for each time, so that a commit made anywhere is seen by the next request.
+    """
+
+    def __init__(self, index_cache_bytes: int, metadata_cache_bytes: int) -> None:
+        self.session = lance.Session(
+            index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
+        )
+        self._handles: OrderedDict[tuple[str, str], lance.LanceDataset] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def writer(self, location: str, options: Mapping[str, str], branch: str | None = None) -> lance.LanceDataset:
+        """A handle of the latest version that the caller alone owns, and may write through.
+
+        Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
+        """
+        try:
+            dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
+        except ValueError as error:
+            raise InvalidTableStateError("This table has no data yet: insert rows or create it first.") from error
+        if not branch or branch == MAIN_BRANCH:
+            return dataset
+        if branch not in dataset.branches.list():
+            raise TableBranchNotFoundError(f"No branch '{branch}' on this table: list its branches to see which there are.")
+        return dataset.checkout_version((branch, None))
+
+    def reader(
+        self,
+        location: str,
+        options: Mapping[str, str],
+        branch: str | None = None,
+        version: int | None = None,
+        tag: str | None = None,
+    ) -> lance.LanceDataset:
+        """A shared handle: read only, never mutate it.
+
+        Raises what `writer` raises, TableVersionNotFoundError, TableTagNotFoundError.
+        """
+        latest = self._latest(location, options, branch or MAIN_BRANCH)
+        if tag is not None:
+            return self._tagged(latest, tag)
+        if version is None or version == latest.version:
+            return latest
+        try:
+            return latest.checkout_version((None if not branch or branch == MAIN_BRANCH else branch, version))
+        except (ValueError, OSError) as error:
+            raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
+
+    def _latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
+        key = (location, branch)
+        with self._lock:
+            handle = self._handles.get(key)
+            if handle is not None:
+                self._handles.move_to_end(key)
+        if handle is not None and handle.latest_version == handle.version:
+            return handle
+        handle = self.writer(location, options, branch)
+        with self._lock:
+            self._handles[key] = handle
+            if len(self._handles) > _MOST_HANDLES:
+                self._handles.popitem(last=False)
+        return handle
+
+    def _tagged(self, dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
+        try:
+            return dataset.checkout_version(tag)
+        except (ValueError, OSError) as error:
+            raise TableTagNotFoundError(f"No tag '{tag}' on this table.") from error
+
+    def forget(self, location: str) -> None:
+        """Drop the cached handles of a table that is gone."""
+        with self._lock:
+            for key in [key for key in self._handles if key[0] == location]:
+                del self._handles[key]

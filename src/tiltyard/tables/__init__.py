@@ -1,0 +1,1 @@
+"""Operations on the data of tables."""

@@ -1,0 +1,63 @@
+"""From a table's id to its open dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import lance
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.ids import Id, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTable:
+    """A table's record in the catalog, and its dataset."""
+
+    record: TableRecord
+    dataset: lance.LanceDataset
+
+
+def table_id(names: Sequence[str] | None) -> Id:
+    """The id of a table, from a request. Raises InvalidInputError for the root or a bad name."""
+    if not names:
+        raise InvalidInputError("A table's id has at least one name.")
+    return checked(tuple(names))
+
+
+def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
+    """A table's record. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError."""
+    return ctx.store.describe_table(table_id(names))
+
+
+def open_for_reading(
+    ctx: Context,
+    names: Sequence[str] | None,
+    *,
+    branch: str | None = None,
+    version: int | None = None,
+    tag: str | None = None,
+) -> OpenTable:
+    """A table with a shared handle at a branch's latest version, or at a version or tag. Never mutate the handle.
+
+    Raises NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError (declared, no data yet),
+    TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
+    """
+    record = find_table(ctx, names)
+    storage = ctx.storage
+    dataset = storage.datasets.reader(record.location, storage.options(record.location), branch, version, tag)
+    return OpenTable(record, dataset)
+
+
+def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:
+    """A table with a handle of its own, to commit through. Raises what `open_for_reading` raises."""
+    record = find_table(ctx, names)
+    storage = ctx.storage
+    return OpenTable(record, storage.datasets.writer(record.location, storage.options(record.location), branch))

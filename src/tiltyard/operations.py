@@ -9,34 +9,61 @@ refuses to start on a function whose name the specification does not know; an op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
 
 from tiltyard.spec import Operation, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_functions: dict[str, Callable[..., Any]] = {}
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A function and how it may run.
+
+    `inline(request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
+    (SQLite), the server then answers on its event loop, without a thread.
+    """
+
+    function: Callable[..., Any]
+    inline: Callable[[Any], bool]
+
+
+_served: dict[str, Served] = {}
 
 
 class UnknownOperationError(RuntimeError):
-    """A decorated function has no operation of its name in the specification."""
+    """A decorated function has no operation of its name in the specification, or two have the same."""
 
 
-def operation(function: Function) -> Function:
+@overload
+def operation(function: Function, /) -> Function: ...
+@overload
+def operation(*, inline: Callable[[Any], bool]) -> Callable[[Function], Function]: ...
+def operation(function: Any = None, /, *, inline: Callable[[Any], bool] = lambda request: False) -> Any:
     """Serve the operation of this function's name with it."""
-    if function.__name__ in _functions:
-        raise UnknownOperationError(f"Two functions serve {function.__name__}.")
-    _functions[function.__name__] = function
-    return function
+
+    def register(function: Function) -> Function:
+        if function.__name__ in _served:
+            raise UnknownOperationError(f"Two functions serve {function.__name__}.")
+        _served[function.__name__] = Served(function, inline)
+        return function
+
+    return register if function is None else register(function)
 
 
-def bound_operations() -> Mapping[str, tuple[Operation, Callable[..., Any] | None]]:
-    """Every operation of the specification by name, with the function that serves it (None: unsupported).
+def always(request: Any) -> bool:
+    """For `inline`: this operation only ever reads a little of the catalog."""
+    return True
+
+
+def bound_operations() -> Mapping[str, tuple[Operation, Served | None]]:
+    """Every operation of the specification by name, with what serves it (None: unsupported).
 
     Raises UnknownOperationError for a function without an operation.
     """
     known = {facts.function: facts for facts in operations().values()}
-    for name in _functions:
+    for name in _served:
         if name not in known:
             raise UnknownOperationError(f"No operation of the specification is called {name}.")
-    return {facts.name: (facts, _functions.get(name)) for name, facts in known.items()}
+    return {facts.name: (facts, _served.get(name)) for name, facts in known.items()}

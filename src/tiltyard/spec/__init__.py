@@ -48,11 +48,13 @@ class Operation:
     """One operation of the specification.
 
     `request` and `response` name models of `tiltyard.spec.models`; they are None where the wire holds no model.
+    `also` are further methods that older clients use.
     """
 
     name: str
     method: str
     path: str
+    tags: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     request: str | None
     request_shape: Shape
@@ -60,7 +62,7 @@ class Operation:
     response_shape: Shape
     status: int
     in_contract: bool
-    inline: bool
+    also: tuple[str, ...]
 
     @property
     def function(self) -> str:
@@ -117,6 +119,7 @@ def _operation(name: str, facts: Json) -> Operation:
         name=name,
         method=facts["method"].upper(),
         path=facts["path"],
+        tags=tuple(facts.get("tags", ())),
         parameters=tuple(
             Parameter(p["name"], p["required"], p["schema"].get("type") == "array")
             for p in facts["parameters"].values()
@@ -128,7 +131,7 @@ def _operation(name: str, facts: Json) -> Operation:
         response_shape=response_shape,
         status=status,
         in_contract=facts.get("in_contract", False),
-        inline=facts.get("inline", False),
+        also=tuple(facts.get("also", ())),
     )
 
 

@@ -1,0 +1,228 @@
+"""The ASGI application: one generic handler between the wire and the operations.
+
+parse → run the operation (inline where it only reads a little of a fast catalog, else in a thread) → render.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+from lance_namespace.errors import UnsupportedOperationError
+
+from tiltyard.api import plain, remote
+from tiltyard.api.downloads import encode, media_type
+from tiltyard.api.problems import problem
+from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
+from tiltyard.api.routes import Route, Router
+from tiltyard.api.threads import Threads
+from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
+from tiltyard.bodies import ArrowAnswer
+from tiltyard.context import Context, Services
+from tiltyard.spec import JSON, Shape
+
+Send = Callable[[Any], Awaitable[None]]
+Receive = Callable[[], Awaitable[Any]]
+Scope = dict[str, Any]
+
+LONGEST_REQUEST_ID = 128
+
+
+class Api:
+    """Serves every operation of the specification over ASGI; lives as long as the process."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._router = Router()
+        self._binders: dict[str, Binder] = {}
+        self._threads = Threads()
+        self._inline = services.store.inline_reads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request."""
+        headers: Headers = dict(scope["headers"])
+        exchange = Exchange(send, _request_id(headers), remote.speaks(scope["raw_path"], headers))
+        try:
+            await self._answer(scope, headers, receive, exchange)
+        except Exception as error:
+            if exchange.started:
+                raise
+            status, body, further = problem(error, exchange.request_id)
+            if exchange.remote:
+                status = remote.status(status, body.code)
+            await exchange.send(status, msgspec.json.encode(body), JSON, further)
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange) -> None:
+        path, method = scope["raw_path"], scope["method"]
+        if (page := plain.PAGES.get(path)) is not None and method in ("GET", "HEAD"):
+            loop = asyncio.get_running_loop()
+            status, body = await loop.run_in_executor(self._threads.catalog, page, self._services)
+            return await exchange.send(status, body, JSON)
+        query = parse_query(scope["query_string"])
+        route, segments = self._router.find(method, path, ("delimiter", ".") in query)
+        if route.served is None:
+            raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
+        binder = self._binder(route)
+        ctx = Context(self._services, exchange.request_id, context_entries(headers))
+        if route.operation.request_shape is Shape.ARROW:
+            request = binder.bind(segments, query, headers, b"")
+            upload = await open_upload(receive, self._services.settings.max_upload_bytes)
+            result = await self._run_upload(route, ctx, request, upload)
+        else:
+            body = await read_body(receive, self._services.settings.max_json_bytes)
+            rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
+            request = binder.bind(segments, query, headers, body, rewrite)
+            if self._inline and route.served.inline(request):
+                result = route.served.function(ctx, request)
+            else:
+                result = await self._run(route, ctx, request, headers.get(b"accept", b""))
+        await self._render(route, ctx, result, receive, exchange)
+
+    def _binder(self, route: Route) -> Binder:
+        name = route.operation.name
+        if name not in self._binders:
+            self._binders[name] = Binder(route.operation)
+        return self._binders[name]
+
+    async def _run(self, route: Route, ctx: Context, request: Any, accept: bytes) -> Any:
+        """The operation in a thread; an Arrow answer comes back with its first chunks encoded."""
+        assert route.served is not None
+        function = route.served.function
+
+        def work() -> Any:
+            result = function(ctx, request)
+            return Download(result, media_type(accept)) if isinstance(result, ArrowAnswer) else result
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads.of(route.operation), work)
+
+    async def _run_upload(
+        self, route: Route, ctx: Context, request: Any, upload: MemoryBody | StreamedBody
+    ) -> Any:
+        assert route.served is not None
+        loop = asyncio.get_running_loop()
+        feeding = loop.create_task(upload.feed()) if isinstance(upload, StreamedBody) else None
+        try:
+            return await loop.run_in_executor(
+                self._threads.of(route.operation), route.served.function, ctx, request, upload
+            )
+        except Exception as error:
+            raise upload.failure or error from error
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await feeding
+
+    async def _render(self, route: Route, ctx: Context, result: Any, receive: Receive, exchange: Exchange) -> None:
+        if isinstance(result, Download):
+            return await self._stream(route, result, receive, exchange)
+        if exchange.remote:
+            result = remote.answer(route.operation, ctx, result)
+        elif result is None:
+            result = {}
+        elif route.operation.response_shape in (Shape.STRING, Shape.MAP, Shape.INTEGER):
+            result = _bare(result)
+        await exchange.send(route.operation.status, msgspec.json.encode(result), JSON)
+
+    async def _stream(self, route: Route, download: Download, receive: Receive, exchange: Exchange) -> None:
+        """Send an Arrow answer; the next chunk is made while the last one goes out."""
+        if download.complete:
+            return await exchange.send(route.operation.status, download.first, download.media)
+        loop = asyncio.get_running_loop()
+        gone = loop.create_task(_gone(receive))
+        try:
+            await exchange.start(route.operation.status, download.media)
+            chunk: bytes | None = download.first
+            while chunk is not None and not gone.done():
+                making = loop.run_in_executor(self._threads.of(route.operation), download.more)
+                await exchange.chunk(chunk)
+                chunk = await making
+            if chunk is None:
+                await exchange.chunk(b"", last=True)
+        finally:
+            gone.cancel()
+            await loop.run_in_executor(self._threads.catalog, download.close)
+
+    def close(self) -> None:
+        """Wait for what runs."""
+        self._threads.close()
+
+
+class Download:
+    """An Arrow answer on its way out: made in a thread, the first chunk at once."""
+
+    def __init__(self, answer: ArrowAnswer, media: str) -> None:
+        self.media = media
+        self._batches = answer.batches
+        self._chunks: Iterator[bytes] = encode(answer, media)
+        self.first = next(self._chunks)
+        self._second = next(self._chunks, None)
+        self.complete = self._second is None
+
+    def more(self) -> bytes | None:
+        """The next chunk, None after the last."""
+        if self._second is not None:
+            second, self._second = self._second, None
+            return second
+        return next(self._chunks, None)
+
+    def close(self) -> None:
+        """Stop reading the table."""
+        for source in (self._chunks, self._batches):
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
+
+
+class Exchange:
+    """The answer to one request."""
+
+    def __init__(self, send: Send, request_id: str, speaks_remote: bool) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.remote = speaks_remote
+        self.started = False
+
+    async def send(
+        self, status: int, body: bytes, media: str, further: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """A whole answer."""
+        await self.start(status, media, (*further, (b"content-length", b"%d" % len(body))))
+        await self.chunk(body, last=True)
+
+    async def start(self, status: int, media: str, further: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        """Status and headers."""
+        self.started = True
+        headers = [(b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()), *further]
+        if self.remote:
+            headers.append(remote.VERSION_HEADER)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def chunk(self, body: bytes, last: bool = False) -> None:
+        """A part of the body."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _bare(result: Any) -> Any:
+    """The one value of a response whose wire shape has no object around it."""
+    if isinstance(result, msgspec.Struct):
+        return next(getattr(result, name) for name in ("plan", "analysis", "metadata", "count") if hasattr(result, name))
+    return result
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id where it is fit for a log line, else a new one."""
+    given = headers.get(b"x-request-id", b"")
+    if 0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and (text := given.decode()).isprintable():
+        return text
+    return uuid.uuid4().hex

@@ -1,0 +1,45 @@
+"""/openapi.json: the specification as this server serves it, from the same facts that route its requests."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from tiltyard import __version__
+from tiltyard.operations import bound_operations
+from tiltyard.spec import Json, document
+
+
+@cache
+def openapi_json() -> bytes:
+    """OpenAPI 3.1, encoded once."""
+    facts = document()["operations"]
+    paths: dict[str, Json] = {}
+    for name, (operation, served) in bound_operations().items():
+        if served is not None:
+            paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(name, facts[name], served.function)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
+            "paths": paths,
+            "components": {"schemas": document()["schemas"]},
+        }
+    )
+
+
+def _operation(name: str, facts: Json, function: object) -> Json:
+    described: Json = {
+        "operationId": name,
+        "tags": facts.get("tags", []),
+        "summary": (function.__doc__ or name).strip().splitlines()[0],
+        "parameters": list(facts["parameters"].values()),
+        "responses": {
+            status: {"description": "Success." if status.startswith("2") else "An error.", "content": content}
+            for status, content in facts["responses"].items()
+        },
+    }
+    if facts["request"]:
+        described["requestBody"] = {"content": facts["request"]}
+    return described

@@ -1,0 +1,71 @@
+"""Errors on the wire: one JSON shape on every route, the status following from the code.
+
+Code → status as rest-namespace-implementation.txt maps them; 21 to 23 are upstream's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from lance_namespace.errors import ErrorCode, LanceNamespaceError
+
+from tiltyard.spec.models import ErrorResponse
+
+log = logging.getLogger("tiltyard.api")
+
+STATUS = {
+    ErrorCode.UNSUPPORTED: 406,
+    ErrorCode.NAMESPACE_NOT_FOUND: 404,
+    ErrorCode.NAMESPACE_ALREADY_EXISTS: 409,
+    ErrorCode.NAMESPACE_NOT_EMPTY: 409,
+    ErrorCode.TABLE_NOT_FOUND: 404,
+    ErrorCode.TABLE_ALREADY_EXISTS: 409,
+    ErrorCode.TABLE_INDEX_NOT_FOUND: 404,
+    ErrorCode.TABLE_INDEX_ALREADY_EXISTS: 409,
+    ErrorCode.TABLE_TAG_NOT_FOUND: 404,
+    ErrorCode.TABLE_TAG_ALREADY_EXISTS: 409,
+    ErrorCode.TRANSACTION_NOT_FOUND: 404,
+    ErrorCode.TABLE_VERSION_NOT_FOUND: 404,
+    ErrorCode.TABLE_COLUMN_NOT_FOUND: 404,
+    ErrorCode.INVALID_INPUT: 400,
+    ErrorCode.CONCURRENT_MODIFICATION: 409,
+    ErrorCode.PERMISSION_DENIED: 403,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.SERVICE_UNAVAILABLE: 503,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.INVALID_TABLE_STATE: 409,
+    ErrorCode.TABLE_SCHEMA_VALIDATION_ERROR: 400,
+    ErrorCode.THROTTLING: 429,
+    ErrorCode.TABLE_BRANCH_NOT_FOUND: 404,
+    ErrorCode.TABLE_BRANCH_ALREADY_EXISTS: 409,
+}
+
+
+class HttpError(Exception):
+    """A request that HTTP itself refuses, before any operation: the status is not that of the code."""
+
+    def __init__(self, status: int, code: ErrorCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers
+
+
+def problem(error: BaseException, request_id: str) -> tuple[int, ErrorResponse, tuple[tuple[bytes, bytes], ...]]:
+    """Status, body and further headers for an exception.
+
+    What nobody foresaw goes to the log with its traceback; the client gets the request id to quote.
+    """
+    if isinstance(error, HttpError):
+        return error.status, _body(error, error.code, request_id), error.headers
+    if isinstance(error, LanceNamespaceError):
+        if error.code is ErrorCode.INTERNAL:
+            log.error("request %s failed", request_id, exc_info=error)
+        return STATUS[error.code], _body(error, error.code, request_id), ()
+    log.error("request %s failed", request_id, exc_info=error)
+    generic = Exception("The server failed on this request; its log has the details under the id in `instance`.")
+    return 500, _body(generic, ErrorCode.INTERNAL, request_id), ()
+
+
+def _body(error: BaseException, code: ErrorCode, request_id: str) -> ErrorResponse:
+    return ErrorResponse(error=str(error), code=int(code), instance=request_id)

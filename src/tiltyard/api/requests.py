@@ -1,0 +1,148 @@
+"""From the wire to a request model: path, query, headers and body, each in its place, once.
+
+The query wins over the body where both name a field; the id of the path has to agree with the one in the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.api.routes import Segments
+from tiltyard.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
+from tiltyard.spec import Operation, Shape, models
+
+NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
+CONTEXT_HEADER = b"x-lance-ctx-"
+TABLE_LOCATION = b"x-lance-table-location"
+TABLE_PROPERTIES = b"x-lance-table-properties"
+
+Query = list[tuple[str, str]]
+Headers = Mapping[bytes, bytes]
+Rewrite = Callable[[bytes], Any]
+
+
+class Binder:
+    """Builds the request model of one operation."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.model: Any = getattr(models, operation.request) if operation.request else None
+        self.takes_json = operation.request_shape in (Shape.OBJECT, Shape.EMPTY) and self.model is not None
+        if self.model is None:
+            return
+        self._decoder = msgspec.json.Decoder(self.model)
+        self._types = get_type_hints(self.model, include_extras=True)
+        self._required = {info.name for info in msgspec.structs.fields(self.model) if info.required}
+
+    def bind(
+        self, segments: Segments, query: Query, headers: Headers, body: bytes, rewrite: Rewrite | None = None
+    ) -> Any:
+        """The request; `rewrite` turns a body of another dialect into this model, or its fields.
+
+        Raises InvalidInputError for what does not fit the specification.
+        """
+        if self.model is None:
+            return None
+        named = self._from_query(query)
+        request = self._rewritten(rewrite(body)) if rewrite else self._from_body(body, named)
+        for name, value in named.items():
+            setattr(request, name, value)
+        delimiter = _delimiter(query)
+        for name, raw in segments.items():
+            text = decode_segment(raw)
+            if name != "id":
+                setattr(request, name, text)
+                continue
+            path = parse_id(text, delimiter)
+            if request.id and tuple(request.id) != path:
+                raise InvalidInputError(
+                    f"The path says '{display(path)}' and the body says '{display(tuple(request.id))}': make them agree."
+                )
+            request.id = list(path)
+        if self.operation.request_shape is Shape.ARROW:
+            self._from_headers(request, headers)
+        return request
+
+    def _from_body(self, body: bytes, named: Mapping[str, Any]) -> Any:
+        if self.operation.request_shape is Shape.MAP:
+            return self.model(metadata=decode_json(body, dict[str, str]))
+        if not self.takes_json or not body or body == b"null":
+            if missing := sorted(self._required - named.keys()):
+                raise InvalidInputError(f"The request lacks '{missing[0]}'.")
+            return self.model(**{name: named[name] for name in self._required})
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidInputError(f"The body is not what {self.operation.name} takes: {error}") from error
+
+    def _rewritten(self, fields: Any) -> Any:
+        try:
+            return msgspec.convert(fields, self.model)
+        except msgspec.ValidationError as error:
+            raise InvalidInputError(f"The body is not what {self.operation.name} takes: {error}") from error
+
+    def _from_query(self, query: Query) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for name, text in query:
+            if name in NOT_FROM_QUERY or name not in self._types:
+                continue
+            value = _typed(name, text, self._types[name])
+            named[name] = [*named[name], *value] if isinstance(value, list) and name in named else value
+        return named
+
+    def _from_headers(self, request: Any, headers: Headers) -> None:
+        """CreateTable's fields that rest-catalog-spec.md puts into headers."""
+        if (location := headers.get(TABLE_LOCATION)) is not None and hasattr(request, "location"):
+            request.location = location.decode("latin-1")
+        if (properties := headers.get(TABLE_PROPERTIES)) is not None and hasattr(request, "properties"):
+            request.properties = decode_json(properties, dict[str, str], "The header x-lance-table-properties")
+
+
+def parse_query(raw: bytes) -> Query:
+    """Names and values of a query string. Raises InvalidInputError if it is not UTF-8."""
+    if not raw:
+        return []
+    try:
+        return parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InvalidInputError("The query string cannot be read: percent-encode it as UTF-8.") from error
+
+
+def context_entries(headers: Headers) -> dict[str, str]:
+    """Context entries that came as headers `x-lance-ctx-<key>`."""
+    prefix = len(CONTEXT_HEADER)
+    return {
+        name[prefix:].decode("latin-1"): value.decode("latin-1")
+        for name, value in headers.items()
+        if name.startswith(CONTEXT_HEADER)
+    }
+
+
+def decode_json(body: bytes, kind: Any, what: str = "The body") -> Any:
+    """JSON of one type. Raises InvalidInputError."""
+    try:
+        return msgspec.json.decode(body or b"null", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInputError(f"{what} cannot be read: {error}") from error
+
+
+def _delimiter(query: Query) -> str:
+    return next((value for name, value in query if name == "delimiter"), DEFAULT_DELIMITER)
+
+
+def _typed(name: str, text: str, kind: Any) -> Any:
+    """A value of the query as the type of its field: JSON for maps, each mention one entry of a list."""
+    members = get_args(kind) or (kind,)
+    try:
+        if any(getattr(member, "__origin__", None) is dict for member in members):
+            return msgspec.json.decode(text, type=kind)
+        if any(getattr(member, "__origin__", None) is list for member in members):
+            return msgspec.convert([text], kind, strict=False)
+        return msgspec.convert(text, kind, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise InvalidInputError(f"The query parameter {name} cannot be '{text}': {error}") from error

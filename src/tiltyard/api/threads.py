@@ -1,0 +1,36 @@
+"""Where operations run that may not run on the event loop: one pool of threads for each kind of work.
+
+Kinds do not wait for each other: a hundred slow uploads leave the catalog answering, and queries get as many threads
+as the processors can feed (`docs/architecture.md` has the measurement).
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from tiltyard.spec import Operation, Shape
+
+CATALOG_THREADS = 32
+WRITE_THREADS = 64
+
+
+class Threads:
+    """The pools of one process."""
+
+    def __init__(self) -> None:
+        processors = os.cpu_count() or 1
+        self.catalog = ThreadPoolExecutor(CATALOG_THREADS, "catalog")
+        self._queries = ThreadPoolExecutor(max(4, 2 * processors), "query")
+        self._writes = ThreadPoolExecutor(WRITE_THREADS, "write")
+
+    def of(self, operation: Operation) -> ThreadPoolExecutor:
+        """The pool for an operation: uploads and other changes of data wait for each other, so they get the most."""
+        if operation.request_shape is Shape.ARROW or operation.name in ("UpdateTable", "DeleteFromTable"):
+            return self._writes
+        return self._queries if "Data" in operation.tags else self.catalog
+
+    def close(self) -> None:
+        """Wait for what runs, start nothing more."""
+        for pool in (self.catalog, self._queries, self._writes):
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,234 @@
+"""Arrow bodies as they come in: small ones in memory, large ones through a bounded window to the reading thread.
+
+The reader raises when the client goes away, so that a cut upload can never look like the end of a stream: a stream
+also has to close with Arrow's end-of-stream mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pyarrow as pa
+from lance_namespace.errors import ErrorCode, InvalidInputError
+
+from tiltyard.api.problems import HttpError
+
+Receive = Callable[[], Awaitable[Any]]
+
+IN_MEMORY = 1 << 20
+WINDOW = 8 << 20
+STALL_SECONDS = 60.0
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+FILE_MAGIC = b"ARROW1\x00\x00"
+
+
+class ClientGoneError(InvalidInputError):
+    """The client left before its body was complete."""
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """A whole body of at most `limit` bytes. Raises HttpError 413, ClientGoneError."""
+    chunks: list[bytes] = []
+    total = 0
+    while True:
+        chunk, more = await _next(receive)
+        total += len(chunk)
+        if total > limit:
+            raise HttpError(413, ErrorCode.INVALID_INPUT, f"The body has more than {limit} bytes.")
+        chunks.append(chunk)
+        if not more:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def open_upload(receive: Receive, limit: int) -> MemoryBody | StreamedBody:
+    """The Arrow body of a request, once it is complete or known to be large (`limit` 0: any size)."""
+    chunks: deque[bytes] = deque()
+    total, more = 0, True
+    while more and total < IN_MEMORY:
+        chunk, more = await _next(receive)
+        chunks.append(chunk)
+        total += len(chunk)
+    if limit and total > limit:
+        raise HttpError(413, ErrorCode.INVALID_INPUT, f"The upload has more than {limit} bytes.")
+    if more:
+        return StreamedBody(receive, chunks, limit)
+    return MemoryBody(b"".join(chunks))
+
+
+async def _next(receive: Receive) -> tuple[bytes, bool]:
+    try:
+        message = await asyncio.wait_for(receive(), STALL_SECONDS)
+    except TimeoutError as error:
+        raise HttpError(408, ErrorCode.INVALID_INPUT, f"No byte of the body came for {STALL_SECONDS:.0f} s.") from error
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError("The connection closed before the body was complete.")
+    return message.get("body", b""), message.get("more_body", False)
+
+
+class MemoryBody:
+    """A body that is here already."""
+
+    failure: BaseException | None = None
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size(self) -> int | None:
+        return len(self._data)
+
+    def reader(self) -> pa.RecordBatchReader:
+        """See ArrowBody."""
+        data = self._data
+        if not data:
+            return pa.RecordBatchReader.from_batches(pa.schema([]), [])
+        try:
+            if data.startswith(FILE_MAGIC):
+                table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+            else:
+                _check_end(data[-8:])
+                table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+            table.validate()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise not_arrow(error) from error
+        return table.to_reader()
+
+
+class StreamedBody:
+    """A body that is still coming in: the event loop feeds a window of chunks that one thread reads."""
+
+    size = None
+
+    def __init__(self, receive: Receive, first: deque[bytes], limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._chunks = first
+        self._held = self._received = sum(map(len, first))
+        self._changed = threading.Condition()
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._done = False
+        self._error: BaseException | None = None
+        self.failure: BaseException | None = None
+        self._tail = b""
+
+    async def feed(self) -> None:
+        """Take chunks off the wire until the body ends; runs on the event loop beside the reading thread."""
+        try:
+            more = True
+            while more:
+                chunk, more = await _next(self._receive)
+                self._received += len(chunk)
+                if self._limit and self._received > self._limit:
+                    raise HttpError(413, ErrorCode.INVALID_INPUT, f"The upload has more than {self._limit} bytes.")
+                self._room.clear()
+                with self._changed:
+                    self._chunks.append(chunk)
+                    self._held += len(chunk)
+                    full = self._held >= WINDOW
+                    self._changed.notify()
+                if full:
+                    await self._room.wait()
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, (HttpError, ClientGoneError)):
+                raise
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify()
+
+    def reader(self) -> pa.RecordBatchReader:
+        """See ArrowBody."""
+        try:
+            source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
+            return pa.RecordBatchReader.from_batches(source.schema, self._batches(source))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._failure(error) from error
+
+    def _batches(self, source: pa.RecordBatchReader) -> Any:
+        try:
+            yield from source
+            while self.read_buffer(1 << 16):
+                pass
+            _check_end(self._tail)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """Why the stream cannot be read: the connection, if that failed, else the data.
+
+        Kept in `failure` too: between Lance's readers and ours an exception becomes a text.
+        """
+        connection = isinstance(self._error, (HttpError, InvalidInputError))
+        self.failure = self._error if connection else not_arrow(error)
+        assert self.failure is not None
+        return self.failure
+
+    # What pyarrow asks of a Python file.
+    closed = False
+
+    def close(self) -> None:
+        """Nothing to close: the connection is the server's."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, count: int) -> bytes:
+        return bytes(self.read_buffer(count))
+
+    def read_buffer(self, count: int) -> Any:
+        """Exactly `count` bytes, fewer only at the end of the body."""
+        buffer = pa.allocate_buffer(count, resizable=True)
+        view = memoryview(buffer)  # type: ignore[arg-type]  # pyarrow has no stubs: a Buffer is a buffer
+        at = 0
+        while at < count:
+            parts = self._wait(count - at)
+            if not parts:
+                break
+            for part in parts:
+                view[at : at + len(part)] = part
+                at += len(part)
+        self._tail = (self._tail + bytes(view[max(0, at - 8) : at]))[-8:]
+        return buffer if at == count else pa.py_buffer(bytes(view[:at]))
+
+    def _wait(self, most: int) -> list[bytes]:
+        with self._changed:
+            while not self._chunks and not self._done:
+                self._changed.wait()
+            if self._error is not None and not self._chunks:
+                raise OSError("The upload broke off.")
+            return self._taken(most)
+
+    def _taken(self, most: int) -> list[bytes]:
+        """Up to `most` bytes off the window; the lock is held."""
+        parts: list[bytes] = []
+        while self._chunks and most:
+            chunk = self._chunks.popleft()
+            if len(chunk) > most:
+                self._chunks.appendleft(memoryview(chunk)[most:])  # type: ignore[arg-type]  # a view of bytes reads alike
+                chunk = memoryview(chunk)[:most]  # type: ignore[assignment]  # as above
+            most -= len(chunk)
+            self._held -= len(chunk)
+            parts.append(chunk)
+        if self._held < WINDOW // 2:
+            self._loop.call_soon_threadsafe(self._room.set)
+        return parts
+
+
+def _check_end(tail: bytes) -> None:
+    if tail != END_OF_STREAM:
+        raise ValueError("it does not close with the end-of-stream mark, so part of it may be missing")
+
+
+def not_arrow(error: BaseException) -> InvalidInputError:
+    """The error of a body that is no sound Arrow IPC stream."""
+    reason = str(error).splitlines()[0].strip().rstrip(".") if str(error) else type(error).__name__
+    return InvalidInputError(f"The body is no complete Arrow IPC stream: {reason}.")

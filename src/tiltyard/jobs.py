@@ -1,0 +1,49 @@
+"""Long work: a transaction in the catalog that a worker runs.
+
+A job function is decorated with `@job(kind)` and takes `(ctx, job)`. It may be started again after a crash, so it has
+to be safe to run twice, and it reports by `job.progress(...)`, which is also how it hears of a cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+
+
+class JobCanceledError(Exception):
+    """Somebody canceled the transaction, or another worker took it over: stop, and leave nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A running transaction; `report` writes properties and says whether to go on."""
+
+    id: str
+    kind: str
+    table_id: int | None
+    payload: Mapping[str, Any]
+    report: Callable[[Mapping[str, str]], bool]
+
+    def progress(self, **properties: object) -> None:
+        """Set properties of the transaction (`progress="0.4"`, `rows=…`). Raises JobCanceledError."""
+        if not self.report({name: str(value) for name, value in properties.items()}):
+            raise JobCanceledError(self.id)
+
+
+JobFunction = Callable[["Context", Job], Mapping[str, str] | None]
+
+JOBS: dict[str, JobFunction] = {}
+
+
+def job(kind: str) -> Callable[[JobFunction], JobFunction]:
+    """Run transactions of this kind with the function; what it returns joins the transaction's properties."""
+
+    def register(function: JobFunction) -> JobFunction:
+        JOBS[kind] = function
+        return function
+
+    return register

@@ -779,6 +779,15 @@ class JsonArrowSchema(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class ListAllTablesRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    delimiter: str | None = None
+    identity: Identity | None = None
+    include_declared: bool | None = None
+    limit: Int64 | None = None
+    page_token: str | None = None
+
+
 class ListNamespacesRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None

@@ -1,0 +1,1 @@
+"""Operations on the catalog: namespaces, tables as entries, transactions."""

@@ -1,0 +1,86 @@
+"""Namespaces: create, describe, list, drop, exists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
+
+from tiltyard.context import Context
+from tiltyard.ids import Id, checked, display
+from tiltyard.modes import CreateMode, DropBehavior, DropMode, parse_mode
+from tiltyard.operations import always, operation
+from tiltyard.spec import models
+
+DELETE_FOLDERS = "delete_folders"
+
+
+def namespace_id(names: Sequence[str] | None) -> Id:
+    """The id of a namespace, from a request; the root is (). Raises InvalidInputError for a bad name."""
+    return checked(tuple(names or ()))
+
+
+@operation
+def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> models.CreateNamespaceResponse:
+    """Create a namespace below an existing one.
+
+    Overwrite drops the existing one with all that is in it. Raises NamespaceAlreadyExistsError,
+    NamespaceNotFoundError (the parent), InvalidInputError.
+    """
+    path = namespace_id(request.id)
+    mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
+    if not path:
+        if mode is CreateMode.CREATE:
+            raise NamespaceAlreadyExistsError("The root namespace always exists.")
+        if mode is CreateMode.OVERWRITE:
+            raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
+    record = ctx.store.create_namespace(path, request.properties or {}, mode)
+    return models.CreateNamespaceResponse(properties=record.properties)
+
+
+@operation(inline=always)
+def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
+    """List the names of the namespaces directly in one. Raises NamespaceNotFoundError, InvalidInputError."""
+    path = namespace_id(request.id)
+    names, token = ctx.paging.page(
+        f"namespaces {display(path)}",
+        request.page_token,
+        request.limit,
+        lambda after, count: ctx.store.list_namespaces(path, after, count),
+        lambda name: name,
+    )
+    return models.ListNamespacesResponse(namespaces=list(names), page_token=token)
+
+
+@operation(inline=always)
+def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -> models.DescribeNamespaceResponse:
+    """Tell a namespace's properties. Raises NamespaceNotFoundError, InvalidInputError."""
+    record = ctx.store.describe_namespace(namespace_id(request.id))
+    return models.DescribeNamespaceResponse(properties=record.properties)
+
+
+@operation(inline=always)
+def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> None:
+    """Answer if a namespace exists. Raises NamespaceNotFoundError if not, InvalidInputError."""
+    ctx.store.describe_namespace(namespace_id(request.id))
+
+
+@operation
+def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models.DropNamespaceResponse:
+    """Drop a namespace; Cascade drops all that is in it, at once, and deletes the data as a transaction.
+
+    Raises NamespaceNotFoundError (not with Skip), NamespaceNotEmptyError (with Restrict), InvalidInputError.
+    """
+    path = namespace_id(request.id)
+    mode = parse_mode(DropMode, request.mode, DropMode.FAIL)
+    behavior = parse_mode(DropBehavior, request.behavior, DropBehavior.RESTRICT, "behavior")
+    if not path:
+        raise InvalidInputError("The root namespace cannot be dropped.")
+    try:
+        dropped = ctx.store.drop_namespace(path, cascade=behavior is DropBehavior.CASCADE, deletion=DELETE_FOLDERS)
+    except NamespaceNotFoundError:
+        if mode is DropMode.SKIP:
+            return models.DropNamespaceResponse()
+        raise
+    started = [dropped.transaction_id] if dropped.transaction_id else None
+    return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=started)

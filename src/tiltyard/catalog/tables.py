@@ -1,0 +1,227 @@
+"""Tables as entries of the catalog: declare, register, describe, list, rename, deregister, drop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    TableVersionNotFoundError,
+)
+
+from tiltyard.catalog.namespaces import namespace_id
+from tiltyard.context import Context
+from tiltyard.ids import DEFAULT_DELIMITER, display
+from tiltyard.modes import RegisterMode, parse_mode
+from tiltyard.operations import always, operation
+from tiltyard.schemas import to_json
+from tiltyard.spec import models
+from tiltyard.store import TableRecord
+from tiltyard.tables.opening import find_table, open_for_reading, table_id
+from tiltyard.tables.stats import basic_stats
+
+
+@operation
+def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.DeclareTableResponse:
+    """Reserve a name and a location; the table has no data yet.
+
+    Raises TableAlreadyExistsError, NamespaceNotFoundError, InvalidInputError (a location outside the roots, or taken).
+    """
+    path = table_id(request.id)
+    given = request.location
+    location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
+    record = ctx.store.insert_table(
+        path, location, request.properties or {}, declared=True, registered=bool(given)
+    )
+    return models.DeclareTableResponse(
+        location=record.location,
+        storage_options=ctx.storage.public_options(record.location) or None,
+        properties=record.properties,
+        managed_versioning=record.managed,
+    )
+
+
+@operation
+def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) -> models.CreateEmptyTableResponse:
+    """Do what DeclareTable does, under its older name."""
+    declared = declare_table(ctx, models.DeclareTableRequest(**_shared_fields(request)))
+    return models.CreateEmptyTableResponse(
+        location=declared.location, storage_options=declared.storage_options, properties=declared.properties
+    )
+
+
+def _shared_fields(request: models.CreateEmptyTableRequest) -> dict[str, object]:
+    return {name: getattr(request, name) for name in request.__struct_fields__}
+
+
+@operation
+def register_table(ctx: Context, request: models.RegisterTableRequest) -> models.RegisterTableResponse:
+    """Enter a table that lies at a location already.
+
+    Raises TableAlreadyExistsError (not with Overwrite, which points the name at the new location and leaves the old
+    data), NamespaceNotFoundError, InvalidInputError (no table there, outside the roots, or taken by another name).
+    """
+    path = table_id(request.id)
+    mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
+    location = ctx.storage.check_location(request.location)
+    if not ctx.storage.has_table(location):
+        raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
+    properties = request.properties or {}
+    if mode is RegisterMode.OVERWRITE:
+        record = ctx.store.replace_registration(path, location, properties)
+    else:
+        record = ctx.store.insert_table(path, location, properties, declared=False, registered=True)
+    return models.RegisterTableResponse(location=record.location, properties=record.properties)
+
+
+def _reads_catalog_only(request: models.DescribeTableRequest) -> bool:
+    """Whether a description needs nothing from storage."""
+    return not (
+        request.load_detailed_metadata
+        or request.check_declared
+        or request.version is not None
+        or request.tag
+        or request.branch
+    )
+
+
+@operation(inline=_reads_catalog_only)
+def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
+    """Tell a table's location and properties; version, schema and statistics if details are asked for.
+
+    Details are read when `load_detailed_metadata` is set, or a version, tag or branch is named. A table that is only
+    declared has none. Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError,
+    TableTagNotFoundError, TableBranchNotFoundError, InvalidInputError.
+    """
+    path = table_id(request.id)
+    record = ctx.store.describe_table(path)
+    response = models.DescribeTableResponse(
+        table=path[-1],
+        namespace=list(path[:-1]),
+        location=record.location,
+        table_uri=ctx.storage.table_uri(record.location) if request.with_table_uri else None,
+        storage_options=ctx.storage.public_options(record.location) or None,
+        properties=record.properties,
+        managed_versioning=record.managed,
+    )
+    if not _reads_catalog_only(request):
+        response.is_only_declared = _only_declared(ctx, record)
+        if not response.is_only_declared and (request.load_detailed_metadata or not request.check_declared):
+            _add_details(ctx, request, response)
+        elif request.version is not None or request.tag or request.branch:
+            raise TableVersionNotFoundError("This table has no versions yet: it is only declared.")
+    return response
+
+
+def _only_declared(ctx: Context, record: TableRecord) -> bool:
+    """Whether a table has no data; one that was declared may have been written by its location since."""
+    if not record.declared:
+        return False
+    if not ctx.storage.has_table(record.location):
+        return True
+    ctx.store.mark_written(record.id)
+    return False
+
+
+def _add_details(ctx: Context, request: models.DescribeTableRequest, response: models.DescribeTableResponse) -> None:
+    table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version, tag=request.tag)
+    dataset = table.dataset
+    response.version = dataset.version
+    response.schema = to_json(dataset.schema)
+    response.stats = basic_stats(dataset)
+    response.metadata = _text_metadata(dataset.schema.metadata)
+
+
+def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
+
+
+@operation(inline=lambda request: request.version is None)
+def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
+    """Answer if a table exists, at a version if one is named.
+
+    Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, InvalidInputError.
+    """
+    if request.version is None:
+        find_table(ctx, request.id)
+        return
+    try:
+        open_for_reading(ctx, request.id, version=request.version)
+    except InvalidTableStateError as error:
+        raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
+
+
+@operation(inline=always)
+def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
+    """List the names of the tables directly in a namespace. Raises NamespaceNotFoundError, InvalidInputError."""
+    path = namespace_id(request.id)
+    declared = request.include_declared is not False
+    names, token = ctx.paging.page(
+        tables_scope(path),
+        request.page_token,
+        request.limit,
+        lambda after, count: ctx.store.list_tables(path, after, count, include_declared=declared),
+        lambda name: name,
+    )
+    return models.ListTablesResponse(tables=list(names), page_token=token)
+
+
+def tables_scope(path: Sequence[str]) -> str:
+    """What the page tokens of one namespace's tables are bound to."""
+    return f"tables {display(tuple(path))}"
+
+
+@operation(inline=always)
+def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
+    """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
+    declared = request.include_declared is not False
+    found, token = ctx.paging.page(
+        "all tables",
+        request.page_token,
+        request.limit,
+        lambda after, count: ctx.store.list_all_tables(tuple(after) if after else None, count, include_declared=declared),
+        lambda entry: (entry.namespace_id, entry.name),
+    )
+    delimiter = request.delimiter or DEFAULT_DELIMITER
+    return models.ListTablesResponse(
+        tables=[delimiter.join((*entry.namespace, entry.name)) for entry in found], page_token=token
+    )
+
+
+@operation
+def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.RenameTableResponse:
+    """Give a table another name, and another namespace if one is named; its data stays where it is.
+
+    Raises TableNotFoundError, NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError.
+    """
+    path = table_id(request.id)
+    parent = path[:-1] if request.new_namespace_id is None else tuple(request.new_namespace_id)
+    ctx.store.rename_table(path, table_id([*parent, request.new_table_name]))
+    return models.RenameTableResponse()
+
+
+@operation
+def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
+    """Take a table out of the catalog and leave its data. Raises NamespaceNotFoundError, TableNotFoundError."""
+    path = table_id(request.id)
+    record = ctx.store.remove_table(path, doom=False)
+    ctx.storage.datasets.forget(record.location)
+    return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
+
+
+@operation
+def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
+    """Drop a table and delete its data.
+
+    The record goes first, and marks the folder: what a crash leaves is deleted by the next sweep. Raises
+    NamespaceNotFoundError, TableNotFoundError, ServiceUnavailableError (the storage does not answer; the table is
+    gone, its data is deleted later).
+    """
+    path = table_id(request.id)
+    record = ctx.store.remove_table(path, doom=True)
+    ctx.storage.datasets.forget(record.location)
+    ctx.storage.delete_folder(record.location)
+    ctx.store.forget_folder(record.location)
+    return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
 
+from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
 from tiltyard.ids import Id, checked, display
 from tiltyard.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.operations import always, operation
 from tiltyard.spec import models
-
-DELETE_FOLDERS = "delete_folders"
+from tiltyard.store import UnitOfWork
 
 
 def namespace_id(names: Sequence[str] | None) -> Id:
@@ -30,10 +30,11 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
     path = namespace_id(request.id)
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
     if not path:
+        if mode is CreateMode.EXIST_OK:
+            return models.CreateNamespaceResponse(properties=ctx.store.describe_namespace(path).properties)
         if mode is CreateMode.CREATE:
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
-        if mode is CreateMode.OVERWRITE:
-            raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
+        raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
     record = ctx.store.create_namespace(path, request.properties or {}, mode)
     return models.CreateNamespaceResponse(properties=record.properties)
 
@@ -77,10 +78,22 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
     if not path:
         raise InvalidInputError("The root namespace cannot be dropped.")
     try:
-        dropped = ctx.store.drop_namespace(path, cascade=behavior is DropBehavior.CASCADE, deletion=DELETE_FOLDERS)
+        if behavior is DropBehavior.CASCADE:
+            return _drop_all(ctx, path)
+        dropped = ctx.store.drop_namespace(path)
     except NamespaceNotFoundError:
         if mode is DropMode.SKIP:
             return models.DropNamespaceResponse()
         raise
-    started = [dropped.transaction_id] if dropped.transaction_id else None
-    return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=started)
+    return models.DropNamespaceResponse(properties=dropped.properties)
+
+
+def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
+    """One transaction takes all records away and marks the folders; a job deletes those."""
+
+    def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
+        transaction = catalog.create_transaction(DELETE_FOLDERS, None, {"namespace": list(path)}, {})
+        dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id)
+        return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
+
+    return ctx.store.transact(work)

@@ -1,0 +1,47 @@
+"""Deleting folders whose tables are gone: the records went first, and marked them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.context import Context
+from tiltyard.jobs import Job, job
+
+log = logging.getLogger("tiltyard.deletion")
+
+DELETE_FOLDERS = "delete_folders"
+
+_LEASE_MS = 10 * 60 * 1000
+_AT_ONCE = 16
+_PAUSE_SECONDS = 0.2
+
+
+def sweep(ctx: Context) -> int:
+    """Delete folders that are due; how many were deleted. One that cannot be deleted now is due again later."""
+    deleted = 0
+    for folder in ctx.store.claim_folders(_AT_ONCE, _LEASE_MS):
+        try:
+            ctx.storage.datasets.forget(folder.location)
+            ctx.storage.delete_folder(folder.location)
+        except LanceNamespaceError as error:
+            log.warning("cannot delete %s yet: %s", folder.location, error)
+            continue
+        ctx.store.forget_folder(folder.location)
+        deleted += 1
+    return deleted
+
+
+@job(DELETE_FOLDERS)
+def delete_folders(ctx: Context, running: Job) -> Mapping[str, str]:
+    """Delete all folders that one cascading drop marked; progress counts them."""
+    total = left = ctx.store.count_folders(running.id)
+    while left:
+        running.progress(folders=total, folders_deleted=total - left)
+        if not sweep(ctx):
+            time.sleep(_PAUSE_SECONDS)  # another sweeper has them in hand
+        left = ctx.store.count_folders(running.id)
+    return {"folders": str(total), "folders_deleted": str(total)}

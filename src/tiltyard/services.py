@@ -1,0 +1,27 @@
+"""Putting a process together: settings → store, storage → services."""
+
+from __future__ import annotations
+
+import time
+
+from tiltyard.config import Settings
+from tiltyard.context import Services
+from tiltyard.paging import Paging
+from tiltyard.storage import Storage
+from tiltyard.store import open_store
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def open_services(settings: Settings) -> Services:
+    """Everything a server or a worker needs; the database is migrated if it is older than the code.
+
+    Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
+    """
+    storage = Storage(settings)
+    storage.prepare()
+    store = open_store(settings.database_url, clock=now_ms)
+    return Services(settings, store, storage, Paging(store.secret("paging")), now_ms)

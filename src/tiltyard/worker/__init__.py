@@ -1,0 +1,5 @@
+"""The worker: runs queued transactions, and sweeps up what a crash left behind."""
+
+from tiltyard.worker.runner import Worker
+
+__all__ = ["Worker"]

@@ -148,7 +148,7 @@ class Api:
             await loop.run_in_executor(self._threads.catalog, download.close)
 
     def close(self) -> None:
-        """Wait for what runs."""
+        """Start nothing more."""
         self._threads.close()
 
 

@@ -31,6 +31,6 @@ class Threads:
         return self._queries if "Data" in operation.tags else self.catalog
 
     def close(self) -> None:
-        """Wait for what runs, start nothing more."""
+        """Start nothing more. The server has drained by now: what still runs is not waited for."""
         for pool in (self.catalog, self._queries, self._writes):
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -42,6 +42,7 @@ class Worker:
         self._services = services
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._stopping = threading.Event()
+        self._running: set[_Run] = set()
         self._threads = [
             threading.Thread(target=self._work, name=f"job-{number}", daemon=True) for number in range(threads)
         ]
@@ -53,10 +54,12 @@ class Worker:
             thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Claim nothing more, and wait up to `timeout` seconds; what still runs is handed out again by its lease."""
+        """Claim nothing more, and wait up to `timeout` seconds; what still runs then is queued again."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout / len(self._threads))
+        for run in list(self._running):
+            run.give_back()
 
     def run_one(self) -> bool:
         """Claim and run one transaction; whether there was one."""
@@ -66,7 +69,12 @@ class Worker:
         record = store.claim_transaction(self._owner, LEASE_MS, tuple(JOBS))
         if record is None:
             return False
-        _Run(self._services, self._owner, record, self._stopping).run()
+        run = _Run(self._services, self._owner, record, self._stopping)
+        self._running.add(run)
+        try:
+            run.run()
+        finally:
+            self._running.discard(run)
         return True
 
     def _work(self) -> None:
@@ -125,6 +133,11 @@ class _Run:
         finally:
             self._done.set()
             pulse.join()
+
+    def give_back(self) -> None:
+        """Queue the transaction again: this process ends before the job does."""
+        self._done.set()
+        self._finish(TransactionStatus.QUEUED)
 
     def _report(self, properties: Mapping[str, str]) -> bool:
         """Write progress; False once the transaction is not ours to run any more."""

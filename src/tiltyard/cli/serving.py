@@ -1,0 +1,159 @@
+"""A server process, from settings to a served socket, and back to a clean stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import uvicorn
+from lance_namespace.errors import LanceNamespaceError
+from uvicorn.supervisors import Multiprocess
+
+from tiltyard import catalog, tables  # noqa: F401  # importing the rooms registers their operations
+from tiltyard.api.app import Api
+from tiltyard.config import ConfigError, Settings
+from tiltyard.context import Services
+from tiltyard.services import open_services
+from tiltyard.storage import StorageError
+from tiltyard.store import StoreVersionError
+from tiltyard.worker import Worker
+
+Refuse = Callable[[str], None]
+
+DRAIN_SECONDS = 6
+WORKER_SECONDS = 2.0
+HANDED_DOWN = "TILTYARD_HANDED_DOWN"
+"""How a parent gives its settings to the server processes it starts."""
+
+log = logging.getLogger("tiltyard")
+
+
+class Application:
+    """The ASGI application of one process: the API, and a worker beside it for as long as it serves."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._api = Api(services)
+        self._worker = Worker(services, services.settings.jobs)
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        """Serve a request, or start and stop with the process."""
+        if scope["type"] == "http":
+            await self._api(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _live(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        await receive()
+        if self._services.settings.jobs:
+            self._worker.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if self._services.settings.jobs:
+            self._worker.stop(WORKER_SECONDS)
+        self._api.close()
+        self._services.store.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def handed_down_application() -> Application:
+    """The application of a process that a parent started."""
+    settings = msgspec.json.decode(os.environ[HANDED_DOWN], type=Settings)
+    set_up_logging(settings)
+    return Application(open_services(settings))
+
+
+def set_up_logging(settings: Settings) -> None:
+    """One line per event on standard error."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+
+
+def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
+    """The services, or one sentence why not."""
+    try:
+        set_up_logging(settings)
+        return open_services(settings)
+    except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
+        refuse(str(error))
+        raise SystemExit(1) from error
+
+
+def run_server(settings: Settings, refuse: Refuse) -> None:
+    """Serve until a signal says to stop."""
+    listener = _listen(settings, refuse)
+    services = open_or_refuse(settings, refuse)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    several = settings.workers > 1
+    if several:
+        os.environ[HANDED_DOWN] = msgspec.json.encode(settings).decode()
+        services.store.close()
+    config = uvicorn.Config(
+        "tiltyard.cli.serving:handed_down_application" if several else Application(services),
+        factory=several,
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        workers=settings.workers,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_keep_alive=75,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    server = uvicorn.Server(config)
+    print(f"Tiltyard serves {settings.root} on http://{shown}:{port}", file=sys.stderr, flush=True)
+    if several:
+        Multiprocess(config, target=server.run, sockets=[listener]).run()
+    else:
+        server.run(sockets=[listener])
+    _leave()
+
+
+def run_worker(settings: Settings, refuse: Refuse) -> None:
+    """Run queued work until a signal says to stop."""
+    services = open_or_refuse(settings, refuse)
+    worker = Worker(services, max(1, settings.jobs))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    worker.start()
+    print(f"Tiltyard works on {settings.root}", file=sys.stderr, flush=True)
+    stop.wait()
+    worker.stop(WORKER_SECONDS)
+    services.store.close()
+    _leave()
+
+
+def _listen(settings: Settings, refuse: Refuse) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        refuse(f"Cannot listen on {settings.host}:{settings.port} ({reason}): choose another --port or --host.")
+    listener.set_inheritable(True)
+    return listener
+
+
+def _leave() -> None:
+    """End the process now: a thread deep in a long Lance call would keep the interpreter from ending in time."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,59 @@
+"""A Tiltyard server in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class ServerProcess:
+    """Starts on a free port; `url` is where. What it logs is kept in `log`."""
+
+    def __init__(self, root: Path | str, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self.log: list[str] = []
+        self._flags = flags
+        self._environ = {**os.environ, **(environ or {})}
+        self._port = 0
+        self._ready = threading.Event()
+        self.start()
+
+    def start(self) -> None:
+        """Start, or start again on the same port."""
+        self._ready.clear()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tiltyard", "serve", "--root", str(self.root), "--port", str(self._port), *self._flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self._environ,
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        if not self._ready.wait(60) or self.process.poll() is not None:
+            self.process.kill()
+            raise RuntimeError("The server did not start:\n" + "".join(self.log))
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.log.append(line)
+            if found := re.search(r"on http://(\S+):(\d+)", line):
+                self._port = int(found[2])
+                self.url = f"http://{found[1]}:{found[2]}"
+                self._ready.set()
+        self._ready.set()
+
+    def stop(self, timeout: float = 15) -> int:
+        """Ask it to stop; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """End it without notice."""
+        self.process.kill()
+        self.process.wait()

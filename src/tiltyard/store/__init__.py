@@ -1,0 +1,43 @@
+"""The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
+
+from tiltyard.store.records import (
+    CreateMode,
+    DoomedFolder,
+    DroppedNamespace,
+    ListedTable,
+    NamespaceRecord,
+    NewVersion,
+    Path,
+    Properties,
+    TableRecord,
+    TransactionRecord,
+    TransactionStatus,
+    UploadPart,
+    UploadRecord,
+    VersionRecord,
+)
+from tiltyard.store.schema import StoreVersionError
+from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_clock
+
+__all__ = [
+    "CreateMode",
+    "DoomedFolder",
+    "DroppedNamespace",
+    "ListedTable",
+    "NamespaceRecord",
+    "NewVersion",
+    "Path",
+    "Properties",
+    "Store",
+    "StoreVersionError",
+    "TableRecord",
+    "TransactionRecord",
+    "TransactionStatus",
+    "UnitOfWork",
+    "UploadPart",
+    "UploadRecord",
+    "VersionRecord",
+    "open_store",
+    "upgrade",
+    "wall_clock",
+]

@@ -1,0 +1,63 @@
+"""What the store needs of a database, and the errors the two implementations turn their own into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+class UniqueError(Exception):
+    """A unique constraint refused a row; the message names the constraint or its columns."""
+
+
+class ForeignKeyError(Exception):
+    """A foreign key refused a statement: the parent is missing, or children are left."""
+
+
+class Connection(Protocol):
+    """One connection, speaking the store's SQL: `?` placeholders, `/*+ … */` for what only PostgreSQL needs."""
+
+    def row(self, sql: str, *values: object) -> Row | None:
+        """Run a statement that yields at most one row, and return it."""
+
+    def rows(self, sql: str, *values: object) -> list[Row]:
+        """Run a statement and return all its rows."""
+
+    def change(self, sql: str, *values: object) -> int:
+        """Run a statement and return how many rows it changed.
+
+        Raises UniqueError or ForeignKeyError where a constraint refuses it (as `row` and `rows` do).
+        """
+
+    def change_many(self, sql: str, values: Iterable[Row]) -> None:
+        """Run one statement for each row of values. Raises as `change` does."""
+
+
+class Database(Protocol):
+    """A catalog's database. Safe to use from several threads.
+
+    `read` and `write` raise ServiceUnavailableError when the database cannot be reached or stays busy, and
+    InvalidInputError for a value it cannot hold. `fn` may be run again after a lost connection or a
+    serialization failure, so it must do nothing but SQL.
+    """
+
+    inline_reads: bool
+    """Whether reads are quick enough to run on an event loop."""
+
+    dialect: Mapping[str, str]
+    """What the tokens in migrations stand for, such as `{text}`."""
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` outside any transaction: each statement sees its own snapshot."""
+
+    def write(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` in one transaction and return once that is durable."""
+
+    def ping(self) -> None:
+        """Raise ServiceUnavailableError unless the database answers."""
+
+    def close(self) -> None:
+        """Finish the writes under way and let go of every connection."""

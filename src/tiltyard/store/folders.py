@@ -1,0 +1,69 @@
+"""Folders that will be deleted: marked first, deleted by a sweeper once due, and only then forgotten.
+
+A table in creation has its folder here too, due when the lease of its creator runs out: what a crash leaves behind
+is swept like all the rest.
+"""
+
+from __future__ import annotations
+
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.store.records import DoomedFolder
+from tiltyard.store.scope import Scope, reads, writes
+
+CREATING = "creating"
+DROPPED = "dropped"
+
+DOOM = """
+    INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) VALUES (?, ?, ?, ?, 0)
+    ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
+        transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
+"""
+EXTEND = "UPDATE doomed_folders SET due_at = ? WHERE location = ? AND claims = 0"
+# A folder that a table uses is never handed out, whatever happened.
+CLAIM = f"""
+    WITH due (location) AS MATERIALIZED (
+        SELECT location FROM doomed_folders
+        WHERE due_at <= ? AND NOT EXISTS (SELECT 1 FROM tables WHERE tables.location = doomed_folders.location)
+        ORDER BY due_at LIMIT ? /*+ FOR UPDATE SKIP LOCKED */
+    )
+    UPDATE doomed_folders SET due_at = ?, claims = claims + 1 WHERE location IN (SELECT location FROM due)
+    RETURNING {DoomedFolder.COLUMNS}
+"""
+FORGET = "DELETE FROM doomed_folders WHERE location = ?"
+COUNT = "SELECT count(*) FROM doomed_folders WHERE transaction_id = ?"
+
+
+class Folders(Scope):
+    """The methods for doomed folders."""
+
+    __slots__ = ()
+
+    @writes
+    def doom(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> None:
+        """Mark a folder as one to delete once `due_at` has passed; mark it anew if it is marked already."""
+        self.connection.change(DOOM, location, due_at, transaction_id, reason)
+
+    @writes
+    def extend_doom(self, location: str, due_at: int) -> None:
+        """Put off the deletion of a folder. Raises ConcurrentModificationError when a sweeper has it, or had it."""
+        if not self.connection.change(EXTEND, due_at, location):
+            raise ConcurrentModificationError(f"The folder is being deleted: {location}")
+
+    @writes
+    def claim_folders(self, limit: int, lease_ms: int) -> list[DoomedFolder]:
+        """Hand out up to `limit` folders that are due. No other worker gets them for `lease_ms`."""
+        now = self._clock()
+        rows = self.connection.rows(CLAIM, now, limit, now + lease_ms)
+        return [DoomedFolder(*row) for row in rows]
+
+    @writes
+    def forget_folder(self, location: str) -> None:
+        """Note that a folder is deleted."""
+        self.connection.change(FORGET, location)
+
+    @reads
+    def count_folders(self, transaction_id: str) -> int:
+        """Return how many folders of a transaction are left to delete."""
+        row = self.connection.row(COUNT, transaction_id)
+        return int(row[0]) if row else 0

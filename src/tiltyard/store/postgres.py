@@ -1,0 +1,197 @@
+"""PostgreSQL through a pool of psycopg connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, NoReturn, TypeVar
+
+import psycopg
+from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
+from psycopg import errors
+from psycopg.pq import TransactionStatus
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
+
+T = TypeVar("T")
+Raw = psycopg.Connection[Row]
+
+ATTEMPTS = 5
+"""How often a unit of work is run again after a deadlock or a lost connection."""
+
+SETTINGS = (
+    "SET lock_timeout = '30s'",
+    "SET idle_in_transaction_session_timeout = '60s'",  # a process that hangs must not keep its row locks
+    "SET default_transaction_isolation = 'read committed'",
+)
+AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
+UNAVAILABLE = (
+    errors.LockNotAvailable,
+    errors.QueryCanceled,
+    errors.InsufficientResources,
+    errors.OperatorIntervention,
+    errors.ReadOnlySqlTransaction,
+)
+
+
+@cache
+def translate(sql: str) -> str:
+    """Turn the store's SQL into psycopg's."""
+    # psycopg takes these texts as templates: what is no placeholder must not look like one.
+    return sql.replace("%", "%%").replace("?", "%s").replace("/*+", "").replace("*/", "")
+
+
+def refuse(error: psycopg.Error) -> NoReturn:
+    """Raise ours for an error of psycopg's; one that we do not know is a bug and goes on as it is."""
+    if isinstance(error, errors.UniqueViolation):
+        raise UniqueError(error.diag.constraint_name) from error
+    if isinstance(error, errors.ForeignKeyViolation):
+        raise ForeignKeyError(error.diag.constraint_name) from error
+    if isinstance(error, (errors.DataError, errors.ProgramLimitExceeded)):
+        raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
+    raise error
+
+
+class PostgresConnection:
+    """A `Connection` over psycopg."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Raw) -> None:
+        """Wrap a connection of the pool."""
+        self.raw = raw
+
+    def row(self, sql: str, *values: object) -> Row | None:
+        """See `Connection.row`."""
+        return self._execute(sql, values).fetchone()
+
+    def rows(self, sql: str, *values: object) -> list[Row]:
+        """See `Connection.rows`."""
+        return self._execute(sql, values).fetchall()
+
+    def change(self, sql: str, *values: object) -> int:
+        """See `Connection.change`."""
+        return self._execute(sql, values).rowcount
+
+    def change_many(self, sql: str, values: Iterable[Row]) -> None:
+        """See `Connection.change_many`."""
+        try:
+            self.raw.cursor().executemany(translate(sql), values)
+        except psycopg.Error as error:
+            refuse(error)
+
+    def _execute(self, sql: str, values: tuple[object, ...]) -> psycopg.Cursor[Row]:
+        try:
+            return self.raw.execute(translate(sql), values)
+        except psycopg.Error as error:
+            refuse(error)
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
+
+
+class PostgresDatabase:
+    """A catalog in a PostgreSQL database, which any number of servers may share."""
+
+    inline_reads = False
+    dialect: Mapping[str, str] = {
+        "id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        "text": 'TEXT COLLATE "C"',
+        "lock_migrations": "SELECT pg_advisory_xact_lock(7308604896)",
+        "has_migrations": "SELECT to_regclass('schema_migrations') IS NOT NULL",
+    }
+
+    def __init__(self, url: str, *, size: int = 16, patience: float = 10.0) -> None:
+        """Connect. `patience` is how many seconds to wait for a connection.
+
+        Raises ServiceUnavailableError where the database does not answer.
+        """
+        self._pool: ConnectionPool[Raw] = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=size,
+            timeout=patience,
+            configure=_configure,
+            kwargs={"autocommit": True, "prepare_threshold": 2},
+            name="tiltyard-store",
+            open=True,
+        )
+        try:
+            self.ping()
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """See `Database.read`."""
+        return self._again(lambda raw: fn(PostgresConnection(raw)))
+
+    def write(self, fn: Callable[[Connection], T]) -> T:
+        """See `Database.write`."""
+        return self._again(lambda raw: _in_transaction(raw, fn))
+
+    def ping(self) -> None:
+        """See `Database.ping`."""
+        self.read(lambda connection: connection.row("SELECT 1"))
+
+    def close(self) -> None:
+        """See `Database.close`."""
+        self._pool.close()
+
+    def _again(self, work: Callable[[Raw], T]) -> T:
+        """Run `work`, and run it again where the last run certainly changed nothing."""
+        last: Exception | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                with self._pool.connection() as raw:
+                    return self._attempt(raw, work)
+            except AGAIN as error:
+                last = error
+            except _LostError as error:
+                last = error
+                self._pool.check()  # a restart kills them all: do not go through them one by one
+            except UNAVAILABLE as error:
+                raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
+            except (PoolTimeout, PoolClosed) as error:
+                raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}") from error
+        raise ServiceUnavailableError(f"The catalog's database stays busy: {last}") from last
+
+    @staticmethod
+    def _attempt(raw: Raw, work: Callable[[Raw], T]) -> T:
+        try:
+            return work(raw)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if raw.closed:
+                raise _LostError(str(error)) from error
+            raise
+
+
+class _LostError(Exception):
+    """The connection went before anything could be committed."""
+
+
+def _configure(raw: psycopg.Connection[Any]) -> None:
+    for setting in SETTINGS:
+        raw.execute(setting)
+
+
+def _in_transaction(raw: Raw, fn: Callable[[Connection], T]) -> T:
+    raw.execute("BEGIN")
+    try:
+        result = fn(PostgresConnection(raw))
+    except BaseException:
+        if not raw.closed:
+            raw.execute("ROLLBACK")
+        raise
+    if raw.info.transaction_status == TransactionStatus.INERROR:  # COMMIT would silently roll back
+        raw.execute("ROLLBACK")
+        raise RuntimeError("a unit of work went on after a statement of it was refused")
+    try:
+        raw.execute("COMMIT")
+    except psycopg.OperationalError as error:
+        if raw.closed:
+            raise ServiceUnavailableError(
+                "The connection to the catalog's database was lost while committing: the change may or may not be in it"
+            ) from error
+        raise
+    return result

@@ -1,0 +1,232 @@
+"""What the store gives back, and the words its columns use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+Path = tuple[str, ...]
+"""The names from the root to a namespace or a table; the root namespace is ()."""
+
+Properties = Mapping[str, str]
+
+
+class CreateMode(StrEnum):
+    """What to do about a namespace that exists."""
+
+    CREATE = "Create"
+    EXIST_OK = "ExistOk"
+    OVERWRITE = "Overwrite"
+
+
+class TransactionStatus(StrEnum):
+    """The life of a transaction: Queued, Running, then one of the other three for good."""
+
+    QUEUED = "Queued"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self not in (TransactionStatus.QUEUED, TransactionStatus.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRecord:
+    """A namespace. The root has id 1 and no parent."""
+
+    id: int
+    parent_id: int | None
+    name: str
+    properties: dict[str, str]
+    created_at: int
+
+    COLUMNS = "id, parent_id, name, properties, created_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> NamespaceRecord:
+        """Read a row of COLUMNS."""
+        id_, parent_id, name, properties, created_at = row
+        return cls(id_, parent_id, name, decode(properties), created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedNamespace:
+    """What a dropped namespace had: its properties, and how many tables went with it."""
+
+    properties: dict[str, str]
+    tables: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """A table: `declared` while it has a name and a location but no data, `registered` if a client gave the location.
+
+    `managed` tables commit through the server (see `VersionRecord`).
+    """
+
+    id: int
+    namespace_id: int
+    name: str
+    location: str
+    properties: dict[str, str]
+    managed: bool
+    declared: bool
+    registered: bool
+    created_at: int
+    updated_at: int
+
+    COLUMNS = "id, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> TableRecord:
+        """Read a row of COLUMNS."""
+        id_, namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at = row
+        flags = bool(managed), bool(declared), bool(registered)
+        return cls(id_, namespace_id, name, location, decode(properties), *flags, created_at, updated_at)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTable:
+    """A table among all tables; the first two and its name make the next page's `after`."""
+
+    namespace_id: int
+    namespace: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoomedFolder:
+    """A folder to delete once `due_at` has passed; `claims` counts the sweepers that have begun to."""
+
+    location: str
+    due_at: int
+    transaction_id: str | None
+    reason: str
+    claims: int
+
+    COLUMNS = "location, due_at, transaction_id, reason, claims"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`."""
+
+    id: str
+    kind: str
+    status: TransactionStatus
+    table_id: int | None
+    payload: dict[str, Any]
+    properties: dict[str, str]
+    error: str | None
+    attempts: int
+    lease_owner: str | None
+    available_at: int
+    created_at: int
+    updated_at: int
+
+    COLUMNS = (
+        "id, kind, status, table_id, payload, properties, error, attempts,"
+        " lease_owner, available_at, created_at, updated_at"
+    )
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> TransactionRecord:
+        """Read a row of COLUMNS."""
+        id_, kind, status, table_id, payload, properties, *rest = row
+        return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """A version to record: the manifest a client staged, and where it is to be found in the end."""
+
+    table_id: int
+    version: int
+    staged_path: str
+    manifest_path: str
+    manifest_size: int | None = None
+    e_tag: str | None = None
+    metadata: Properties | None = None
+    naming_scheme: str = "V2"
+    branch: str = ""
+    finalized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """A commit made through the server; `finalized` once its manifest is at `manifest_path`. Branch '' is main."""
+
+    table_id: int
+    branch: str
+    version: int
+    staged_path: str
+    manifest_path: str
+    manifest_size: int | None
+    e_tag: str | None
+    metadata: dict[str, str]
+    naming_scheme: str
+    created_at: int
+    finalized: bool
+    transaction_id: str | None
+
+    COLUMNS = (
+        "table_id, branch, version, staged_path, manifest_path, manifest_size,"
+        " e_tag, metadata, naming_scheme, created_at, finalized, transaction_id"
+    )
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> VersionRecord:
+        """Read a row of COLUMNS."""
+        table_id, branch, version, staged, path, size, e_tag, metadata, scheme, created_at, finalized, transaction = row
+        head = table_id, branch, version, staged, path, size, e_tag
+        return cls(*head, decode(metadata), scheme, created_at, bool(finalized), transaction)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecord:
+    """A write in several parts that is not committed yet."""
+
+    id: str
+    table_id: int
+    branch: str
+    mode: str
+    created_at: int
+
+    COLUMNS = "id, table_id, branch, mode, created_at"
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPart:
+    """A part that has arrived: `fragments` describes the data files written for it."""
+
+    upload_id: str
+    part_id: str
+    fragments: Any
+    num_rows: int
+    created_at: int
+
+    COLUMNS = "upload_id, part_id, fragments, num_rows, created_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> UploadPart:
+        """Read a row of COLUMNS."""
+        upload_id, part_id, fragments, num_rows, created_at = row
+        return cls(upload_id, part_id, json.loads(fragments), num_rows, created_at)
+
+
+def encode(value: object) -> str:
+    """Write JSON for a column; ASCII, so that no database minds what is in it."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def decode(text: str) -> dict[str, str]:
+    """Read a column of properties."""
+    properties: dict[str, str] = {} if text == "{}" else json.loads(text)
+    return properties

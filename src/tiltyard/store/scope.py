@@ -1,0 +1,64 @@
+"""How a method of the store finds its connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from tiltyard.store.database import Connection, Database
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="Scope")
+Clock = Callable[[], int]
+
+
+class Scope:
+    """Where the store's methods run: bound to the connection of a transaction, or free.
+
+    On a free one every call is a transaction (or a read) of its own. The rooms of the store (`Namespaces`,
+    `Tables`, …) derive from it, so each method is written once and serves both.
+    """
+
+    __slots__ = ("_bound", "_clock", "_database")
+
+    def __init__(self, database: Database, clock: Clock, bound: Connection | None = None) -> None:
+        """Be free, or bound to a connection. `clock` gives the time in ms."""
+        self._database = database
+        self._clock = clock
+        self._bound = bound
+
+    def bind(self, connection: Connection) -> Self:
+        """Return the same methods bound to a connection."""
+        return type(self)(self._database, self._clock, connection)
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, inside a method marked `reads` or `writes`."""
+        assert self._bound is not None
+        return self._bound
+
+
+def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Mark a method that only reads."""
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._bound is not None:
+            return method(self, *args, **kwargs)
+        return self._database.read(lambda connection: method(self.bind(connection), *args, **kwargs))
+
+    return call
+
+
+def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Mark a method that changes something: in the transaction it is bound to, or in one of its own."""
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._bound is not None:
+            return method(self, *args, **kwargs)
+        return self._database.write(lambda connection: method(self.bind(connection), *args, **kwargs))
+
+    return call

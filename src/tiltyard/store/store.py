@@ -1,0 +1,111 @@
+"""The store as a whole, and how to open one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tiltyard.store import schema
+from tiltyard.store.database import Database
+from tiltyard.store.folders import Folders
+from tiltyard.store.namespaces import Namespaces
+from tiltyard.store.scope import Clock
+from tiltyard.store.sqlite import SqliteDatabase
+from tiltyard.store.tables import Tables
+from tiltyard.store.transactions import Transactions
+from tiltyard.store.uploads import Uploads
+from tiltyard.store.versions import Versions
+
+T = TypeVar("T")
+
+
+class UnitOfWork(Namespaces, Tables, Folders, Transactions, Versions, Uploads):
+    """All methods of the store. Bound to one transaction, they succeed or fail together."""
+
+    __slots__ = ()
+
+
+class Store(UnitOfWork):
+    """The catalog's database. A method called here is a transaction of its own; `transact` makes one of many.
+
+    All methods raise ServiceUnavailableError when the database cannot be reached or stays busy, and
+    InvalidInputError for values it cannot hold, besides what they say themselves. Safe to use from several threads.
+    """
+
+    __slots__ = ()
+
+    @property
+    def inline_reads(self) -> bool:
+        """Whether reads are quick enough to run on an event loop."""
+        return self._database.inline_reads
+
+    def transact(self, fn: Callable[[UnitOfWork], T]) -> T:
+        """Run `fn` in one transaction: all that it does is durable when this returns, or nothing is when it raises.
+
+        `fn` may be run again, so it must do nothing but call the methods of what it is given; and it must let
+        their errors pass, since PostgreSQL does not go on after some of them.
+        """
+        return self._database.write(lambda connection: fn(UnitOfWork(self._database, self._clock, connection)))
+
+    def ping(self) -> None:
+        """Raise ServiceUnavailableError unless the database answers."""
+        self._database.ping()
+
+    def close(self) -> None:
+        """Finish the writes under way and let go of every connection."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the store."""
+        self.close()
+
+
+def wall_clock() -> int:
+    """Return the time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def open_store(url: str, *, clock: Clock = wall_clock, migrate: bool = True) -> Store:
+    """Open `sqlite:////absolute/file`, `sqlite:///relative/file` or `postgresql://…`, and migrate it.
+
+    Raises ValueError for other URLs, ServiceUnavailableError when the database cannot be reached, StoreVersionError
+    for one that newer code has migrated or, without `migrate`, that lacks a migration.
+    """
+    database = open_database(url)
+    try:
+        if migrate:
+            schema.migrate(database, clock)
+        else:
+            schema.require_current(database)
+    except BaseException:
+        database.close()
+        raise
+    return Store(database, clock)
+
+
+def upgrade(url: str, *, clock: Clock = wall_clock) -> list[str]:
+    """Apply the migrations a database lacks and return their names. Raises as `open_store` does."""
+    with closing(open_database(url)) as database:
+        return schema.migrate(database, clock)
+
+
+def open_database(url: str) -> Database:
+    """Connect to a database, as it is. Raises ValueError, ServiceUnavailableError."""
+    if url.startswith("sqlite:///"):
+        if file := url.removeprefix("sqlite:///"):
+            return SqliteDatabase(Path(file))
+    elif url.startswith(("postgresql://", "postgres://")):
+        from tiltyard.store.postgres import PostgresDatabase  # psycopg is an optional dependency
+
+        return PostgresDatabase(url)
+    raise ValueError("A database URL is sqlite:///FILE or postgresql://…")

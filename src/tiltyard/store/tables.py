@@ -1,0 +1,210 @@
+"""Tables: what is where. Their data is not the store's business."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+
+from tiltyard.store.database import ForeignKeyError, UniqueError
+from tiltyard.store.folders import CREATING, DOOM, DROPPED
+from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
+from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
+from tiltyard.store.scope import Scope, reads, writes
+
+INSERT = f"""
+    INSERT INTO tables
+        (namespace_id, name, location, properties, managed, declared, registered, created_at, updated_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING {TableRecord.COLUMNS}
+"""
+DESCRIBE = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE namespace_id = {{namespace}} AND name = ?"
+BY_ID = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE id = ?"
+LIST = """
+    SELECT name FROM tables WHERE namespace_id = {namespace} AND name > ? AND (? OR NOT declared)
+    ORDER BY name LIMIT ?
+"""
+# The page, then the ancestors of its namespaces, told apart by the first column: one statement sees one catalog.
+LIST_ALL = """
+    WITH RECURSIVE page (namespace_id, name) AS (
+        SELECT namespace_id, name FROM tables WHERE (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+        ORDER BY namespace_id, name LIMIT ?
+    ), up (leaf, parent_id, name, height) AS (
+        SELECT id, parent_id, name, 1 FROM namespaces WHERE id IN (SELECT namespace_id FROM page)
+        UNION ALL
+        SELECT up.leaf, above.parent_id, above.name, up.height + 1
+        FROM up JOIN namespaces above ON above.id = up.parent_id
+    )
+    SELECT 0 AS height, namespace_id, name FROM page
+    UNION ALL SELECT height, leaf, name FROM up WHERE parent_id IS NOT NULL
+    ORDER BY 1, 2, 3
+"""
+RENAME = f"""
+    UPDATE tables SET namespace_id = ?, name = ?, updated_at = ? WHERE namespace_id = ? AND name = ?
+    RETURNING {TableRecord.COLUMNS}
+"""
+REMOVE = f"DELETE FROM tables WHERE namespace_id = ? AND name = ? RETURNING {TableRecord.COLUMNS}"
+CANCEL = """
+    UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
+    WHERE table_id = ? AND status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
+"""
+MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
+SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
+PUBLISH = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
+IS_DOOMED = "SELECT 1 FROM doomed_folders WHERE location = ?"
+
+
+class Tables(Scope):
+    """The methods for tables."""
+
+    __slots__ = ()
+
+    @writes
+    def insert_table(
+        self,
+        path: Path,
+        location: str,
+        properties: Properties,
+        *,
+        managed: bool = False,
+        declared: bool = False,
+        registered: bool = False,
+        in_creation: bool = False,
+    ) -> TableRecord:
+        """Give a name and a location to a table.
+
+        With `in_creation` the folder was doomed with reason 'creating' while its data was written, and is spared
+        from now on.
+        Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError for a location that another table
+        has or that is being deleted, ConcurrentModificationError for a creation whose lease ran out.
+        """
+        parent, name = split(path)
+        parent_id, now = namespace_id(self.connection, parent), self._clock()
+        flags = managed, declared, registered
+        try:
+            row = self.connection.row(INSERT, parent_id, name, location, encode(dict(properties)), *flags, now, now)
+        except ForeignKeyError:
+            raise no_namespace(parent) from None
+        if row is None and self.connection.row(at_depth(DESCRIBE, 0), parent_id, name):
+            raise TableAlreadyExistsError(f"Table already exists: {shown(path)}")
+        if row is None:
+            raise InvalidInputError(f"Another table has this location: {location}")
+        if in_creation and not self.connection.change(PUBLISH, location):
+            raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")
+        if not in_creation and self.connection.row(IS_DOOMED, location):
+            raise InvalidInputError(f"The location is being deleted: {location}")
+        return TableRecord.of(row)
+
+    @reads
+    def describe_table(self, path: Path) -> TableRecord:
+        """Return a table. Raises TableNotFoundError, or NamespaceNotFoundError where its namespace is missing."""
+        parent, name = split(path)
+        base, names = anchor(self.connection, parent)
+        if row := self.connection.row(at_depth(DESCRIBE, len(names)), base, *names, name):
+            return TableRecord.of(row)
+        namespace_id(self.connection, parent)
+        raise TableNotFoundError(f"Table not found: {shown(path)}")
+
+    @reads
+    def table_by_id(self, table_id: int) -> TableRecord:
+        """Return a table. Raises TableNotFoundError."""
+        return _found(self.connection.row(BY_ID, table_id), table_id)
+
+    @reads
+    def list_tables(self, path: Path, after: str | None, limit: int, include_declared: bool = True) -> list[str]:
+        """Return up to `limit` names of tables that sort behind `after`, in the order of their UTF-8 bytes.
+
+        Raises NamespaceNotFoundError.
+        """
+        base, names = anchor(self.connection, path)
+        sql = at_depth(LIST, len(names))
+        rows = self.connection.rows(sql, base, *names, after or "", include_declared, limit)
+        if not rows:
+            namespace_id(self.connection, path)
+        return [row[0] for row in rows]
+
+    @reads
+    def list_all_tables(
+        self, after: tuple[int, str] | None, limit: int, include_declared: bool = True
+    ) -> list[ListedTable]:
+        """Return up to `limit` tables of the whole catalog in the order of (namespace id, name) behind `after`."""
+        rows = self.connection.rows(LIST_ALL, *(after or (0, "")), include_declared, limit)
+        paths: dict[int, list[str]] = {}
+        for height, leaf, name in reversed(rows):  # the highest ancestors come first then
+            if height:
+                paths.setdefault(leaf, []).append(name)
+        known = {leaf: tuple(names) for leaf, names in paths.items()}
+        return [ListedTable(leaf, known.get(leaf, ()), name) for height, leaf, name in rows if not height]
+
+    @writes
+    def rename_table(self, path: Path, new_path: Path) -> TableRecord:
+        """Give a table another name, or another namespace; its location stays.
+
+        Raises TableNotFoundError, TableAlreadyExistsError, NamespaceNotFoundError for either namespace.
+        """
+        (parent, name), (new_parent, new_name) = split(path), split(new_path)
+        old_id, new_id = namespace_id(self.connection, parent), namespace_id(self.connection, new_parent)
+        try:
+            row = self.connection.row(RENAME, new_id, new_name, self._clock(), old_id, name)
+        except ForeignKeyError:
+            raise no_namespace(new_parent) from None
+        except UniqueError:
+            raise TableAlreadyExistsError(f"Table already exists: {shown(new_path)}") from None
+        if row is None:
+            raise TableNotFoundError(f"Table not found: {shown(path)}")
+        return TableRecord.of(row)
+
+    @writes
+    def remove_table(self, path: Path, *, doom: bool, transaction_id: str | None = None) -> TableRecord:
+        """Take a table out of the catalog and return what it was; cancel its unfinished transactions.
+
+        With `doom` its folder is to be deleted (drop), without it stays (deregister).
+        Raises TableNotFoundError, NamespaceNotFoundError.
+        """
+        parent, name = split(path)
+        row = self.connection.row(REMOVE, namespace_id(self.connection, parent), name)
+        if row is None:
+            raise TableNotFoundError(f"Table not found: {shown(path)}")
+        record, now = TableRecord.of(row), self._clock()
+        if doom:
+            self.connection.change(DOOM, record.location, now, transaction_id, DROPPED)
+        self.connection.change(CANCEL, now, record.id, transaction_id)
+        return record
+
+    @writes
+    def replace_registration(
+        self, path: Path, location: str, properties: Properties, *, managed: bool = False
+    ) -> TableRecord:
+        """Register a table, in the place of the one that may have its name; the old data stays where it is.
+
+        The new table has an id of its own, and nothing of the old one's versions and transactions.
+        Raises NamespaceNotFoundError, InvalidInputError as `insert_table` does, ConcurrentModificationError when
+        another creates the table at the same time.
+        """
+        with suppress(TableNotFoundError):
+            self.remove_table(path, doom=False)
+        try:
+            return self.insert_table(path, location, properties, managed=managed, registered=True)
+        except TableAlreadyExistsError as error:
+            raise ConcurrentModificationError(f"Table is being created by another: {shown(path)}") from error
+
+    @writes
+    def mark_written(self, table_id: int) -> TableRecord:
+        """Note that a table has data now. Raises TableNotFoundError."""
+        return _found(self.connection.row(MARK_WRITTEN, self._clock(), table_id), table_id)
+
+    @writes
+    def set_table_properties(self, table_id: int, properties: Properties) -> TableRecord:
+        """Replace a table's properties. Raises TableNotFoundError."""
+        values = encode(dict(properties)), self._clock(), table_id
+        return _found(self.connection.row(SET_PROPERTIES, *values), table_id)
+
+
+def _found(row: tuple[object, ...] | None, table_id: int) -> TableRecord:
+    if row is None:
+        raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
+    return TableRecord.of(row)

@@ -1,0 +1,175 @@
+"""Transactions: work that outlives the request that asked for it. Workers claim it under a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
+
+from tiltyard.store.records import Properties, TransactionRecord, TransactionStatus, encode
+from tiltyard.store.scope import Scope, reads, writes
+
+Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, Properties]]
+
+INSERT = f"""
+    INSERT INTO transactions (id, kind, status, table_id, payload, properties, error, attempts, lease_owner,
+        available_at, created_at, updated_at)
+    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?) RETURNING {TransactionRecord.COLUMNS}
+"""
+# Held until this transaction is done, so that whoever drops the table cancels this one too.
+HOLD_TABLE = "SELECT id FROM tables WHERE id = ? /*+ FOR KEY SHARE */"
+DESCRIBE = f"SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE id = ?"
+CLAIM = f"""
+    UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
+        updated_at = ?
+    WHERE id = (
+        SELECT id FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {{kinds}}
+        ORDER BY available_at, created_at LIMIT 1 /*+ FOR UPDATE SKIP LOCKED */
+    )
+    RETURNING {TransactionRecord.COLUMNS}
+"""
+HEARTBEAT = """
+    UPDATE transactions SET available_at = ?, properties = COALESCE(?, properties), updated_at = ?
+    WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING status
+"""
+FINISH = f"""
+    UPDATE transactions SET status = ?, properties = COALESCE(?, properties), error = ?, lease_owner = NULL,
+        available_at = ?, updated_at = ?
+    WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING {TransactionRecord.COLUMNS}
+"""
+ALTER = f"""
+    UPDATE transactions SET status = ?, properties = ?, updated_at = ?,
+        lease_owner = CASE WHEN ? THEN NULL ELSE lease_owner END
+    WHERE id = ? RETURNING {TransactionRecord.COLUMNS}
+"""
+UNFINISHED = f"""
+    SELECT {TransactionRecord.COLUMNS} FROM transactions
+    WHERE table_id = ? AND status IN ('Queued', 'Running') AND kind = COALESCE(?, kind) ORDER BY created_at, id
+"""
+LIST = f"""
+    SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE (created_at, id) < (?, ?)
+    ORDER BY created_at DESC, id DESC LIMIT ?
+"""
+LAST = (1 << 62, "")
+
+
+class Transactions(Scope):
+    """The methods for transactions."""
+
+    __slots__ = ()
+
+    @writes
+    def create_transaction(
+        self,
+        kind: str,
+        table_id: int | None,
+        payload: Mapping[str, Any],
+        properties: Properties,
+        status: TransactionStatus = TransactionStatus.QUEUED,
+        *,
+        owner: str | None = None,
+        lease_ms: int = 0,
+    ) -> TransactionRecord:
+        """Add a transaction; one that is created Running belongs to `owner` for `lease_ms`.
+
+        Raises TableNotFoundError when the table is gone.
+        """
+        if table_id is not None and self.connection.row(HOLD_TABLE, table_id) is None:
+            raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
+        now = self._clock()
+        head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
+        row = self.connection.row(INSERT, *head, owner, now + lease_ms, now, now)
+        assert row
+        return TransactionRecord.of(row)
+
+    @reads
+    def describe_transaction(self, transaction_id: str) -> TransactionRecord:
+        """Return a transaction. Raises TransactionNotFoundError."""
+        return self._described(DESCRIBE, transaction_id)
+
+    @writes
+    def claim_transaction(
+        self, owner: str, lease_ms: int, kinds: Sequence[str] | None = None
+    ) -> TransactionRecord | None:
+        """Hand out the transaction that waits longest, or one whose worker let its lease run out; None without any.
+
+        It is Running, and `owner`'s until the lease ends; `attempts` counts how often it was handed out.
+        """
+        now = self._clock()
+        among = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
+        row = self.connection.row(CLAIM.format(kinds=among), owner, now + lease_ms, now, now, *(kinds or ()))
+        return TransactionRecord.of(row) if row else None
+
+    @writes
+    def heartbeat(
+        self, transaction_id: str, owner: str, lease_ms: int, properties: Properties | None = None
+    ) -> TransactionStatus:
+        """Extend the lease, replace the properties if given, and return the status now: stop unless it is Running.
+
+        Raises TransactionNotFoundError, ConcurrentModificationError when another worker has it.
+        """
+        now, text = self._clock(), None if properties is None else encode(dict(properties))
+        if row := self.connection.row(HEARTBEAT, now + lease_ms, text, now, transaction_id, owner):
+            return TransactionStatus(row[0])
+        record = self._described(DESCRIBE, transaction_id)
+        if not record.status.finished:
+            raise _lost(transaction_id)
+        return record.status
+
+    @writes
+    def finish_transaction(
+        self,
+        transaction_id: str,
+        owner: str,
+        status: TransactionStatus,
+        properties: Properties | None = None,
+        error: str | None = None,
+        *,
+        available_at: int | None = None,
+    ) -> TransactionRecord:
+        """Write how the owner's run ended; Queued puts it back, to be handed out from `available_at` on.
+
+        Raises TransactionNotFoundError, ConcurrentModificationError when it is canceled or another worker has it.
+        """
+        now, text = self._clock(), None if properties is None else encode(dict(properties))
+        due = now if available_at is None else available_at
+        row = self.connection.row(FINISH, status.value, text, error, due, now, transaction_id, owner)
+        if row is None:
+            self._described(DESCRIBE, transaction_id)
+            raise _lost(transaction_id)
+        return TransactionRecord.of(row)
+
+    @writes
+    def alter_transaction(self, transaction_id: str, change: Change) -> TransactionRecord:
+        """Replace status and properties by what `change` makes of them; nobody else changes them meanwhile.
+
+        `change` may run more than once, and what it raises is raised. Raises TransactionNotFoundError.
+        """
+        seen = self._described(DESCRIBE + " /*+ FOR UPDATE */", transaction_id)
+        status, properties = change(seen.status, dict(seen.properties))
+        released = status is not TransactionStatus.RUNNING
+        values = status.value, encode(dict(properties)), self._clock(), released, transaction_id
+        return self._described(ALTER, *values)
+
+    @reads
+    def unfinished_transactions(self, table_id: int, kind: str | None = None) -> list[TransactionRecord]:
+        """Return the Queued and Running transactions of a table, oldest first."""
+        rows = self.connection.rows(UNFINISHED, table_id, kind)
+        return [TransactionRecord.of(row) for row in rows]
+
+    @reads
+    def list_transactions(self, before: tuple[int, str] | None, limit: int) -> list[TransactionRecord]:
+        """Return up to `limit` transactions older than `before`, a (created_at, id); newest first."""
+        rows = self.connection.rows(LIST, *(before or LAST), limit)
+        return [TransactionRecord.of(row) for row in rows]
+
+    def _described(self, sql: str, *values: object) -> TransactionRecord:
+        if row := self.connection.row(sql, *values):
+            return TransactionRecord.of(row)
+        raise TransactionNotFoundError(f"Transaction not found: {values[-1]}")
+
+
+def _lost(transaction_id: str) -> ConcurrentModificationError:
+    return ConcurrentModificationError(f"Transaction is no longer this worker's: {transaction_id}")

@@ -1,0 +1,144 @@
+"""Versions: the commits that went through the server. The primary key decides which of two commits wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
+
+from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.records import NewVersion, VersionRecord, encode
+from tiltyard.store.scope import Scope, reads, writes
+
+INSERT = f"""
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING {VersionRecord.COLUMNS}
+"""
+DESCRIBE = f"SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE table_id = ? AND branch = ? AND version = ?"
+LIST = f"""
+    SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE table_id = ? AND branch = ? AND version > ?
+    ORDER BY version LIMIT ?
+"""
+LIST_DOWN = f"""
+    SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE table_id = ? AND branch = ? AND version < ?
+    ORDER BY version DESC LIMIT ?
+"""
+DELETE = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version >= ? AND version < ?"
+PENDING = f"""
+    SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE NOT finalized AND table_id = COALESCE(?, table_id)
+    ORDER BY created_at, table_id, version LIMIT ?
+"""
+FINALIZE = """
+    UPDATE table_versions
+    SET finalized = TRUE, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
+    WHERE table_id = ? AND branch = ? AND version = ?
+"""
+BEYOND = (1 << 63) - 1
+"""Above any version."""
+
+
+class Versions(Scope):
+    """The methods for versions."""
+
+    __slots__ = ()
+
+    @writes
+    def record_version(self, new: NewVersion, transaction_id: str | None = None) -> tuple[VersionRecord, bool]:
+        """Record a version and return it with True; or, if there is one of that number, return that with False.
+
+        So a caller can tell a retry (its own staged manifest is there) from a lost race.
+        Raises TableNotFoundError.
+        """
+        metadata = encode(dict(new.metadata or {}))
+        try:
+            row = self.connection.row(
+                INSERT,
+                *(new.table_id, new.branch, new.version, new.staged_path, new.manifest_path, new.manifest_size),
+                *(new.e_tag, metadata, new.naming_scheme, self._clock(), new.finalized, transaction_id),
+            )
+        except ForeignKeyError:
+            raise TableNotFoundError(f"Table not found: it was dropped (id {new.table_id})") from None
+        if row:
+            return VersionRecord.of(row), True
+        row = self.connection.row(DESCRIBE, new.table_id, new.branch, new.version)
+        if row is None:  # deleted since the insert met it
+            raise _taken(new)
+        return VersionRecord.of(row), False
+
+    @writes
+    def record_versions(self, entries: Iterable[NewVersion], transaction_id: str | None = None) -> list[VersionRecord]:
+        """Record versions, of several tables if need be: all of them or none.
+
+        Raises ConcurrentModificationError if one is taken, TableNotFoundError.
+        """
+        records = []
+        for new in entries:
+            record, inserted = self.record_version(new, transaction_id)
+            if not inserted:
+                raise _taken(new)
+            records.append(record)
+        return records
+
+    @reads
+    def describe_version(self, table_id: int, version: int, branch: str = "") -> VersionRecord:
+        """Return a version. Raises TableVersionNotFoundError."""
+        if row := self.connection.row(DESCRIBE, table_id, branch, version):
+            return VersionRecord.of(row)
+        raise _missing(table_id, branch, version)
+
+    @reads
+    def list_versions(
+        self, table_id: int, branch: str = "", after: int | None = None, limit: int = 100, descending: bool = False
+    ) -> list[VersionRecord]:
+        """Return up to `limit` versions beyond `after`, upwards or downwards."""
+        start = after if after is not None else BEYOND if descending else -1
+        rows = self.connection.rows(LIST_DOWN if descending else LIST, table_id, branch, start, limit)
+        return [VersionRecord.of(row) for row in rows]
+
+    @reads
+    def latest_version(self, table_id: int, branch: str = "") -> VersionRecord | None:
+        """Return the highest version, or None without any."""
+        row = self.connection.row(LIST_DOWN, table_id, branch, BEYOND, 1)
+        return VersionRecord.of(row) if row else None
+
+    @writes
+    def delete_versions(self, table_id: int, branch: str, ranges: Iterable[tuple[int, int | None]]) -> int:
+        """Forget the versions in the ranges [start, end), None standing for no end; return how many there were."""
+        deleted = 0
+        for start, end in ranges:
+            deleted += self.connection.change(DELETE, table_id, branch, start, BEYOND if end is None else end)
+        return deleted
+
+    @reads
+    def pending_versions(self, table_id: int | None = None, limit: int = 100) -> list[VersionRecord]:
+        """Return versions that are recorded but not finalized, oldest first: of one table, or of all."""
+        return [VersionRecord.of(row) for row in self.connection.rows(PENDING, table_id, limit)]
+
+    @writes
+    def mark_finalized(
+        self,
+        table_id: int,
+        version: int,
+        branch: str = "",
+        *,
+        manifest_size: int | None = None,
+        e_tag: str | None = None,
+    ) -> None:
+        """Note that a manifest is in its final place, and what is known of it there.
+
+        Raises TableVersionNotFoundError.
+        """
+        if not self.connection.change(FINALIZE, manifest_size, e_tag, table_id, branch, version):
+            raise _missing(table_id, branch, version)
+
+
+def _taken(new: NewVersion) -> ConcurrentModificationError:
+    return ConcurrentModificationError(f"Version {new.version} exists already{_on(new.branch)}")
+
+
+def _missing(table_id: int, branch: str, version: int) -> TableVersionNotFoundError:
+    return TableVersionNotFoundError(f"Table version not found: {version}{_on(branch)} (table id {table_id})")
+
+
+def _on(branch: str) -> str:
+    return f" on branch {branch}" if branch else ""

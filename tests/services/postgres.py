@@ -1,0 +1,107 @@
+"""A real PostgreSQL for tests: its own cluster in a temporary folder, gone with the session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+
+NUMBERS = count(1)
+
+
+def find_binaries() -> Path | None:
+    """Return the folder that holds `initdb` and `postgres`, or None if PostgreSQL is not installed."""
+    if found := shutil.which("initdb"):
+        return Path(found).parent
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
+    return next((folder for folder in reversed(folders) if (folder / "initdb").exists()), None)
+
+
+class PostgresServer:
+    """A running server. It trusts everyone who reaches its loopback port."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        """Make the cluster and start it."""
+        self.binaries, self.folder, self.port = binaries, folder, _free_port()
+        self._run("initdb", "-D", str(folder / "data"), "-U", "tilt", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+        self.start()
+
+    def start(self) -> None:
+        """Start the server and return once it answers."""
+        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
+        log = str(self.folder / "log")
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-l", log, "-o", options, "-w", "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop the server: `fast` cuts connections, `immediate` is a crash."""
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", mode, "-w", "stop")
+
+    def new_database(self) -> str:
+        """Create an empty database and return its URL."""
+        name = f"test_{os.getpid()}_{next(NUMBERS)}"
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self._url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Drop a database that `new_database` made, whoever still uses it."""
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{url.rpartition("/")[2]}" WITH (FORCE)')
+
+    def _url(self, name: str) -> str:
+        return f"postgresql://tilt@127.0.0.1:{self.port}/{name}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*_as_someone(), str(self.binaries / program), *arguments]
+        with tempfile.TemporaryFile() as output:  # not a pipe: the server would keep it open
+            done = subprocess.run(command, stdout=output, stderr=output, cwd="/", check=False, timeout=60)
+            output.seek(0)
+            if done.returncode:
+                raise RuntimeError(f"{program} failed: {output.read().decode(errors='replace')}")
+
+
+@contextmanager
+def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
+    """Run a server in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="tilt-pg-"))  # short: a socket's path must fit in 107 bytes
+    if os.geteuid() == 0:
+        shutil.chown(folder, _someone())
+    try:
+        server = PostgresServer(binaries, folder)
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _someone() -> str:
+    """Return a user that is not root, as whom PostgreSQL refuses to run."""
+    import pwd
+
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
+
+
+def _as_someone() -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv"):
+        return ["setpriv", f"--reuid={_someone()}", "--clear-groups", "--"]
+    return ["runuser", "-u", _someone(), "--"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,75 @@
+"""The store's suite runs over SQLite and over a real PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tiltyard.store import Store, open_store
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, ms: int) -> None:
+        """Let time pass."""
+        self.now += ms
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    binaries = find_binaries()
+    if binaries is None:
+        if os.environ.get("CI"):
+            pytest.fail("PostgreSQL is not installed")
+        pytest.skip("PostgreSQL is not installed")
+    with postgres_server(binaries) as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def new_url(tmp_path: Path, request: pytest.FixtureRequest, database_kind: str) -> Iterator[Callable[[], str]]:
+    """Make empty databases of the kind under test."""
+    made: list[str] = []
+
+    def make() -> str:
+        if database_kind == "sqlite":
+            return f"sqlite:///{tmp_path}/catalog-{len(list(tmp_path.iterdir()))}.db"
+        made.append(request.getfixturevalue("postgres").new_database())
+        return made[-1]
+
+    yield make
+    for url in made:
+        request.getfixturevalue("postgres").drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def url(new_url: Callable[[], str]) -> str:
+    return new_url()
+
+
+@pytest.fixture
+def store(url: str, clock: Clock) -> Iterator[Store]:
+    with open_store(url, clock=clock) as store:
+        yield store

@@ -1,0 +1,209 @@
+"""Tables, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    NamespaceNotFoundError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+
+from tests.store.conftest import Clock
+from tiltyard.store import ListedTable, Store, TransactionStatus, UnitOfWork
+
+
+@pytest.fixture(autouse=True)
+def namespaces(store: Store) -> None:
+    store.create_namespace(("a",), {})
+    store.create_namespace(("a", "b"), {})
+
+
+def test_insert_table_returns_what_describe_returns(store: Store, clock: Clock) -> None:
+    table = store.insert_table(("a", "t"), "mem://t", {"k": "v"}, managed=True, declared=True)
+    assert store.describe_table(("a", "t")) == table == store.table_by_id(table.id)
+    assert (table.managed, table.declared, table.registered) == (True, True, False)
+    assert (table.location, table.properties) == ("mem://t", {"k": "v"})
+    assert table.created_at == table.updated_at == clock.now
+
+
+def test_insert_table_at_the_root(store: Store) -> None:
+    assert store.insert_table(("t",), "mem://t", {}).namespace_id == 1
+    assert store.list_tables((), None, 10) == ["t"]
+
+
+def test_insert_table_refuses_a_missing_namespace_a_taken_name_and_a_taken_location(store: Store) -> None:
+    with pytest.raises(NamespaceNotFoundError):
+        store.insert_table(("x", "t"), "mem://t", {})
+    with pytest.raises(InvalidInputError):
+        store.insert_table((), "mem://t", {})
+    store.insert_table(("a", "t"), "mem://t", {})
+    with pytest.raises(TableAlreadyExistsError):
+        store.insert_table(("a", "t"), "mem://other", {})
+    with pytest.raises(TableAlreadyExistsError):
+        store.insert_table(("a", "t"), "mem://t", {})
+    with pytest.raises(InvalidInputError):
+        store.insert_table(("a", "other"), "mem://t", {})
+
+
+def test_describe_table_tells_a_missing_table_from_a_missing_namespace(store: Store) -> None:
+    with pytest.raises(TableNotFoundError):
+        store.describe_table(("a", "t"))
+    with pytest.raises(NamespaceNotFoundError):
+        store.describe_table(("x", "t"))
+    with pytest.raises(TableNotFoundError):
+        store.table_by_id(99)
+
+
+def test_list_tables_pages_by_key_while_others_insert(store: Store) -> None:
+    for i in range(0, 100, 2):
+        store.insert_table(("a", f"t{i:03}"), f"mem://{i}", {}, declared=i % 4 == 0)
+    seen: list[str] = []
+    ahead: list[str] = []
+    while page := store.list_tables(("a",), seen[-1] if seen else None, 7):
+        seen += page
+        if len(seen) <= 35:
+            store.insert_table(("a", f"before{len(seen):03}"), f"mem://before{len(seen)}", {})
+            store.insert_table(("a", f"{page[-1]}+"), f"mem://after{len(seen)}", {})
+            ahead.append(f"{page[-1]}+")
+    assert len(seen) == len(set(seen))
+    assert set(seen) == {f"t{i:03}" for i in range(0, 100, 2)} | set(ahead)
+    assert seen == sorted(seen)
+
+
+def test_list_tables_can_leave_out_declared_ones(store: Store) -> None:
+    declared = store.insert_table(("a", "declared"), "mem://1", {}, declared=True)
+    store.insert_table(("a", "written"), "mem://2", {})
+    assert store.list_tables(("a",), None, 10) == ["declared", "written"]
+    assert store.list_tables(("a",), None, 10, include_declared=False) == ["written"]
+    assert [table.name for table in store.list_all_tables(None, 10, include_declared=False)] == ["written"]
+    assert not store.mark_written(declared.id).declared
+    assert store.list_tables(("a",), None, 10, include_declared=False) == ["declared", "written"]
+    with pytest.raises(NamespaceNotFoundError):
+        store.list_tables(("x",), None, 10)
+
+
+def test_list_all_tables_pages_through_the_catalog(store: Store) -> None:
+    paths = [(), ("a",), ("a", "b")]
+    for path in paths:
+        for i in range(5):
+            store.insert_table((*path, f"t{i}"), f"mem://{path}{i}", {})
+    seen: list[ListedTable] = []
+    while page := store.list_all_tables((seen[-1].namespace_id, seen[-1].name) if seen else None, 4):
+        seen += page
+    assert [(table.namespace, table.name) for table in seen] == [(path, f"t{i}") for path in paths for i in range(5)]
+
+
+def test_rename_table_moves_the_name_and_nothing_else(store: Store, clock: Clock) -> None:
+    table = store.insert_table(("a", "t"), "mem://t", {"k": "v"})
+    store.insert_table(("a", "taken"), "mem://taken", {})
+    with pytest.raises(TableAlreadyExistsError):
+        store.rename_table(("a", "t"), ("a", "taken"))
+    with pytest.raises(NamespaceNotFoundError):
+        store.rename_table(("a", "t"), ("x", "t"))
+    with pytest.raises(NamespaceNotFoundError):
+        store.rename_table(("x", "t"), ("a", "t"))
+    with pytest.raises(TableNotFoundError):
+        store.rename_table(("a", "missing"), ("a", "u"))
+    clock.advance(5)
+    renamed = store.rename_table(("a", "t"), ("a", "b", "u"))
+    home = store.describe_namespace(("a", "b")).id
+    assert renamed == replace(table, namespace_id=home, name="u", updated_at=clock.now)
+    assert store.describe_table(("a", "b", "u")) == renamed
+    with pytest.raises(TableNotFoundError):
+        store.describe_table(("a", "t"))
+
+
+def test_remove_table_dooms_its_folder_and_cancels_its_work(store: Store) -> None:
+    table = store.insert_table(("a", "t"), "mem://t", {})
+    work = store.create_transaction("index", table.id, {}, {})
+    drop = store.create_transaction("drop", table.id, {}, {})
+    assert store.remove_table(("a", "t"), doom=True, transaction_id=drop.id) == table
+    assert store.describe_transaction(work.id).status is TransactionStatus.CANCELED
+    assert store.describe_transaction(drop.id).status is TransactionStatus.QUEUED
+    folder = store.claim_folders(10, 1000)[0]
+    assert (folder.location, folder.transaction_id, folder.reason) == ("mem://t", drop.id, "dropped")
+    with pytest.raises(TableNotFoundError):
+        store.remove_table(("a", "t"), doom=True)
+
+
+def test_remove_table_without_doom_leaves_the_location_to_be_registered(store: Store) -> None:
+    old = store.insert_table(("a", "t"), "mem://t", {})
+    store.remove_table(("a", "t"), doom=False)
+    assert store.claim_folders(10, 1000) == []
+    new = store.insert_table(("a", "t"), "mem://t", {}, registered=True)
+    assert new.id > old.id
+
+
+def test_insert_table_refuses_a_location_that_is_being_deleted(store: Store) -> None:
+    store.insert_table(("a", "t"), "mem://t", {})
+    store.remove_table(("a", "t"), doom=True)
+    with pytest.raises(InvalidInputError):
+        store.insert_table(("a", "u"), "mem://t", {}, registered=True)
+    assert store.list_tables(("a",), None, 10) == []
+    store.forget_folder("mem://t")
+    store.insert_table(("a", "u"), "mem://t", {}, registered=True)
+
+
+def test_insert_table_in_creation_spares_the_folder_unless_a_sweeper_has_it(store: Store, clock: Clock) -> None:
+    for name in ("quick", "slow", "lost"):
+        store.doom(f"mem://{name}", clock.now + 1000, "creating")
+    store.insert_table(("a", "quick"), "mem://quick", {}, in_creation=True)
+    store.extend_doom("mem://slow", clock.now + 5000)
+    clock.advance(2000)
+    assert [folder.location for folder in store.claim_folders(10, 1000)] == ["mem://lost"]
+    store.insert_table(("a", "slow"), "mem://slow", {}, in_creation=True)
+    with pytest.raises(ConcurrentModificationError):
+        store.extend_doom("mem://lost", clock.now + 5000)
+    with pytest.raises(ConcurrentModificationError):
+        store.insert_table(("a", "lost"), "mem://lost", {}, in_creation=True)
+    store.forget_folder("mem://lost")
+    with pytest.raises(ConcurrentModificationError):
+        store.insert_table(("a", "lost"), "mem://lost", {}, in_creation=True)
+    assert store.list_tables(("a",), None, 10) == ["quick", "slow"]
+
+
+def test_replace_registration_makes_another_table_of_it(store: Store) -> None:
+    first = store.replace_registration(("a", "t"), "mem://1", {})
+    store.insert_table(("a", "u"), "mem://u", {})
+    second = store.replace_registration(("a", "t"), "mem://2", {"k": "v"})
+    assert second.id > first.id
+    assert second == store.describe_table(("a", "t"))
+    assert store.claim_folders(10, 1000) == []
+    with pytest.raises(InvalidInputError):
+        store.replace_registration(("a", "t"), "mem://u", {})
+    assert store.describe_table(("a", "t")) == second
+    assert store.replace_registration(("a", "t"), "mem://2", {}).location == "mem://2"
+    with pytest.raises(NamespaceNotFoundError):
+        store.replace_registration(("x", "t"), "mem://3", {})
+
+
+def test_set_table_properties_replaces_them(store: Store) -> None:
+    table = store.insert_table(("a", "t"), "mem://t", {"k": "v"})
+    assert store.set_table_properties(table.id, {"n": "é"}).properties == {"n": "é"}
+    assert store.describe_table(("a", "t")).properties == {"n": "é"}
+    with pytest.raises(TableNotFoundError):
+        store.set_table_properties(99, {})
+    with pytest.raises(TableNotFoundError):
+        store.mark_written(99)
+
+
+def test_transact_is_all_or_nothing(store: Store) -> None:
+    with pytest.raises(TableAlreadyExistsError):
+        store.transact(lambda tx: [tx.insert_table(("a", "t"), f"mem://{i}", {}) for i in range(2)])
+    assert store.list_tables(("a",), None, 10) == []
+    store.transact(lambda tx: [tx.insert_table(("a", f"t{i}"), f"mem://{i}", {}) for i in range(2)])
+    assert store.list_tables(("a",), None, 10) == ["t0", "t1"]
+
+
+def test_transact_sees_what_it_did(store: Store) -> None:
+    def swap(tx: UnitOfWork) -> list[str]:
+        tx.insert_table(("a", "new"), "mem://new", {})
+        tx.rename_table(("a", "new"), ("a", "newer"))
+        return tx.list_tables(("a",), None, 10)
+
+    assert store.transact(swap) == ["newer"]

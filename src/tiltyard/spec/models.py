@@ -197,17 +197,22 @@ class AnalyzeTableQueryPlanRequest(Model, kw_only=True):
     fast_search: bool | None = None
     filter: str | None = None
     full_text_query: AnalyzeTableQueryPlanFullTextQuery | None = None
-    k: Count64
+    k: Count64 | None = None
     lower_bound: float | None = None
     nprobes: Count64 | None = None
     offset: Count64 | None = None
     prefilter: bool | None = None
     refine_factor: Count32 | None = None
     upper_bound: float | None = None
-    vector: AnalyzeTableQueryPlanVector | None
+    vector: AnalyzeTableQueryPlanVector | None = None
     vector_column: str | None = None
     version: Count64 | None = None
     with_row_id: bool | None = None
+    approx_mode: str | None = None
+    maximum_nprobes: Count64 | None = None
+    minimum_nprobes: Count64 | None = None
+    order_by: list[ColumnOrdering] | None = None
+    query: QueryTableRequest | None = None
 
 
 class AnalyzeTableQueryPlanResponse(Model, kw_only=True):
@@ -271,6 +276,12 @@ class BranchContents(Model, kw_only=True):
     createAt: Count64
     manifestSize: Count64
     metadata: dict[str, str] | None = None
+
+
+class ColumnOrdering(Model, kw_only=True):
+    ascending: bool | None = None
+    column_name: str
+    nulls_first: bool | None = None
 
 
 class CommitTableOperation(Model, kw_only=True):
@@ -880,11 +891,12 @@ class ListTablesResponse(Model, kw_only=True):
 class MatchQuery(Model, kw_only=True):
     boost: float | None = None
     column: str | None = None
-    fuzziness: Count32 | None = None
+    fuzziness: Any = None
     max_expansions: Count64 | None = None
     operator: str | None = None
     prefix_length: Count32 | None = None
     terms: str
+    document_granularity: str | None = None
 
 
 class MaterializedViewUdtfEntry(Model, kw_only=True):
@@ -972,6 +984,7 @@ class PhraseQuery(Model, kw_only=True):
     column: str | None = None
     slop: Count32 | None = None
     terms: str
+    document_granularity: str | None = None
 
 
 class QueryTableColumns(Model, kw_only=True):
@@ -1012,6 +1025,10 @@ class QueryTableRequest(Model, kw_only=True):
     vector_column: str | None = None
     version: Count64 | None = None
     with_row_id: bool | None = None
+    approx_mode: str | None = None
+    maximum_nprobes: Count64 | None = None
+    minimum_nprobes: Count64 | None = None
+    order_by: list[ColumnOrdering] | None = None
 
 
 class QueryTableResponse(Model, kw_only=True):

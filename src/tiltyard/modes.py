@@ -53,6 +53,11 @@ class TransactionStatus(StrEnum):
     FAILED = "Failed"
     CANCELED = "Canceled"
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen to it by itself."""
+        return self not in (TransactionStatus.QUEUED, TransactionStatus.RUNNING)
+
 
 class SetPropertyMode(StrEnum):
     """What setting a property does when the key is there."""

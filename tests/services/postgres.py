@@ -7,12 +7,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NUMBERS = count(1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from lance_namespace.errors import (
     InvalidInputError,
@@ -11,8 +13,11 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tests.store.conftest import Clock
-from tiltyard.store import CreateMode, Store, TransactionStatus
+from tiltyard.modes import CreateMode, TransactionStatus
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store
 
 AWKWARD = [
     "a" * 256,

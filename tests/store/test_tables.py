@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from lance_namespace.errors import (
@@ -13,8 +14,11 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tests.store.conftest import Clock
-from tiltyard.store import ListedTable, Store, TransactionStatus, UnitOfWork
+from tiltyard.modes import TransactionStatus
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import ListedTable, Store, UnitOfWork
 
 
 @pytest.fixture(autouse=True)

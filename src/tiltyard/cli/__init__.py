@@ -63,7 +63,7 @@ def main() -> None:
     """
 
 
-@main.command(short_help="Run the server.")
+@main.command("serve", short_help="Run the server.")
 @settings_options(*SERVE)
 def serve(settings: Settings) -> None:
     """Run the server until SIGTERM or SIGINT.
@@ -78,7 +78,7 @@ def serve(settings: Settings) -> None:
     run_server(settings, refuse)
 
 
-@main.command(short_help="Run queued work, without a server.")
+@main.command("worker", short_help="Run queued work, without a server.")
 @settings_options(*WORKER)
 def worker(settings: Settings) -> None:
     """Run queued transactions (index builds, deletions) until SIGTERM or SIGINT; any number may run at once.
@@ -92,7 +92,7 @@ def worker(settings: Settings) -> None:
     run_worker(settings, refuse)
 
 
-@main.group(short_help="Look after the catalog's database.")
+@main.group("db", short_help="Look after the catalog's database.")
 def db() -> None:
     """Look after the catalog's database.
 
@@ -100,7 +100,7 @@ def db() -> None:
     """
 
 
-@db.command(short_help="Bring the database to this version of the code.")
+@db.command("upgrade", short_help="Bring the database to this version of the code.")
 @settings_options(*DATABASE)
 def upgrade(settings: Settings) -> None:
     """Apply the migrations that the database lacks, and name them.

@@ -16,10 +16,10 @@ import uvicorn
 from lance_namespace.errors import LanceNamespaceError
 from uvicorn.supervisors import Multiprocess
 
-from tiltyard import catalog, tables  # noqa: F401  # importing the rooms registers their operations
 from tiltyard.api.app import Api
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
+from tiltyard.rooms import open_rooms
 from tiltyard.services import open_services
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
@@ -69,6 +69,7 @@ def handed_down_application() -> Application:
     """The application of a process that a parent started."""
     settings = msgspec.json.decode(os.environ[HANDED_DOWN], type=Settings)
     set_up_logging(settings)
+    open_rooms()
     return Application(open_services(settings))
 
 
@@ -83,6 +84,7 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
     """The services, or one sentence why not."""
     try:
         set_up_logging(settings)
+        open_rooms()
         return open_services(settings)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(str(error))
@@ -147,6 +149,7 @@ def _listen(settings: Settings, refuse: Refuse) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         refuse(f"Cannot listen on {settings.host}:{settings.port} ({reason}): choose another --port or --host.")
+    listener.listen(2048)
     listener.set_inheritable(True)
     return listener
 

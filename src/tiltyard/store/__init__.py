@@ -1,7 +1,6 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
 from tiltyard.store.records import (
-    CreateMode,
     DoomedFolder,
     DroppedNamespace,
     ListedTable,
@@ -11,7 +10,6 @@ from tiltyard.store.records import (
     Properties,
     TableRecord,
     TransactionRecord,
-    TransactionStatus,
     UploadPart,
     UploadRecord,
     VersionRecord,
@@ -20,7 +18,6 @@ from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_clock
 
 __all__ = [
-    "CreateMode",
     "DoomedFolder",
     "DroppedNamespace",
     "ListedTable",
@@ -32,7 +29,6 @@ __all__ = [
     "StoreVersionError",
     "TableRecord",
     "TransactionRecord",
-    "TransactionStatus",
     "UnitOfWork",
     "UploadPart",
     "UploadRecord",

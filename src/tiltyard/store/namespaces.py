@@ -9,9 +9,10 @@ from lance_namespace.errors import (
     NamespaceNotEmptyError,
 )
 
+from tiltyard.modes import CreateMode
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
-from tiltyard.store.records import CreateMode, DroppedNamespace, NamespaceRecord, Path, Properties, encode
+from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
 from tiltyard.store.scope import Scope, reads, writes
 
 INSERT = f"""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError
 
-from tiltyard.store.database import Connection
-from tiltyard.store.records import Path
+if TYPE_CHECKING:
+    from tiltyard.store.database import Connection
+    from tiltyard.store.records import Path
 
 ROOT = 1
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import psycopg
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
@@ -13,6 +12,9 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 T = TypeVar("T")
 Raw = psycopg.Connection[Row]

@@ -5,36 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from tiltyard.modes import TransactionStatus
 
 Path = tuple[str, ...]
 """The names from the root to a namespace or a table; the root namespace is ()."""
 
 Properties = Mapping[str, str]
-
-
-class CreateMode(StrEnum):
-    """What to do about a namespace that exists."""
-
-    CREATE = "Create"
-    EXIST_OK = "ExistOk"
-    OVERWRITE = "Overwrite"
-
-
-class TransactionStatus(StrEnum):
-    """The life of a transaction: Queued, Running, then one of the other three for good."""
-
-    QUEUED = "Queued"
-    RUNNING = "Running"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    CANCELED = "Canceled"
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more will happen to it."""
-        return self not in (TransactionStatus.QUEUED, TransactionStatus.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)

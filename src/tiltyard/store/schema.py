@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING
 
-from tiltyard.store.database import Connection, Database
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiltyard.store.database import Connection, Database
 
 LEDGER = "CREATE TABLE IF NOT EXISTS schema_migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from tiltyard.store.database import Connection, Database
+if TYPE_CHECKING:
+    from tiltyard.store.database import Connection, Database
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,17 +6,19 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
 T = TypeVar("T")
 

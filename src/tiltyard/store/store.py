@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from tiltyard.store import schema
-from tiltyard.store.database import Database
 from tiltyard.store.folders import Folders
 from tiltyard.store.namespaces import Namespaces
-from tiltyard.store.scope import Clock
 from tiltyard.store.sqlite import SqliteDatabase
 from tiltyard.store.tables import Tables
 from tiltyard.store.transactions import Transactions
 from tiltyard.store.uploads import Uploads
 from tiltyard.store.versions import Versions
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from tiltyard.store.database import Database
+    from tiltyard.store.scope import Clock
+from tiltyard.store.secrets import Secrets
+
 T = TypeVar("T")
 
 
-class UnitOfWork(Namespaces, Tables, Folders, Transactions, Versions, Uploads):
+class UnitOfWork(Namespaces, Tables, Folders, Transactions, Versions, Uploads, Secrets):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""
 
     __slots__ = ()

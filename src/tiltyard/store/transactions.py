@@ -8,7 +8,8 @@ from uuid import uuid4
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
-from tiltyard.store.records import Properties, TransactionRecord, TransactionStatus, encode
+from tiltyard.modes import TransactionStatus
+from tiltyard.store.records import Properties, TransactionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes
 
 Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, Properties]]
@@ -30,6 +31,7 @@ CLAIM = f"""
     )
     RETURNING {TransactionRecord.COLUMNS}
 """
+WAITS = "SELECT 1 FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {kinds} LIMIT 1"
 HEARTBEAT = """
     UPDATE transactions SET available_at = ?, properties = COALESCE(?, properties), updated_at = ?
     WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING status
@@ -89,6 +91,11 @@ class Transactions(Scope):
         """Return a transaction. Raises TransactionNotFoundError."""
         return self._described(DESCRIBE, transaction_id)
 
+    @reads
+    def work_waits(self, kinds: Sequence[str]) -> bool:
+        """Return whether `claim_transaction` may find something: cheaper than to try."""
+        return self.connection.row(WAITS.format(kinds=_among(kinds)), self._clock(), *kinds) is not None
+
     @writes
     def claim_transaction(
         self, owner: str, lease_ms: int, kinds: Sequence[str] | None = None
@@ -98,8 +105,7 @@ class Transactions(Scope):
         It is Running, and `owner`'s until the lease ends; `attempts` counts how often it was handed out.
         """
         now = self._clock()
-        among = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
-        row = self.connection.row(CLAIM.format(kinds=among), owner, now + lease_ms, now, now, *(kinds or ()))
+        row = self.connection.row(CLAIM.format(kinds=_among(kinds)), owner, now + lease_ms, now, now, *(kinds or ()))
         return TransactionRecord.of(row) if row else None
 
     @writes
@@ -169,6 +175,10 @@ class Transactions(Scope):
         if row := self.connection.row(sql, *values):
             return TransactionRecord.of(row)
         raise TransactionNotFoundError(f"Transaction not found: {values[-1]}")
+
+
+def _among(kinds: Sequence[str] | None) -> str:
+    return "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
 
 
 def _lost(transaction_id: str) -> ConcurrentModificationError:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 INSERT = f"""
     INSERT INTO table_versions ({VersionRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)

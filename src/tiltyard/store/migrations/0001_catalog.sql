@@ -100,3 +100,9 @@ CREATE TABLE upload_parts (
     created_at BIGINT NOT NULL,
     PRIMARY KEY (upload_id, part_id)
 );
+
+-- What all servers of one catalog share: 32 random bytes in hexadecimal.
+CREATE TABLE secrets (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+);

@@ -1,0 +1,11 @@
+"""Secrets that servers share."""
+
+from __future__ import annotations
+
+from tiltyard.store import Store
+
+
+def test_secret_is_made_once_and_differs_by_name(store: Store) -> None:
+    first = store.secret("paging")
+    assert len(first) == 32 and store.secret("paging") == first
+    assert store.secret("other") != first

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tiltyard.store import Store
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tiltyard.store import Store
 
 
 def test_secret_is_made_once_and_differs_by_name(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -89,8 +90,6 @@ def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
 
 def _someone() -> str:
     """Return a user that is not root, as whom PostgreSQL refuses to run."""
-    import pwd
-
     names = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
 

@@ -10,5 +10,6 @@ if TYPE_CHECKING:
 
 def test_secret_is_made_once_and_differs_by_name(store: Store) -> None:
     first = store.secret("paging")
-    assert len(first) == 32 and store.secret("paging") == first
+    assert len(first) == 32
+    assert store.secret("paging") == first
     assert store.secret("other") != first

@@ -4,6 +4,8 @@ A table in creation has its folder here too, due when the lease of its creator r
 is swept like all the rest.
 """
 
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
 from __future__ import annotations
 
 from lance_namespace.errors import ConcurrentModificationError

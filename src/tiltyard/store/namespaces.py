@@ -1,5 +1,7 @@
 """Namespaces."""
 
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
 from __future__ import annotations
 
 from lance_namespace.errors import (

@@ -1,5 +1,7 @@
 """From a path of names to the id of a namespace."""
 
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
 from __future__ import annotations
 
 from functools import cache

@@ -37,7 +37,8 @@ class Scope:
     @property
     def connection(self) -> Connection:
         """The connection, inside a method marked `reads` or `writes`."""
-        assert self._bound is not None
+        if self._bound is None:
+            raise RuntimeError("only methods marked `reads` or `writes` have a connection")
         return self._bound
 
 

@@ -20,6 +20,4 @@ class Secrets(Scope):
     def secret(self, name: str) -> bytes:
         """Return the 32 random bytes of this name, the same ones for ever."""
         self.connection.change(INSERT, name, secrets.token_hex(SECRET_BYTES))
-        row = self.connection.row(READ, name)
-        assert row
-        return bytes.fromhex(row[0])
+        return bytes.fromhex(self.connection.rows(READ, name)[0][0])

@@ -95,9 +95,10 @@ class SqliteConnection:
         """See `Connection.row`."""
         try:
             row: Row | None = self.raw.execute(sql, values).fetchone()
-            return row
         except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
             refuse(error)
+        else:
+            return row
 
     def rows(self, sql: str, *values: object) -> list[Row]:
         """See `Connection.rows`."""
@@ -170,7 +171,7 @@ class SqliteDatabase:
             raise ServiceUnavailableError(f"The catalog's database cannot be opened: {error}") from error
         self._thread = threading.Thread(target=self._write_on, name="tiltyard-writer", daemon=True)
         self._thread.start()
-        self.write(lambda connection: None)
+        self.write(lambda _: None)
 
     def read(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.read`."""

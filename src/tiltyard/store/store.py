@@ -109,7 +109,7 @@ def open_database(url: str) -> Database:
         if file := url.removeprefix("sqlite:///"):
             return SqliteDatabase(Path(file))
     elif url.startswith(("postgresql://", "postgres://")):
-        from tiltyard.store.postgres import PostgresDatabase  # psycopg is an optional dependency
+        from tiltyard.store.postgres import PostgresDatabase  # noqa: PLC0415 - a catalog in SQLite need not load psycopg
 
         return PostgresDatabase(url)
     raise ValueError("A database URL is sqlite:///FILE or postgresql://…")

@@ -1,5 +1,7 @@
 """Transactions: work that outlives the request that asked for it. Workers claim it under a lease."""
 
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,9 +84,7 @@ class Transactions(Scope):
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
         now = self._clock()
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
-        row = self.connection.row(INSERT, *head, owner, now + lease_ms, now, now)
-        assert row
-        return TransactionRecord.of(row)
+        return self._described(INSERT, *head, owner, now + lease_ms, now, now)
 
     @reads
     def describe_transaction(self, transaction_id: str) -> TransactionRecord:

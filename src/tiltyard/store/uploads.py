@@ -1,5 +1,7 @@
 """Uploads: writes that arrive in several parts and are committed at once."""
 
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
 from __future__ import annotations
 
 from typing import Any

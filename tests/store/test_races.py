@@ -1,0 +1,214 @@
+"""Many at once: the database decides, and nobody is told something that is not so."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Barrier
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    LanceNamespaceError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+
+from tiltyard.modes import CreateMode, TransactionStatus
+from tiltyard.store import NewVersion, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store
+
+THREADS = 16
+
+
+def race(*calls: Callable[[], object]) -> list[Any]:
+    """Start all calls at one moment; return what each returned, or the store's error that it raised."""
+    start = Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> object:
+        start.wait()
+        try:
+            return call()
+        except LanceNamespaceError as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+def kinds(outcomes: list[Any]) -> set[type]:
+    return {type(one) for one in outcomes if isinstance(one, Exception)}
+
+
+def won(outcomes: list[Any]) -> list[Any]:
+    return [one for one in outcomes if not isinstance(one, Exception)]
+
+
+def test_create_namespace_by_sixteen_one_wins(store: Store) -> None:
+    for i in range(10):
+        outcomes = race(*[lambda i=i: store.create_namespace((f"n{i}",), {}) for _ in range(THREADS)])
+        assert len(won(outcomes)) == 1
+        assert kinds(outcomes) == {NamespaceAlreadyExistsError}
+
+
+def test_create_namespace_exist_ok_by_sixteen_all_get_the_same(store: Store) -> None:
+    outcomes = race(*[lambda: store.create_namespace(("n",), {}, CreateMode.EXIST_OK) for _ in range(THREADS)])
+    assert set(map(type, outcomes)) == {type(outcomes[0])}
+    assert len({one.id for one in outcomes}) == 1
+
+
+def test_insert_table_by_sixteen_one_wins(store: Store) -> None:
+    for i in range(10):
+        ways = [lambda i=i, k=k: store.insert_table((f"t{i}",), f"mem://{i}/{k}", {}) for k in range(THREADS)]
+        outcomes = race(*ways)
+        assert len(won(outcomes)) == 1
+        assert kinds(outcomes) == {TableAlreadyExistsError}
+        assert store.describe_table((f"t{i}",)) == won(outcomes)[0]
+
+
+def test_drop_namespace_against_declare_never_leaves_an_orphan(store: Store) -> None:
+    for i in range(200):
+        store.create_namespace(("n",), {})
+        cascade = i % 2 == 0
+        outcomes = race(
+            lambda: store.insert_table(("n", "t"), "mem://t", {}, declared=True),
+            lambda cascade=cascade: store.drop_namespace(("n",), cascade=cascade),
+        )
+        assert kinds(outcomes) <= {NamespaceNotFoundError, NamespaceNotEmptyError}
+        left = store.list_namespaces((), None, 10)
+        tables = store.list_all_tables(None, 10)
+        if left:
+            assert (left, [table.namespace for table in tables]) == (["n"], [("n",)])
+            store.drop_namespace(("n",), cascade=True)
+        else:
+            assert tables == []
+        store.forget_folder("mem://t")
+
+
+def test_drop_namespace_cascade_against_children_leaves_nothing_behind(store: Store) -> None:
+    for _ in range(40):
+        store.create_namespace(("n",), {})
+        store.create_namespace(("n", "m"), {})
+        outcomes = race(
+            lambda: store.create_namespace(("n", "m", "deep"), {}),
+            lambda: store.insert_table(("n", "m", "t"), "mem://t", {}),
+            lambda: store.drop_namespace(("n",), cascade=True),
+            lambda: store.create_namespace(("n", "other"), {}),
+        )
+        assert kinds(outcomes) <= {NamespaceNotFoundError}
+        assert store.list_namespaces((), None, 10) == []
+        assert store.list_all_tables(None, 10) == []
+        doomed = [folder.location for folder in store.claim_folders(10, 0)]
+        assert doomed == ([] if isinstance(outcomes[1], Exception) else ["mem://t"])
+        store.forget_folder("mem://t")
+
+
+def test_overwrite_by_many_leaves_one(store: Store) -> None:
+    for _ in range(10):
+        outcomes = race(*[lambda: store.create_namespace(("n",), {}, CreateMode.OVERWRITE) for _ in range(4)])
+        assert kinds(outcomes) <= {ConcurrentModificationError}
+        assert store.describe_namespace(("n",)) in won(outcomes)
+
+
+def test_rename_table_against_drop_keeps_the_folder_or_the_table(store: Store) -> None:
+    store.create_namespace(("safe",), {})
+    for _ in range(40):
+        store.create_namespace(("n",), {})
+        store.insert_table(("n", "t"), "mem://t", {})
+        outcomes = race(
+            lambda: store.rename_table(("n", "t"), ("safe", "t")),
+            lambda: store.drop_namespace(("n",), cascade=True),
+        )
+        assert kinds(outcomes) <= {NamespaceNotFoundError, TableNotFoundError}
+        moved = not isinstance(outcomes[0], Exception)
+        assert store.list_tables(("safe",), None, 10) == (["t"] if moved else [])
+        assert len(store.claim_folders(10, 0)) == (0 if moved else 1)
+        if moved:
+            store.remove_table(("safe", "t"), doom=False)
+        store.forget_folder("mem://t")
+
+
+def test_remove_table_by_many_one_wins(store: Store) -> None:
+    for _ in range(10):
+        store.insert_table(("t",), "mem://t", {})
+        outcomes = race(*[lambda: store.remove_table(("t",), doom=False) for _ in range(8)])
+        assert len(won(outcomes)) == 1
+        assert kinds(outcomes) == {TableNotFoundError}
+
+
+def test_record_version_by_sixteen_one_wins_and_all_see_whom(store: Store) -> None:
+    table = store.insert_table(("t",), "mem://t", {})
+    for version in range(1, 11):
+        news = [NewVersion(table.id, version, f"staged-{k}", "final") for k in range(THREADS)]
+        outcomes = race(*[lambda new=new: store.record_version(new) for new in news])
+        assert [inserted for _, inserted in outcomes].count(True) == 1
+        assert len({record.staged_path for record, _ in outcomes}) == 1
+
+
+def test_claim_transaction_by_many_hands_out_each_once(store: Store) -> None:
+    made = {store.create_transaction("index", None, {}, {}).id for _ in range(40)}
+
+    def work(name: str) -> list[str]:
+        mine = []
+        while record := store.claim_transaction(name, 60_000):
+            mine.append(record.id)
+            store.finish_transaction(record.id, name, TransactionStatus.SUCCEEDED)
+        return mine
+
+    outcomes = race(*[lambda k=k: work(f"worker {k}") for k in range(4)])
+    claimed = [one for mine in outcomes for one in mine]
+    assert len(claimed) == len(made)
+    assert set(claimed) == made
+
+
+def test_claim_folders_by_many_hands_out_each_once(store: Store, clock: Clock) -> None:
+    for i in range(40):
+        store.doom(f"mem://{i}", clock.now, "dropped")
+    outcomes = race(*[lambda: [store.claim_folders(5, 60_000) for _ in range(4)] for _ in range(4)])
+    claimed = [folder.location for mine in outcomes for batch in mine for folder in batch]
+    assert len(claimed) == len(set(claimed)) <= 40
+    rest = [folder.location for folder in store.claim_folders(100, 60_000)]
+    assert sorted(claimed + rest) == sorted(f"mem://{i}" for i in range(40))
+
+
+def test_alter_transaction_by_many_loses_no_change(store: Store) -> None:
+    made = store.create_transaction("index", None, {}, {"n": "0"})
+
+    def increment() -> None:
+        store.alter_transaction(made.id, lambda status, seen: (status, {"n": str(int(seen["n"]) + 1)}))
+
+    assert race(*[increment for _ in range(THREADS)]) == [None] * THREADS
+    assert store.describe_transaction(made.id).properties == {"n": str(THREADS)}
+
+
+def test_create_transaction_against_drop_is_canceled_or_refused(store: Store) -> None:
+    for _ in range(40):
+        table = store.insert_table(("t",), "mem://t", {})
+        outcomes = race(
+            lambda table=table: store.create_transaction("index", table.id, {}, {}),
+            lambda: store.remove_table(("t",), doom=False),
+        )
+        assert kinds(outcomes) <= {TableNotFoundError}
+        assert store.unfinished_transactions(table.id) == []
+
+
+def test_two_stores_on_one_database_see_each_other(url: str) -> None:
+    numbers = count()
+    with open_store(url) as one, open_store(url) as two:
+        outcomes = race(
+            *[
+                lambda store=store: [store.create_namespace((f"n{next(numbers)}",), {}) for _ in range(50)]
+                for store in (one, two, one, two)
+            ]
+        )
+        assert kinds(outcomes) == set()
+        assert len(one.list_namespaces((), None, 1000)) == 200
+        assert one.list_namespaces((), None, 1000) == two.list_namespaces((), None, 1000)

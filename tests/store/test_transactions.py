@@ -1,0 +1,145 @@
+"""Transactions: claims, leases, heartbeats, on both databases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidTableStateError,
+    TableNotFoundError,
+    TransactionNotFoundError,
+)
+
+from tiltyard.modes import TransactionStatus as Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store
+
+
+def test_create_transaction_returns_what_describe_returns(store: Store, clock: Clock) -> None:
+    created = store.create_transaction("index", None, {"columns": ["a"], "n": 1}, {"k": "é"})
+    assert store.describe_transaction(created.id) == created
+    assert (created.status, created.payload, created.properties) == (
+        Status.QUEUED,
+        {"columns": ["a"], "n": 1},
+        {"k": "é"},
+    )
+    assert (created.attempts, created.error, created.lease_owner, created.created_at) == (0, None, None, clock.now)
+    with pytest.raises(TransactionNotFoundError, match="nothing"):
+        store.describe_transaction("nothing")
+
+
+def test_create_transaction_of_a_dropped_table_is_not_found(store: Store) -> None:
+    table = store.insert_table(("t",), "mem://t", {})
+    store.create_transaction("index", table.id, {}, {})
+    store.remove_table(("t",), doom=True)
+    with pytest.raises(TableNotFoundError):
+        store.create_transaction("index", table.id, {}, {})
+
+
+def test_claim_transaction_hands_out_each_once_and_oldest_first(store: Store, clock: Clock) -> None:
+    ids = []
+    for _ in range(3):
+        ids.append(store.create_transaction("index", None, {}, {}).id)
+        clock.advance(1)
+    assert store.work_waits(["index"])
+    claimed = [store.claim_transaction(worker, 1000) for worker in ("one", "two", "one")]
+    assert [record.id for record in claimed if record] == ids
+    assert {record.attempts for record in claimed if record} == {1}
+    assert store.claim_transaction("two", 1000) is None
+    assert not store.work_waits(["index"])
+
+
+def test_claim_transaction_looks_at_kinds(store: Store) -> None:
+    store.create_transaction("index", None, {}, {})
+    assert store.claim_transaction("w", 1000, ["drop", "compact"]) is None
+    assert store.claim_transaction("w", 1000, ["drop", "index"]) is not None
+
+
+def test_claim_transaction_takes_over_when_the_lease_ends(store: Store, clock: Clock) -> None:
+    made = store.create_transaction("index", None, {}, {})
+    store.claim_transaction("one", 1000)
+    clock.advance(900)
+    assert store.heartbeat(made.id, "one", 1000, {"progress": "5"}) is Status.RUNNING
+    clock.advance(900)
+    assert store.claim_transaction("two", 1000) is None
+    clock.advance(200)
+    taken = store.claim_transaction("two", 1000)
+    assert taken
+    assert (taken.id, taken.attempts, taken.lease_owner, taken.properties) == (made.id, 2, "two", {"progress": "5"})
+    with pytest.raises(ConcurrentModificationError):
+        store.heartbeat(made.id, "one", 1000)
+    with pytest.raises(ConcurrentModificationError):
+        store.finish_transaction(made.id, "one", Status.SUCCEEDED)
+    done = store.finish_transaction(made.id, "two", Status.SUCCEEDED, {"rows": "1"})
+    assert (done.status, done.properties, done.lease_owner) == (Status.SUCCEEDED, {"rows": "1"}, None)
+    with pytest.raises(ConcurrentModificationError):
+        store.finish_transaction(made.id, "two", Status.FAILED)
+    clock.advance(10_000)
+    assert store.claim_transaction("three", 1000) is None
+
+
+def test_finish_transaction_can_put_it_back_for_later(store: Store, clock: Clock) -> None:
+    made = store.create_transaction("index", None, {}, {})
+    store.claim_transaction("one", 1000)
+    store.finish_transaction(made.id, "one", Status.QUEUED, error="busy", available_at=clock.now + 500)
+    assert store.describe_transaction(made.id).error == "busy"
+    assert store.claim_transaction("one", 1000) is None
+    clock.advance(500)
+    again = store.claim_transaction("one", 1000)
+    assert again
+    assert again.attempts == 2
+
+
+def test_heartbeat_tells_a_worker_that_it_is_canceled(store: Store) -> None:
+    made = store.create_transaction("index", None, {}, {})
+    store.claim_transaction("one", 1000)
+    store.alter_transaction(made.id, lambda _, properties: (Status.CANCELED, properties))
+    assert store.heartbeat(made.id, "one", 1000) is Status.CANCELED
+    with pytest.raises(ConcurrentModificationError):
+        store.finish_transaction(made.id, "one", Status.SUCCEEDED)
+    with pytest.raises(TransactionNotFoundError):
+        store.heartbeat("nothing", "one", 1000)
+    assert store.describe_transaction(made.id).status is Status.CANCELED
+
+
+def test_alter_transaction_changes_all_or_nothing(store: Store, clock: Clock) -> None:
+    made = store.create_transaction("index", None, {}, {"a": "1"})
+    clock.advance(3)
+    altered = store.alter_transaction(made.id, lambda status, properties: (status, {**properties, "b": "2"}))
+    assert (altered.status, altered.properties, altered.updated_at) == (Status.QUEUED, {"a": "1", "b": "2"}, clock.now)
+
+    def refuse(_: Status, properties: Mapping[str, str]) -> tuple[Status, Mapping[str, str]]:
+        raise InvalidTableStateError(f"no, not with {len(properties)}")
+
+    with pytest.raises(InvalidTableStateError, match="with 2"):
+        store.alter_transaction(made.id, refuse)
+    assert store.describe_transaction(made.id) == altered
+    with pytest.raises(TransactionNotFoundError):
+        store.alter_transaction("nothing", lambda status, properties: (status, properties))
+
+
+def test_alter_transaction_keeps_the_lease_of_a_running_one(store: Store) -> None:
+    made = store.create_transaction("index", None, {}, {}, Status.RUNNING, owner="me", lease_ms=1000)
+    assert store.claim_transaction("other", 1000) is None
+    store.alter_transaction(made.id, lambda status, _: (status, {"k": "v"}))
+    assert store.finish_transaction(made.id, "me", Status.SUCCEEDED).properties == {"k": "v"}
+
+
+def test_unfinished_and_list_transactions(store: Store, clock: Clock) -> None:
+    table = store.insert_table(("t",), "mem://t", {})
+    made = []
+    for kind in ("index", "compact", "index"):
+        made.append(store.create_transaction(kind, table.id, {}, {}).id)
+        clock.advance(1)
+    store.alter_transaction(made[0], lambda _, properties: (Status.CANCELED, properties))
+    assert [record.id for record in store.unfinished_transactions(table.id)] == made[1:]
+    assert [record.id for record in store.unfinished_transactions(table.id, "index")] == made[2:]
+    first = store.list_transactions(None, 2)
+    rest = store.list_transactions((first[-1].created_at, first[-1].id), 2)
+    assert [record.id for record in first + rest] == made[::-1]

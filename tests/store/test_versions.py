@@ -1,0 +1,125 @@
+"""Versions and uploads, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+    TransactionNotFoundError,
+)
+
+from tiltyard.store import NewVersion
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store, TableRecord
+
+
+@pytest.fixture
+def table(store: Store) -> TableRecord:
+    return store.insert_table(("t",), "mem://t", {}, managed=True)
+
+
+def new(table: TableRecord, version: int, staged: str = "staged", branch: str = "") -> NewVersion:
+    return NewVersion(table.id, version, staged, f"_versions/{version}", 7, "tag", {"k": "v"}, branch=branch)
+
+
+def test_record_version_tells_the_winner_from_the_loser(store: Store, table: TableRecord, clock: Clock) -> None:
+    first, won = store.record_version(new(table, 1, "mine"), "tx")
+    assert won
+    assert store.describe_version(table.id, 1) == first
+    assert (first.staged_path, first.manifest_path, first.manifest_size) == ("mine", "_versions/1", 7)
+    assert (first.e_tag, first.metadata, first.naming_scheme) == ("tag", {"k": "v"}, "V2")
+    assert (first.created_at, first.finalized, first.transaction_id) == (clock.now, False, "tx")
+    assert store.record_version(new(table, 1, "theirs")) == (first, False)
+    assert store.record_version(new(table, 1, "mine", "branch"))[1]
+
+
+def test_record_versions_is_all_or_none(store: Store, table: TableRecord) -> None:
+    other = store.insert_table(("u",), "mem://u", {})
+    store.record_versions([new(table, 1), new(other, 1)], "tx")
+    with pytest.raises(ConcurrentModificationError):
+        store.record_versions([new(table, 2), new(other, 1)])
+    assert store.latest_version(table.id) == store.describe_version(table.id, 1)
+    with pytest.raises(TableNotFoundError):
+        store.record_versions([new(table, 2), replace(new(table, 1), table_id=99)])
+    assert [record.version for record in store.list_versions(table.id)] == [1]
+
+
+def test_list_versions_pages_both_ways(store: Store, table: TableRecord) -> None:
+    assert store.latest_version(table.id) is None
+    assert store.list_versions(table.id, descending=True) == []
+    store.record_versions([new(table, version) for version in range(1, 8)])
+    store.record_version(new(table, 99, branch="b"))
+
+    def page(after: int | None, *, descending: bool) -> list[int]:
+        return [one.version for one in store.list_versions(table.id, "", after, 3, descending)]
+
+    assert [page(after, descending=False) for after in (None, 3, 6, 7)] == [[1, 2, 3], [4, 5, 6], [7], []]
+    assert [page(after, descending=True) for after in (None, 5, 2, 1)] == [[7, 6, 5], [4, 3, 2], [1], []]
+    latest = store.latest_version(table.id)
+    assert latest
+    assert latest.version == 7
+    with pytest.raises(TableVersionNotFoundError):
+        store.describe_version(table.id, 8)
+
+
+def test_delete_versions_takes_half_open_ranges(store: Store, table: TableRecord) -> None:
+    store.record_versions([new(table, version) for version in range(1, 10)])
+    store.record_version(new(table, 2, branch="b"))
+    assert store.delete_versions(table.id, "", [(0, 3), (5, 6), (8, None)]) == 5
+    assert [one.version for one in store.list_versions(table.id)] == [3, 4, 6, 7]
+    assert store.delete_versions(table.id, "", [(0, 3)]) == 0
+    assert store.describe_version(table.id, 2, "b").branch == "b"
+
+
+def test_mark_finalized_ends_being_pending(store: Store, table: TableRecord) -> None:
+    other = store.insert_table(("u",), "mem://u", {})
+    store.record_versions([new(table, 1), new(other, 1), replace(new(other, 2), finalized=True)])
+    assert [one.table_id for one in store.pending_versions()] == [table.id, other.id]
+    store.mark_finalized(table.id, 1, e_tag="final")
+    assert store.pending_versions(table.id) == []
+    assert [one.table_id for one in store.pending_versions()] == [other.id]
+    final = store.describe_version(table.id, 1)
+    assert (final.finalized, final.e_tag, final.manifest_size) == (True, "final", 7)
+    with pytest.raises(TableVersionNotFoundError):
+        store.mark_finalized(table.id, 2)
+
+
+def test_versions_and_uploads_go_with_their_table(store: Store, table: TableRecord) -> None:
+    store.record_version(new(table, 1))
+    upload = store.create_upload(table.id, "", "append")
+    store.add_upload_part(upload.id, "p", [], 0)
+    store.remove_table(("t",), doom=True)
+    assert store.list_versions(table.id) == []
+    with pytest.raises(TransactionNotFoundError):
+        store.describe_upload(upload.id)
+
+
+def test_upload_parts_are_added_once(store: Store, table: TableRecord, clock: Clock) -> None:
+    upload = store.create_upload(table.id, "b", "append")
+    assert store.describe_upload(upload.id) == upload
+    assert store.upload_parts(upload.id) == []
+    part, added = store.add_upload_part(upload.id, "2", [{"id": 0, "files": ["é"]}], 5)
+    assert added
+    assert store.add_upload_part(upload.id, "2", ["another"], 6) == (part, False)
+    store.add_upload_part(upload.id, "1", [], 0)
+    assert [(one.part_id, one.fragments) for one in store.upload_parts(upload.id)] == [("1", []), ("2", part.fragments)]
+    assert store.stale_uploads(clock.now, 10) == []
+    clock.advance(1)
+    assert store.stale_uploads(clock.now, 10) == [upload]
+    store.delete_upload(upload.id)
+    for gone in (
+        lambda: store.delete_upload(upload.id),
+        lambda: store.upload_parts(upload.id),
+        lambda: store.add_upload_part(upload.id, "3", [], 0),
+    ):
+        with pytest.raises(TransactionNotFoundError):
+            gone()
+    with pytest.raises(TableNotFoundError):
+        store.create_upload(99, "", "append")

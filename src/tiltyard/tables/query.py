@@ -1,0 +1,134 @@
+"""Reading tables: queries, their plans, and counts."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.bodies import ArrowAnswer
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tiltyard.context import Context
+
+_QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
+_ROW_OFFSET = "_rowoffset"
+
+
+@operation
+def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
+    """Rows by vector, by text, by filter, or all of them.
+
+    The first rows are read before this returns, so that what is wrong with a query is known before an answer starts.
+
+    Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
+    """
+    dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
+    with lance_errors(dataset):
+        search = plan_search(dataset, request)
+        return _answer(search)
+
+
+@operation
+def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
+    """How a query would run, without running it. Raises what `query_table` raises."""
+    search = _nested(ctx, request.id, request.branch, request.query)
+    with lance_errors(search.dataset):
+        return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in search.scanners()])
+
+
+@operation
+def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlanRequest) -> str:
+    """How a query did run: its plan with what each step cost. Raises what `query_table` raises.
+
+    The query is the request's own fields or, as later versions of the specification have it, its field `query`.
+    """
+    search = _nested(ctx, request.id, request.branch, request.query or _unwrapped(request))
+    with lance_errors(search.dataset):
+        return _titled([scanner.analyze_plan() for scanner in search.scanners()])
+
+
+@operation
+def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
+    """The number of rows, or of those a predicate holds for. Raises what `query_table` raises."""
+    dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
+    predicate = request.predicate
+    if predicate is None:
+        return dataset.count_rows()
+    checked_expression(predicate, "predicate")
+    with lance_errors(dataset):
+        if _ROW_OFFSET in predicate.lower():  # a scan knows this column, a count does not
+            return sum(batch.num_rows for batch in dataset.scanner(columns=[_ROW_OFFSET], filter=predicate).to_reader())
+        return dataset.count_rows(predicate)
+
+
+def _nested(ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest) -> Search:
+    """The search of a query inside another request; what both say has to agree."""
+    if query.id and query.id != names:
+        raise InvalidInputError("The query names another table than the request: leave its id out.")
+    if query.branch and branch and query.branch != branch:
+        raise InvalidInputError("The query names another branch than the request: leave one of them out.")
+    dataset = open_for_reading(ctx, names, branch=branch or query.branch, version=query.version).dataset
+    with lance_errors(dataset):
+        return plan_search(dataset, query)
+
+
+def _unwrapped(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTableRequest:
+    fields = {"vector": None} | msgspec.to_builtins(request)
+    try:
+        return msgspec.convert(fields, models.QueryTableRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"The query to analyze is incomplete: {error}.") from error
+
+
+def _titled(plans: list[str]) -> str:
+    """Several plans as one text, as lancedb joins them."""
+    if len(plans) == 1:
+        return plans[0]
+    return "\n\n".join(f"--- Plan #{number} ---\n{plan}" for number, plan in enumerate(plans, 1))
+
+
+def _answer(search: Search) -> ArrowAnswer:
+    """The answer: all of it if small, else with its first batch read. Raises Lance's errors."""
+    readers = (scanner.to_reader() for scanner in search.scanners())
+    first = next(readers)
+    batches = _batches(search, chain((first,), readers))
+    schema = _shown(search, first.schema)
+    if search.small:
+        return ArrowAnswer(schema, iter(list(batches)))
+    head = next(batches, None)
+    return ArrowAnswer(schema, iter(()) if head is None else _resumed(head, batches))
+
+
+def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
+    """The schema of an answer, from that of its scanners."""
+    fields = [field for field in schema if field.name not in search.hidden]
+    return pa.schema([_QUERY_INDEX, *fields] if search.numbered else fields, schema.metadata)
+
+
+def _batches(search: Search, readers: Iterable[pa.RecordBatchReader]) -> Iterator[pa.RecordBatch]:
+    """The rows of one search after the other, as the answer shows them."""
+    with lance_errors(search.dataset):
+        for number, reader in enumerate(readers):
+            for batch in reader:
+                shown = batch.select([name for name in batch.schema.names if name not in search.hidden])
+                if search.numbered:
+                    numbers = pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows)
+                    shown = shown.add_column(0, _QUERY_INDEX, numbers)
+                yield shown
+
+
+def _resumed(head: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield head
+    yield from rest

@@ -1,0 +1,278 @@
+"""From a query's request to the Lance scanners that answer it.
+
+The rules follow lancedb's local tables, so that a client sees the same rows and columns from both:
+
+* a list of vectors is one search each, numbered by `query_index`; on a column that holds several vectors a row, it is
+  one search for rows that come close to all of them;
+* `offset` skips rows and then `k` follow; the filter applies before the search unless `prefilter` is false;
+* `_distance` or `_score` is there whether named or not, after the named columns; `_rowid` is last.
+
+Vectors and text together: the vectors rank the rows that the text finds (the text counts as part of the filter).
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance.dataset import ColumnOrdering, LanceScanner, ScannerBuilder
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.full_text import FullText
+from tiltyard.tables.vectors import Vector, VectorColumns, find_column, vector_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import lance
+    from lance.query import FullTextQuery
+
+    from tiltyard.spec import models
+
+NO_LIMIT = 2**63 - 1
+ROW_ID = "_rowid"
+QUERY_INDEX = "query_index"
+DISTANCES = ("l2", "cosine", "dot", "hamming")
+APPROXIMATIONS = ("fast", "normal", "accurate")
+
+LARGE = 8192
+"""Rows from which on an answer is streamed, with little read ahead: a slow reader then holds little memory."""
+_STREAMING = {
+    "batch_size": LARGE,
+    "batch_size_bytes": 8 << 20,
+    "batch_readahead": 2,
+    "fragment_readahead": 1,
+    "io_buffer_size": 32 << 20,
+}
+
+SMALL = 1000
+"""Rows up to which an answer is read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What planning asks of a table's version, beside its data."""
+
+    names: tuple[str, ...]
+    vectors: VectorColumns
+
+
+_facts: weakref.WeakKeyDictionary[lance.LanceDataset, _Facts] = weakref.WeakKeyDictionary()
+
+
+def _facts_of(dataset: lance.LanceDataset) -> _Facts:
+    """Looked up once per handle: handles are shared, and stay at their version."""
+    found = _facts.get(dataset)
+    if found is None:
+        schema = dataset.schema
+        found = _facts[dataset] = _Facts(tuple(schema.names), vector_columns(schema))
+    return found
+
+
+def _indexed_text(dataset: lance.LanceDataset) -> list[str]:
+    """The columns with a full-text index."""
+    found = (index for index in dataset.describe_indices() if index.index_type.lower() in ("inverted", "fts"))
+    return list(dict.fromkeys(name for index in found for name in index.field_names))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a request is answered: one scanner, or one for each of several query vectors (`numbered`).
+
+    `hidden` columns are read for Lance's sake and left out of the answer; a `small` one has few rows.
+    """
+
+    dataset: lance.LanceDataset
+    options: dict[str, Any]
+    nearest: tuple[dict[str, Any], ...]
+    numbered: bool
+    hidden: frozenset[str]
+    small: bool
+
+    def scanners(self) -> Iterator[LanceScanner]:
+        """In the order of the query vectors."""
+        if not self.nearest:
+            yield self.dataset.scanner(**self.options)
+        for nearest in self.nearest:
+            yield _scanner(self.dataset, self.options, nearest)
+
+
+def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) -> Search:
+    """The search a request asks for. Raises InvalidInputError, TableColumnNotFoundError."""
+    vectors = _query_vectors(request)
+    text = FullText(lambda: _indexed_text(dataset)).query(request.full_text_query) if request.full_text_query else None
+    searching = bool(vectors) or text is not None
+    if not vectors and (request.lower_bound is not None or request.upper_bound is not None):
+        raise InvalidInputError("Bounds apply to distances: they need a query vector.")
+    options = _filter(request, text, bool(vectors)) | _window(dataset, request, searching)
+    options |= _projection(request, "_distance" if vectors else "_score" if searching else None)
+    hidden = _ordering(request, options)
+    if request.fast_search:
+        options["fast_search"] = True
+    nearest, numbered = _nearest(dataset, request, vectors)
+    limit = options.get("limit", NO_LIMIT)
+    if not searching and limit > LARGE:
+        options |= _STREAMING
+    return Search(dataset, options, nearest, numbered, hidden, limit <= SMALL)
+
+
+def _query_vectors(request: models.QueryTableRequest) -> list[Vector]:
+    """The query vectors; an empty list, alone or inside, stands for none."""
+    given = request.vector
+    if given is None:
+        return []
+    if given.single_vector and given.multi_vector:
+        raise InvalidInputError("A query has either a single_vector or a multi_vector.")
+    if given.single_vector:
+        return [given.single_vector]
+    return list(given.multi_vector or ())
+
+
+def _filter(request: models.QueryTableRequest, text: FullTextQuery | None, ranked: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"prefilter": request.prefilter is not False}
+    expression = checked_expression(request.filter) if request.filter is not None else None
+    if text is not None and ranked:
+        options["filter"] = {"expr_filter": expression, "search_filter": text}
+    elif expression is not None:
+        options["filter"] = expression
+    if text is not None and not ranked:
+        options["full_text_query"] = text
+    return options
+
+
+def _window(dataset: lance.LanceDataset, request: models.QueryTableRequest, searching: bool) -> dict[str, Any]:
+    """Which rows of the result: `k` after `offset`.
+
+    A search allocates for as many rows as it may return, and aborts the process where that is beyond memory: it is
+    never asked for more than there are.
+    """
+    offset, limit = request.offset or 0, request.k
+    if searching:
+        limit = min(limit, dataset.count_rows())
+    elif limit == NO_LIMIT:
+        return {"offset": offset} if offset else {}
+    return {"limit": limit, "offset": offset} if offset else {"limit": limit}
+
+
+def _projection(request: models.QueryTableRequest, score: str | None) -> dict[str, Any]:
+    """The columns, the score after those named.
+
+    Lance adds the score by itself, with a warning in the log that one day it will not: it is named instead.
+    """
+    asked = request.columns
+    names = asked.column_names if asked else None
+    aliases = asked.column_aliases if asked else None
+    if names is not None and aliases is not None:
+        raise InvalidInputError("The columns are given either by column_names or by column_aliases.")
+    options: dict[str, Any] = {}
+    if aliases is not None:
+        columns = {name: checked_expression(text, f"expression of '{name}'") for name, text in aliases.items()}
+        if score is not None:
+            columns.setdefault(score, score)
+        options["columns"] = columns
+    elif names is not None:
+        options["columns"] = [*names, score] if score is not None and score not in names else list(names)
+    if "columns" in options:
+        options["disable_scoring_autoprojection"] = True
+    if request.with_row_id:
+        options["with_row_id"] = True
+    return options
+
+
+def _ordering(request: models.QueryTableRequest, options: dict[str, Any]) -> frozenset[str]:
+    """Adds the ordering; gives the columns read only for it.
+
+    Lance finds a column to order by that is not among those asked for only where it has the row ids.
+    """
+    if not request.order_by:
+        return frozenset()
+    options["order_by"] = [
+        ColumnOrdering(order.column_name, order.ascending is not False, bool(order.nulls_first))
+        for order in request.order_by
+    ]
+    if "columns" not in options or options.get("with_row_id") or ROW_ID in options["columns"]:
+        return frozenset()
+    options["with_row_id"] = True
+    return frozenset({ROW_ID})
+
+
+def _nearest(
+    dataset: lance.LanceDataset, request: models.QueryTableRequest, vectors: list[Vector]
+) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """The searches by vector, and whether their rows are numbered."""
+    if not vectors:
+        return (), False
+    facts = _facts_of(dataset)
+    column = find_column(facts.vectors, facts.names, request.vector_column, len(vectors[0]))
+    rows = max(1, dataset.count_rows())
+    wanted = max(1, min(request.k + (request.offset or 0), rows))
+    common = {"column": column.path, "k": wanted, **_tuning(request, wanted, rows)}
+    values = [column.values(vector) for vector in vectors]
+    if column.several:
+        return ({**common, "q": values},), False
+    if QUERY_INDEX in facts.names and len(values) > 1:
+        raise InvalidInputError(f"This table has a column '{QUERY_INDEX}': search it with one vector at a time.")
+    return tuple({**common, "q": value} for value in values), len(values) > 1
+
+
+def _tuning(request: models.QueryTableRequest, wanted: int, rows: int) -> dict[str, Any]:
+    """How to search. The factors that multiply allocations are held to what the table's rows can need."""
+    chosen: dict[str, Any] = _probes(request)
+    chosen["metric"] = _word(request.distance_type, DISTANCES, "distance_type")
+    if (mode := _word(request.approx_mode, APPROXIMATIONS, "approx_mode")) is not None:
+        chosen["approx_mode"] = mode
+    if request.ef is not None:
+        chosen["ef"] = min(_positive(request.ef, "ef"), max(rows, wanted))
+    if request.refine_factor is not None:
+        chosen["refine_factor"] = min(_positive(request.refine_factor, "refine_factor"), -(-rows // wanted))
+    if request.lower_bound is not None or request.upper_bound is not None:
+        chosen["distance_range"] = (request.lower_bound, request.upper_bound)
+    if request.bypass_vector_index:
+        chosen["use_index"] = False
+    return chosen
+
+
+def _probes(request: models.QueryTableRequest) -> dict[str, int]:
+    """The partitions to probe: the bounds win over `nprobes`; a maximum of 0 is none, as lancedb writes it."""
+    least, most = request.minimum_nprobes, request.maximum_nprobes
+    if least is None and most is None:
+        return {} if request.nprobes is None else {"nprobes": _positive(request.nprobes, "nprobes")}
+    chosen = {}
+    if least is not None:
+        chosen["minimum_nprobes"] = _positive(least, "minimum_nprobes")
+    if most:
+        chosen["maximum_nprobes"] = most
+        if least is not None and least > most:
+            raise InvalidInputError(f"minimum_nprobes is {least}, above maximum_nprobes {most}.")
+    return chosen
+
+
+def _positive(value: int, name: str) -> int:
+    if value < 1:
+        raise InvalidInputError(f"{name} is at least 1; leave it out for the default.")
+    return value
+
+
+def _word(given: str | None, choices: tuple[str, ...], name: str) -> str | None:
+    if given is None or given.lower() in choices:
+        return given and given.lower()
+    raise InvalidInputError(f"The {name} is one of {', '.join(choices)}; not '{given}'.")
+
+
+def _scanner(dataset: lance.LanceDataset, options: dict[str, Any], nearest: dict[str, Any]) -> LanceScanner:
+    """A scanner with a vector search.
+
+    pylance makes float32 of integers, which Lance refuses for a column of int8: there the vector is put in afterwards.
+    """
+    if not isinstance(nearest["q"], pa.Int8Array):
+        return dataset.scanner(nearest=nearest, **options)
+    builder = ScannerBuilder(dataset)
+    for name, value in options.items():
+        getattr(builder, name)(value)
+    builder.nearest(**nearest)
+    prepared: Any = builder._nearest
+    prepared["q"] = nearest["q"]
+    return builder.to_scanner()

@@ -68,3 +68,13 @@ def page_size(limit: int | None) -> int:
     if limit < 1:
         raise InvalidInputError(f"limit is {limit}: at least 1.")
     return min(limit, LARGEST_PAGE)
+
+
+def namespaces_scope(path: Sequence[str]) -> str:
+    """What the page tokens of one namespace's namespaces are bound to."""
+    return f"namespaces {path!r}"
+
+
+def tables_scope(path: Sequence[str]) -> str:
+    """What the page tokens of one namespace's tables are bound to."""
+    return f"tables {path!r}"

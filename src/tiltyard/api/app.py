@@ -64,6 +64,8 @@ class Api:
             return await exchange.send(status, body, JSON)
         query = parse_query(scope["query_string"])
         route, segments = self._router.find(method, path, ("delimiter", ".") in query)
+        if exchange.remote:
+            route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
         if route.served is None:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
         binder = self._binder(route)
@@ -76,6 +78,8 @@ class Api:
             body = await read_body(receive, self._services.settings.max_json_bytes)
             rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
             request = binder.bind(segments, query, headers, body, rewrite)
+            if exchange.remote:
+                remote.amend(route.operation, ctx, request)
             if self._inline and route.served.inline(request):
                 result = route.served.function(ctx, request)
             else:

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from lance_namespace.errors import ErrorCode, InvalidInputError
+from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError
 
 from tiltyard.api.remote_query import query_request
 from tiltyard.api.requests import Headers, Rewrite, decode_json
 from tiltyard.context import Context
-from tiltyard.schemas import from_json, to_remote_json
+from tiltyard.paging import namespaces_scope, tables_scope
+from tiltyard.schemas import from_json, to_json, to_remote_json
 from tiltyard.spec import ARROW_STREAM, JSON, Operation, models
 
 VERSION_HEADER = (b"phalanx-version", b"0.5.0")
@@ -47,8 +48,6 @@ _BAD_REQUEST = frozenset(
         ErrorCode.TABLE_VERSION_NOT_FOUND,
         ErrorCode.TABLE_COLUMN_NOT_FOUND,
         ErrorCode.INVALID_TABLE_STATE,
-        ErrorCode.TABLE_BRANCH_NOT_FOUND,
-        ErrorCode.TABLE_BRANCH_ALREADY_EXISTS,
     }
 )
 
@@ -56,6 +55,27 @@ _BAD_REQUEST = frozenset(
 def status(standard: int, code: int) -> int:
     """The HTTP status of an error for this client."""
     return 400 if code in _BAD_REQUEST else standard
+
+
+INSTEAD: Mapping[str, str] = {"ListAllTables": "ListTables"}
+"""What else an operation means here: `GET /v1/table/` lists the tables of the root."""
+
+
+def amend(operation: Operation, ctx: Context, request: Any) -> None:
+    """Change a bound request where this client says something else by the same field."""
+    if operation.name == "ListTables" and request.page_token:
+        request.page_token = _page_token(ctx, tables_scope(tuple(request.id or ())), request.page_token)
+    elif operation.name == "ListNamespaces" and request.page_token:
+        request.page_token = _page_token(ctx, namespaces_scope(tuple(request.id or ())), request.page_token)
+
+
+def _page_token(ctx: Context, scope: str, given: str) -> str:
+    """`table_names` pages by the last name it has seen, `list_tables` by the token it was given."""
+    try:
+        ctx.paging.key(scope, given)
+    except InvalidInputError:
+        return ctx.paging.token(scope, given)
+    return given
 
 
 def rewrite(operation: Operation, ctx: Context, headers: Headers) -> Rewrite:
@@ -109,22 +129,12 @@ def _add_columns(ctx: Context, fields: Fields) -> Fields:
         schema = pa.ipc.open_stream(fields["arrow"]).schema
     except pa.ArrowException as error:
         raise InvalidInputError(f"The body is no Arrow schema: {error}") from error
-    return {"new_columns": [], "schema": msgspec.to_builtins(_schemas_to_json(schema))}
-
-
-def _schemas_to_json(schema: pa.Schema) -> Any:
-    from tiltyard.schemas import to_json
-
-    return to_json(schema)
+    return {"new_columns": [], "schema": msgspec.to_builtins(to_json(schema))}
 
 
 def _describe(ctx: Context, fields: Fields) -> Fields:
     """lancedb cannot do without version and schema."""
     return fields | {"load_detailed_metadata": True}
-
-
-def _list(scope: str, ctx: Context, fields: Fields) -> Fields:
-    return fields
 
 
 _REWRITES: Mapping[str, Callable[[Context, Fields], Any]] = {
@@ -146,10 +156,10 @@ def answer(operation: Operation, ctx: Context, result: Any) -> Any:
 
 
 def _described(result: models.DescribeTableResponse) -> Fields:
+    if result.schema is None:
+        raise InvalidTableStateError("This table is only declared: create it, or insert rows through its namespace.")
     fields: Fields = msgspec.to_builtins(result)
-    if result.schema is not None:
-        fields["schema"] = to_remote_json(from_json(result.schema))
-    return fields
+    return fields | {"schema": to_remote_json(from_json(result.schema))}
 
 
 def _updated(result: models.UpdateTableResponse) -> Fields:

@@ -37,6 +37,7 @@ class Router:
 
     def __init__(self, bound: Mapping[str, tuple[Operation, Served | None]] | None = None) -> None:
         self._root = _Node()
+        self._named: dict[str, Route] = {}
         for facts, served in (bound_operations() if bound is None else bound).values():
             node = self._root
             for part in facts.path.strip("/").split("/"):
@@ -46,8 +47,13 @@ class Router:
                     node = node.wildcard[1]
                 else:
                     node = node.children.setdefault(part.encode(), _Node())
+            route = self._named[facts.name] = Route(facts, served)
             for method in (facts.method, *facts.also):
-                node.routes[method] = Route(facts, served)
+                node.routes[method] = route
+
+    def named(self, name: str) -> Route:
+        """The route of an operation."""
+        return self._named[name]
 
     def find(self, method: str, raw_path: bytes, dot_delimiter: bool = False) -> tuple[Route, Segments]:
         """The route of a request, and its raw path segments by name.

@@ -8,9 +8,10 @@ from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsErro
 
 from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
-from tiltyard.ids import Id, checked, display
+from tiltyard.ids import Id, checked
 from tiltyard.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.operations import always, operation
+from tiltyard.paging import namespaces_scope
 from tiltyard.spec import models
 from tiltyard.store import UnitOfWork
 
@@ -44,7 +45,7 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
     """List the names of the namespaces directly in one. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
     names, token = ctx.paging.page(
-        f"namespaces {display(path)}",
+        namespaces_scope(path),
         request.page_token,
         request.limit,
         lambda after, count: ctx.store.list_namespaces(path, after, count),

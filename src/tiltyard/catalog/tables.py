@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
@@ -13,9 +10,10 @@ from lance_namespace.errors import (
 
 from tiltyard.catalog.namespaces import namespace_id
 from tiltyard.context import Context
-from tiltyard.ids import DEFAULT_DELIMITER, display
+from tiltyard.ids import DEFAULT_DELIMITER
 from tiltyard.modes import RegisterMode, parse_mode
 from tiltyard.operations import always, operation
+from tiltyard.paging import tables_scope
 from tiltyard.schemas import to_json
 from tiltyard.spec import models
 from tiltyard.store import TableRecord
@@ -166,11 +164,6 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
         lambda name: name,
     )
     return models.ListTablesResponse(tables=list(names), page_token=token)
-
-
-def tables_scope(path: Sequence[str]) -> str:
-    """What the page tokens of one namespace's tables are bound to."""
-    return f"tables {display(tuple(path))}"
 
 
 @operation(inline=always)

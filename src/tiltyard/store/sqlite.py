@@ -31,6 +31,9 @@ GATHERED = 256
 STATEMENTS = 256
 """Prepared statements kept by each connection."""
 
+WAL_BYTES = 64 << 20
+"""What is kept of the write-ahead log once a large transaction is in the file."""
+
 UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -81,6 +84,7 @@ class SqliteConnection:
                 self.raw.execute("PRAGMA journal_mode = WAL")
                 self.raw.execute("PRAGMA synchronous = FULL")  # NORMAL loses acknowledged commits with the power
                 self.raw.execute("PRAGMA foreign_keys = ON")
+                self.raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             else:
                 self.raw.execute("PRAGMA query_only = ON")
         except sqlite3.Error as error:

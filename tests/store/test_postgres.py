@@ -1,0 +1,139 @@
+"""What only PostgreSQL has: connections that get lost, deadlocks, a server that restarts."""
+
+from __future__ import annotations
+
+from threading import Barrier, Thread
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from lance_namespace.errors import NamespaceNotFoundError, ServiceUnavailableError
+
+from tiltyard.store import open_store, schema, wall_clock
+from tiltyard.store.postgres import PostgresDatabase, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services.postgres import PostgresServer
+    from tiltyard.store.database import Connection
+
+INSERT = "INSERT INTO secrets (name, value) VALUES (?, '')"
+KILL_ME = "SELECT pg_terminate_backend(pg_backend_pid())"
+
+
+@pytest.fixture
+def database_kind() -> str:
+    return "postgres"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[PostgresDatabase]:
+    database = PostgresDatabase(url, patience=2)
+    schema.migrate(database, wall_clock)
+    yield database
+    database.close()
+
+
+def names(database: PostgresDatabase) -> list[str]:
+    return [row[0] for row in database.read(lambda connection: connection.rows("SELECT name FROM secrets"))]
+
+
+def test_translate_turns_the_stores_sql_into_psycopgs() -> None:
+    assert translate("SELECT '%' WHERE a = ? /*+ FOR UPDATE */") == "SELECT '%%' WHERE a = %s  FOR UPDATE "
+
+
+def test_lost_connection_before_commit_is_run_again(database: PostgresDatabase) -> None:
+    attempts = []
+
+    def write(connection: Connection) -> None:
+        attempts.append(1)
+        connection.change(INSERT, "a")
+        if len(attempts) == 1:
+            connection.rows(KILL_ME)
+
+    database.write(write)
+    assert (len(attempts), names(database)) == (2, ["a"])
+
+
+def test_connection_lost_while_committing_is_not_run_again(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = []
+    execute = psycopg.Connection.execute
+
+    def cut(self: psycopg.Connection[object], query: str, *args: object, **kwargs: object) -> object:
+        if query == "COMMIT":
+            attempts.append(1)
+            monkeypatch.setattr(psycopg.Connection, "execute", execute)
+            execute(self, "COMMIT")
+            self.pgconn.finish()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return execute(self, query, *args, **kwargs)  # type: ignore[arg-type]  # the same call, passed on
+
+    monkeypatch.setattr(psycopg.Connection, "execute", cut)
+    with pytest.raises(ServiceUnavailableError, match="may or may not"):
+        database.write(lambda connection: connection.change(INSERT, "a"))
+    assert (len(attempts), names(database)) == (1, ["a"])
+
+
+def test_deadlock_is_run_again(database: PostgresDatabase) -> None:
+    for name in ("a", "b"):
+        database.write(lambda connection, name=name: connection.change(INSERT, name))
+    both, runs = Barrier(2), []
+
+    def update(first: str, second: str) -> None:
+        tries: list[int] = []
+
+        def work(connection: Connection) -> None:
+            tries.append(1)
+            runs.append(1)
+            connection.change("UPDATE secrets SET value = value || '+' WHERE name = ?", first)
+            if len(tries) == 1:
+                both.wait(10)
+            connection.change("UPDATE secrets SET value = value || '+' WHERE name = ?", second)
+
+        database.write(work)
+
+    threads = [Thread(target=update, args=pair) for pair in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert database.read(lambda connection: connection.rows("SELECT value FROM secrets")) == [("++",), ("++",)]
+    assert len(runs) == 3
+
+
+def test_unit_of_work_that_goes_on_after_a_refusal_changes_nothing(database: PostgresDatabase) -> None:
+    def work(connection: Connection) -> None:
+        connection.change(INSERT, "a")
+        with pytest.raises(Exception, match="secrets_pkey"):
+            connection.change(INSERT, "a")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        database.write(work)
+    assert names(database) == []
+
+
+def test_pool_recovers_from_a_restart_of_the_server(postgres: PostgresServer, url: str) -> None:
+    with open_store(url) as store:
+        store.create_namespace(("a",), {})
+        postgres.stop("immediate")
+        postgres.start()
+        assert store.list_namespaces((), None, 10) == ["a"]
+        store.create_namespace(("b",), {})
+        with pytest.raises(NamespaceNotFoundError):
+            store.describe_namespace(("c",))
+
+
+def test_server_that_is_down_is_unavailable(postgres: PostgresServer, database: PostgresDatabase) -> None:
+    postgres.stop("fast")
+    try:
+        with pytest.raises(ServiceUnavailableError):
+            database.ping()
+        with pytest.raises(ServiceUnavailableError):
+            database.write(lambda connection: connection.change(INSERT, "a"))
+    finally:
+        postgres.start()
+    with pytest.raises(ServiceUnavailableError):
+        PostgresDatabase("postgresql://nobody@127.0.0.1:1/none", patience=0.5)

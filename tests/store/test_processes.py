@@ -1,0 +1,40 @@
+"""Several processes on one catalog, and processes that die in the middle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tiltyard.store import open_store
+
+PROGRAM = str(Path(__file__).with_name("writer_process.py"))
+
+
+def start(url: str, prefix: str, number: int, threads: int = 4) -> subprocess.Popen[str]:
+    command = [sys.executable, PROGRAM, url, prefix, str(number), str(threads)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_share_one_catalog_and_all_get_their_turn(url: str) -> None:
+    processes = [start(url, prefix, 300) for prefix in ("a", "b", "c")]
+    names = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    with open_store(url) as store:
+        assert store.list_namespaces((), None, 1000) == sorted(name for mine in names for name in mine)
+    assert [len(mine) for mine in names] == [300, 300, 300]
+
+
+def test_what_was_answered_survives_a_kill(url: str) -> None:
+    for round_ in range(3):
+        process = start(url, f"round{round_}", 100_000, threads=8)
+        assert process.stdout
+        answered = [process.stdout.readline().strip() for _ in range(200)]
+        process.kill()  # SIGKILL, in the middle of whatever it is doing
+        answered += [line.strip() for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        process.wait(10)
+        process.stdout.close()
+        with open_store(url) as store:
+            stored = set(store.list_namespaces((), None, 1_000_000))
+            assert set(answered) <= stored
+            store.create_namespace((f"after {round_}",), {})

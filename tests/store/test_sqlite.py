@@ -1,0 +1,190 @@
+"""What only SQLite has: the gathering writer, readers by thread, the lock between processes."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import ServiceUnavailableError
+
+from tiltyard.store import schema, wall_clock
+from tiltyard.store.database import UniqueError
+from tiltyard.store.sqlite import SqliteDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from tiltyard.store.database import Connection
+
+INSERT = "INSERT INTO secrets (name, value) VALUES (?, '')"
+NAMES = "SELECT name FROM secrets ORDER BY name"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "catalog.db"
+
+
+@pytest.fixture
+def database(file: Path) -> Iterator[SqliteDatabase]:
+    database = SqliteDatabase(file)
+    schema.migrate(database, wall_clock)
+    yield database
+    database.close()
+
+
+def insert(name: str) -> Callable[[Connection], int]:
+    return lambda connection: connection.change(INSERT, name)
+
+
+def names(database: SqliteDatabase) -> list[str]:
+    return [row[0] for row in database.read(lambda connection: connection.rows(NAMES))]
+
+
+class Gate:
+    """Holds the writer inside a write until others wait behind it, so that they become one batch."""
+
+    def __init__(self, database: SqliteDatabase, pool: ThreadPoolExecutor) -> None:
+        self.database, self.pool = database, pool
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def gather(self, *writes: Callable[[Connection], object]) -> list[Future[object]]:
+        def hold(_: Connection) -> None:
+            self.entered.set()
+            assert self.opened.wait(10)
+
+        first = self.pool.submit(self.database.write, hold)
+        assert self.entered.wait(10)
+        futures = []
+        for number, write in enumerate(writes, start=1):
+            futures.append(self.pool.submit(self.database.write, write))
+            while self.database._queue.qsize() < number:
+                os.sched_yield()
+        self.opened.set()
+        first.result(10)
+        return futures
+
+
+def test_write_that_fails_fails_alone(database: SqliteDatabase) -> None:
+    seen: list[int] = []
+
+    def fail(connection: Connection) -> None:
+        connection.change(INSERT, "half")
+        raise ValueError("mine")
+
+    def count(connection: Connection) -> None:
+        seen.append(len(connection.rows(NAMES)))
+
+    with ThreadPoolExecutor(8) as pool:
+        writes = [insert("a"), fail, insert("a"), insert("b"), count]
+        outcomes = [future.exception(10) for future in Gate(database, pool).gather(*writes)]
+    assert list(map(type, outcomes)) == [type(None), ValueError, UniqueError, type(None), type(None)]
+    assert names(database) == ["a", "b"]
+    assert seen == [2]
+
+
+def test_commit_that_fails_fails_for_all_and_the_next_goes_through(database: SqliteDatabase) -> None:
+    def defer(connection: Connection) -> None:  # a foreign key that is looked at by COMMIT only
+        connection.rows("PRAGMA defer_foreign_keys = ON")
+        connection.change("INSERT INTO upload_parts VALUES ('missing', 'p', '[]', 0, 0)")
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = Gate(database, pool).gather(insert("a"), defer, insert("b"))
+        assert {type(future.exception(10)) for future in futures} == {ServiceUnavailableError}
+    assert names(database) == []
+    database.write(insert("c"))
+    assert names(database) == ["c"]
+
+
+def test_write_is_not_answered_before_it_is_committed(database: SqliteDatabase, file: Path) -> None:
+    done = threading.Event()
+
+    def check() -> None:
+        for i in range(100):
+            database.write(insert(f"{threading.get_ident()}-{i}"))
+            outside = sqlite3.connect(file)
+            assert outside.execute("SELECT 1 FROM secrets WHERE name = ?", (f"{threading.get_ident()}-{i}",)).fetchone()
+            outside.close()
+        done.set()
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(check) for _ in range(4)]:
+            future.result(30)
+    assert len(names(database)) == 400
+
+
+def test_write_inside_a_write_is_refused(database: SqliteDatabase) -> None:
+    with pytest.raises(RuntimeError, match="inside"):
+        database.write(lambda _: database.write(insert("a")))
+
+
+def test_write_gives_up_while_another_process_holds_the_file(file: Path) -> None:
+    database = SqliteDatabase(file, patience=0.2)
+    schema.migrate(database, wall_clock)
+    with Path(f"{file}.lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ServiceUnavailableError, match="busy"):
+            database.write(insert("never"))
+        assert names(database) == []  # reading goes on
+    database.write(insert("now"))
+    assert names(database) == ["now"]
+    database.close()
+
+
+def test_full_disk_is_unavailable_and_passes(database: SqliteDatabase) -> None:
+    def fill(connection: Connection) -> None:
+        connection.rows("PRAGMA max_page_count = 1")  # SQLite takes the present size for it
+        for i in range(10_000):
+            connection.change(INSERT, f"{i}" * 100)
+
+    with pytest.raises(ServiceUnavailableError, match="full"):
+        database.write(fill)
+    assert names(database) == []
+    database.write(insert("a"))
+    assert names(database) == ["a"]
+
+
+def test_close_answers_what_waits_and_refuses_what_comes(database: SqliteDatabase) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        futures = Gate(database, pool).gather(*[insert(f"{i}") for i in range(5)])
+        database.close()
+        assert [future.exception(10) for future in futures] == [None] * 5
+    with pytest.raises(ServiceUnavailableError):
+        database.write(insert("late"))
+    with pytest.raises(ServiceUnavailableError):
+        names(database)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux to count open files")
+def test_readers_of_threads_that_end_are_closed(database: SqliteDatabase, file: Path) -> None:
+    def open_files() -> int:
+        found = 0
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):  # the folder's own descriptor is gone by now
+                found += descriptor.readlink() == file
+        return found
+
+    before = open_files()
+    for _ in range(20):
+        thread = threading.Thread(target=names, args=(database,))
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert open_files() <= before + 1
+
+
+def test_file_is_durable_and_checked(database: SqliteDatabase) -> None:
+    def settings(connection: Connection) -> list[object]:
+        return [connection.rows(f"PRAGMA {name}")[0][0] for name in ("journal_mode", "synchronous", "foreign_keys")]
+
+    assert database.write(settings) == ["wal", 2, 1]
+    assert database.inline_reads

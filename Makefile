@@ -1,0 +1,64 @@
+# Everything a stranger or a CI machine runs. `make help` lists it.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := .venv/.run
+DEV := .venv/.dev
+SPEC_FOLDER := ../shared/spec
+LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--group build --extra demo --custom-compile-command "make lock" --quiet
+
+.PHONY: help demo test lint format spec lock bench services clean
+
+help: ## Say what there is.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(RUN) ## Start a server, load 17,472 films, search them through the stock lancedb client, stop.
+	$(BIN)/python examples/films.py
+
+test: $(DEV) services lint ## Prepare everything the tests need, lint, then run the tests (PYTEST_ARGS="-k name").
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/make_models.py --check
+	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
+
+format: $(DEV) ## Put all code into its one form.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+spec: $(DEV) ## Write the models again from the specification (its facts first, where SPEC_FOLDER is there).
+	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py $(SPEC_FOLDER); fi
+	$(BIN)/python scripts/make_models.py
+
+lock: $(DEV) ## Resolve the dependencies again, changing only what must change (LOCK_ARGS=--upgrade for all).
+	$(BIN)/$(LOCK) $(LOCK_ARGS) --group dev --output-file requirements-dev.lock
+	$(BIN)/$(LOCK) --constraint requirements-dev.lock --output-file requirements.lock
+	@if grep -n '://' requirements.lock requirements-dev.lock; then echo "A lock file names a host."; exit 1; fi
+
+bench: $(DEV) ## Measure against the reference server; the table goes to bench/RESULTS.md.
+	$(BIN)/python -m bench
+
+services: ## Install the servers that tests start (PostgreSQL), where they are missing.
+	@bash scripts/install_services.sh postgresql
+
+clean: ## Remove the environment and all caches.
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment: what runs (with the demo), and what develops on top. Done again only when its lock changes.
+$(RUN): requirements.lock pyproject.toml scripts/install_packages.sh
+	@bash scripts/install_packages.sh $(PYTHON) requirements.lock
+	@touch $@
+
+$(DEV): requirements-dev.lock pyproject.toml scripts/install_packages.sh
+	@bash scripts/install_packages.sh $(PYTHON) requirements-dev.lock
+	@touch $@ $(RUN)

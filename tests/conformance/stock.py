@@ -1,0 +1,62 @@
+"""How the generated client (U) and the Rust client (R) make the call of a case."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import lance.namespace as rust
+import lance_namespace as models
+import lance_namespace_urllib3_client as generated
+import lance_namespace_urllib3_client.api as apis
+
+from tests.conformance.cases import Case, Fields
+
+API_CLASSES = [getattr(apis, name) for name in dir(apis) if name.endswith("Api")]
+REQUEST_MODELS = {"CreateTableScalarIndex": "CreateTableIndexRequest", "ListAllTables": "ListTablesRequest"}
+QUERY_PARAMETERS = {
+    "ListNamespaces", "ListTables", "ListAllTables", "DropTable", "DropTableIndex", "ListTableVersions", "ListTableTags",
+    "ListTableBranches", "CreateTable", "InsertIntoTable", "MergeInsertIntoTable",
+}
+
+
+class NoSuchCallError(Exception):
+    """This client has no call for the operation."""
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def model(operation: str, fields: Fields) -> Any:
+    """The request model of an operation, filled."""
+    name = REQUEST_MODELS.get(operation, f"{operation}Request")
+    found = getattr(generated, name, None) or getattr(models, name, None)
+    if found is None:
+        raise NoSuchCallError(name)
+    return found.from_dict(fields)
+
+
+def call_generated(client: generated.ApiClient, case: Case, fields: Fields) -> Any:
+    """Through `lance_namespace_urllib3_client`."""
+    method = next((getattr(api(client), snake(case.operation)) for api in API_CLASSES if hasattr(api, snake(case.operation))), None)
+    if method is None:
+        raise NoSuchCallError(case.operation)
+    where = ["$".join(fields["id"]) or "$"] if "id" in fields else []
+    if case.operation == "UpdateTableSchemaMetadata":
+        return method(*where, fields["metadata"])
+    if case.operation in QUERY_PARAMETERS:
+        rest = {name: value for name, value in fields.items() if name != "id"}
+        return method(*where, **rest, **({"body": case.body} if case.body is not None else {}))
+    if case.operation == "DescribeTableIndexStats":
+        return method(*where, fields["index_name"], generated.DescribeTableIndexStatsRequest())
+    return method(*where, model(case.operation, fields))
+
+
+def call_rust(client: rust.RestNamespace, case: Case, fields: Fields) -> Any:
+    """Through `lance.namespace.RestNamespace`."""
+    method = getattr(client, snake(case.operation), None)
+    if method is None or snake(case.operation) not in vars(rust.RestNamespace):
+        raise NoSuchCallError(case.operation)
+    request = model(case.operation, fields)
+    return method(request) if case.body is None else method(request, case.body)

@@ -17,6 +17,7 @@ from lance_namespace.errors import LanceNamespaceError
 from uvicorn.supervisors import Multiprocess
 
 from tiltyard.api.app import Api
+from tiltyard.cli.memory import keep_large_buffers
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.rooms import open_rooms
@@ -69,6 +70,7 @@ def handed_down_application() -> Application:
     """The application of a process that a parent started."""
     settings = msgspec.json.decode(os.environ[HANDED_DOWN], type=Settings)
     set_up_logging(settings)
+    keep_large_buffers()
     open_rooms()
     return Application(open_services(settings))
 
@@ -84,6 +86,7 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
     """The services, or one sentence why not."""
     try:
         set_up_logging(settings)
+        keep_large_buffers()
         open_rooms()
         return open_services(settings)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:

@@ -278,6 +278,22 @@ class BranchContents(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class CloneTableRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    is_shallow: bool | None = None
+    source_location: str
+    source_tag: str | None = None
+    source_version: Count64 | None = None
+
+
+class CloneTableResponse(Model, kw_only=True):
+    location: str | None = None
+    properties: dict[str, str] | None = None
+    version: Count64 | None = None
+
+
 class ColumnOrdering(Model, kw_only=True):
     ascending: bool | None = None
     column_name: str

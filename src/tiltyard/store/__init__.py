@@ -1,5 +1,6 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
+from tiltyard.store.folders import CREATING
 from tiltyard.store.records import (
     DoomedFolder,
     DroppedNamespace,
@@ -18,6 +19,7 @@ from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_clock
 
 __all__ = [
+    "CREATING",
     "DoomedFolder",
     "DroppedNamespace",
     "ListedTable",

@@ -1,0 +1,44 @@
+"""A new table from a version of another one: lancedb's clone."""
+
+from __future__ import annotations
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.context import Context
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.store import CREATING
+from tiltyard.tables.opening import table_id
+
+LEASE_MS = 60 * 60 * 1000
+
+
+@operation
+def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.CloneTableResponse:
+    """Create a table from a version or tag of the table at a location.
+
+    A shallow clone (the default) shares the data files of its source: dropping the source takes them away. A deep one
+    copies them. Raises TableAlreadyExistsError, NamespaceNotFoundError, TableVersionNotFoundError,
+    TableTagNotFoundError, InvalidInputError (a source outside the roots, or a version and a tag at once).
+    """
+    path = table_id(request.id)
+    if request.source_version is not None and request.source_tag is not None:
+        raise InvalidInputError("Name a source_version or a source_tag, not both.")
+    storage = ctx.storage
+    origin = storage.check_location(request.source_location)
+    source = storage.datasets.reader(
+        origin, storage.options(origin), version=request.source_version, tag=request.source_tag
+    )
+    location = storage.new_location(path)
+    ctx.store.describe_namespace(path[:-1])
+    ctx.store.doom(location, ctx.clock() + LEASE_MS, CREATING)
+    try:
+        with lance_errors(source):
+            clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
+            version = clone(location, source.version, storage.options(location)).version
+        record = ctx.store.insert_table(path, location, {}, in_creation=True)
+    except BaseException:
+        ctx.store.doom(location, ctx.clock(), CREATING)
+        raise
+    return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

@@ -7,14 +7,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 import lance
-from lance_namespace.errors import (
-    InvalidTableStateError,
-    TableBranchNotFoundError,
-    TableTagNotFoundError,
-    TableVersionNotFoundError,
-)
+from lance_namespace.errors import LanceNamespaceError, TableTagNotFoundError, TableVersionNotFoundError
 
 from tiltyard.ids import MAIN_BRANCH
+from tiltyard.storage.errors import lance_errors
 
 _MOST_HANDLES = 1024
 
@@ -45,7 +41,9 @@ class Datasets:
         if not branch or branch == MAIN_BRANCH:
             return dataset
         if branch not in dataset.branches.list():
-            raise TableBranchNotFoundError(f"No branch '{branch}' on this table: list its branches to see which there are.")
+            raise TableBranchNotFoundError(
+                f"No branch '{branch}' on this table: list its branches to see which there are."
+            )
         return dataset.checkout_version((branch, None))
 
     def reader(
@@ -76,14 +74,20 @@ class Datasets:
             handle = self._handles.get(key)
             if handle is not None:
                 self._handles.move_to_end(key)
-        if handle is not None and handle.latest_version == handle.version:
+        if handle is not None and _is_latest(handle):
             return handle
         handle = self.writer(location, options, branch)
+        self.keep(location, branch, handle)
+        return handle
+
+    def keep(self, location: str, branch: str | None, handle: lance.LanceDataset) -> None:
+        """Share a handle that a commit gave, so that the next request need not open the table again."""
+        key = (location, branch or MAIN_BRANCH)
         with self._lock:
             self._handles[key] = handle
+            self._handles.move_to_end(key)
             if len(self._handles) > _MOST_HANDLES:
                 self._handles.popitem(last=False)
-        return handle
 
     def _tagged(self, dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
         try:
@@ -96,3 +100,12 @@ class Datasets:
         with self._lock:
             for key in [key for key in self._handles if key[0] == location]:
                 del self._handles[key]
+
+
+def _is_latest(handle: lance.LanceDataset) -> bool:
+    """Whether no commit came after a handle; a table that cannot be asked is opened anew, which tells why."""
+    try:
+        with lance_errors():
+            return bool(handle.latest_version == handle.version)
+    except LanceNamespaceError:
+        return False

@@ -1,0 +1,5 @@
+"""Lance tables on disks and object stores: where they lie, how they are opened, written and deleted."""
+
+from tiltyard.storage.storage import Storage, StorageError
+
+__all__ = ["Storage", "StorageError"]

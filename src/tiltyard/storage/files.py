@@ -1,0 +1,133 @@
+"""Files of tables, whatever they lie on: what both kinds of storage can do, and local disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """Size and entity tag of a file, as the Rust object_store crate tells them (Lance compares the tag)."""
+
+    size: int
+    e_tag: str | None
+
+
+class Files(Protocol):
+    """Files by full location. Raises OSError and what obstore raises: `lance_errors` translates both."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names of files and folders right in a folder; none if it is missing."""
+
+    def is_file(self, location: str) -> bool:
+        """Whether a file lies at a location."""
+
+    def read(self, location: str) -> bytes:
+        """A file's content. Raises FileNotFoundError."""
+
+    def stat(self, location: str) -> FileStat | None:
+        """A file's size and tag; None if there is none."""
+
+    def write_new(self, location: str, content: bytes) -> bool:
+        """Write a whole file unless there is one: whether it was written. Of several writers, one wins."""
+
+    def delete(self, locations: Iterable[str]) -> None:
+        """Delete files; missing ones are fine."""
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete everything below a folder; a missing one is fine."""
+
+    def probe(self, root: str) -> None:
+        """Ask for real whether the storage answers."""
+
+    def prepare(self, root: str) -> None:
+        """Make a root ready, and try that files can be written and deleted there."""
+
+
+class LocalFiles:
+    """Files on local disks, or on what is mounted like one."""
+
+    def names(self, folder: str) -> list[str]:
+        """See Files."""
+        try:
+            return os.listdir(folder)  # noqa: PTH208  # names are all that is asked for
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def is_file(self, location: str) -> bool:
+        """See Files."""
+        return Path(location).exists() and not Path(location).is_dir()
+
+    def read(self, location: str) -> bytes:
+        """See Files."""
+        return Path(location).read_bytes()
+
+    def stat(self, location: str) -> FileStat | None:
+        """See Files."""
+        try:
+            found = Path(location).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        micros = found.st_mtime_ns // 1000
+        return FileStat(found.st_size, f"{found.st_ino:x}-{micros:x}-{found.st_size:x}")
+
+    def write_new(self, location: str, content: bytes) -> bool:
+        """See Files: a link appears at once with all the content, or not at all."""
+        target = Path(location)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.with_name(f".{target.name}.{uuid4().hex}")
+        try:
+            with staged.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(staged, target)
+        except FileExistsError:
+            return False
+        finally:
+            staged.unlink(missing_ok=True)
+        return True
+
+    def delete(self, locations: Iterable[str]) -> None:
+        """See Files."""
+        for location in locations:
+            Path(location).unlink(missing_ok=True)
+
+    def delete_folder(self, folder: str) -> None:
+        """See Files. A write under way may add a file meanwhile: then once more."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                shutil.rmtree(folder)
+            except FileNotFoundError:
+                if not Path(folder).exists():
+                    return
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+    def probe(self, root: str) -> None:
+        """See Files: a tiny file is written, read and deleted."""
+        location = f"{root}/.tiltyard-probe-{uuid4().hex}"
+        try:
+            Path(location).write_bytes(b"probe")
+            Path(location).read_bytes()
+        finally:
+            self.delete([location])
+
+    def prepare(self, root: str) -> None:
+        """See Files."""
+        Path(root).mkdir(parents=True, exist_ok=True)
+        self.probe(root)

@@ -1,0 +1,84 @@
+"""One at a time: changes of a table that would only undo each other's work."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import ConcurrentModificationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAUSE_SECONDS = 0.005
+_FILES = 1024
+
+
+class Locks:
+    """Locks by name, between the threads of this process and the processes of this machine.
+
+    Between machines only Lance's own conflict detection stands.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[threading.Lock, int]] = {}
+        self._lock = threading.Lock()
+        self._folder = Path(tempfile.gettempdir()) / f"tiltyard-locks-{os.getuid()}"
+
+    @contextmanager
+    def hold(self, name: str, seconds: float) -> Iterator[None]:
+        """Hold a lock. Raises ConcurrentModificationError if it is not free within `seconds`."""
+        deadline = time.monotonic() + seconds
+        lock = self._enter(name)
+        try:
+            if not lock.acquire(timeout=max(seconds, 0)):
+                raise _busy()
+            try:
+                with self._between_processes(name, deadline):
+                    yield
+            finally:
+                lock.release()
+        finally:
+            self._leave(name)
+
+    def _enter(self, name: str) -> threading.Lock:
+        with self._lock:
+            lock, users = self._held.get(name, (threading.Lock(), 0))
+            self._held[name] = (lock, users + 1)
+            return lock
+
+    def _leave(self, name: str) -> None:
+        with self._lock:
+            lock, users = self._held[name]
+            if users == 1:
+                del self._held[name]
+            else:
+                self._held[name] = (lock, users - 1)
+
+    @contextmanager
+    def _between_processes(self, name: str, deadline: float) -> Iterator[None]:
+        """A lock on one of a fixed number of files: two tables may share one, and then wait for each other."""
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _FILES
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        with (self._folder / str(number)).open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise _busy() from None
+                    time.sleep(_PAUSE_SECONDS)
+                else:
+                    yield  # closing the file frees the lock
+                    return
+
+
+def _busy() -> ConcurrentModificationError:
+    return ConcurrentModificationError("Other changes of this table are under way: try again in a moment.")

@@ -1,0 +1,223 @@
+"""The storage: locations, folders and files of tables, and their open datasets."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+)
+
+from tiltyard.storage.datasets import Datasets
+from tiltyard.storage.errors import lance_errors, translated
+from tiltyard.storage.files import Files, FileStat, LocalFiles
+from tiltyard.storage.gathering import Gathering
+from tiltyard.storage.locations import SUFFIX, canonical, check_below, is_below, is_local, new_folder
+from tiltyard.storage.locks import Locks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tiltyard.config import Settings
+    from tiltyard.ids import Id
+
+# What a client may learn of the options: how to reach the storage, nothing that lets it in.
+_PUBLIC = re.compile(
+    r"^(?:aws_)?(?:endpoint|endpoint_url|region|default_region|virtual_hosted_style_request)$|^allow_http$"
+)
+_MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
+
+
+class StorageError(Exception):
+    """The storage cannot be used as it is set up; the message says why, for whoever starts the server."""
+
+
+class Storage:
+    """All that lies under the root and the further roots that are allowed. Safe to use from several threads.
+
+    Methods raise ServiceUnavailableError and PermissionDeniedError for a storage that does not answer or refuses.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Know the roots; `prepare` looks at them. Raises StorageError for a root that cannot be one."""
+        self._options = dict(settings.storage_options)
+        self.root = _root(settings.root)
+        self._roots = (self.root, *map(_root, settings.allowed_roots))
+        self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes)
+        self.appends = Gathering()
+        self.locks = Locks()
+        self._files: dict[str, Files] = {"": LocalFiles()}
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Make the roots ready, and try to write there. Raises StorageError."""
+        for root in self._roots:
+            try:
+                self.files(root).prepare(root)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise StorageError(f"The root {root} is no folder: choose another.") from error
+            except BaseException as error:  # a panic of Rust is no Exception
+                if translated(error) is None and not isinstance(error, OSError):
+                    raise
+                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+                raise StorageError(f"The root {root} is not writable: {reason}.") from error
+
+    def probe(self) -> None:
+        """Ask the storage of the root for real. Raises ServiceUnavailableError."""
+        try:
+            with lance_errors():
+                self.files(self.root).probe(self.root)
+        except (OSError, LanceNamespaceError) as error:
+            raise ServiceUnavailableError("The storage does not answer.") from error
+
+    def files(self, location: str) -> Files:
+        """What reads and writes the files at a location."""
+        if is_local(location):
+            return self._files[""]
+        parts = urlsplit(location)
+        base = f"{parts.scheme}://{parts.netloc}"
+        with self._lock:
+            if base not in self._files:
+                from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
+
+                self._files[base] = ObjectFiles(base, self._options)
+            return self._files[base]
+
+    def new_location(self, path: Id) -> str:
+        """A location for a new table, right under the root."""
+        return f"{self.root}/{new_folder(path)}"
+
+    def check_location(self, location: str) -> str:
+        """The canonical form of a location that a client names.
+
+        Raises InvalidInputError unless it is a folder of its own below the root or an allowed root.
+        """
+        found = check_below(location, self._roots)
+        with lance_errors():
+            files = self.files(found)
+            if files.is_file(found):
+                raise InvalidInputError("The location is a file: name a folder.")
+            if any(name.endswith(SUFFIX) for name in files.names(found)):
+                raise InvalidInputError("The location holds other tables: name the folder of one.")
+        return found
+
+    def options(self, location: str) -> dict[str, str]:
+        """Options with which Lance opens a location; those of the object store, none on local disks."""
+        return {} if is_local(location) else dict(self._options)
+
+    def public_options(self, location: str) -> dict[str, str]:
+        """Options that any client may be told: the endpoint, the region, never a credential."""
+        return {name: value for name, value in self.options(location).items() if _PUBLIC.match(name.lower())}
+
+    def table_uri(self, location: str) -> str:
+        """A location as a URI with a scheme."""
+        return Path(location).as_uri() if is_local(location) else location
+
+    def has_table(self, location: str) -> bool:
+        """Whether there is a manifest of a Lance table at a location."""
+        with lance_errors():
+            return any(_MANIFEST.match(name) for name in self.files(location).names(f"{location}/_versions"))
+
+    def is_empty(self, location: str) -> bool:
+        """Whether nothing at all lies at a location."""
+        with lance_errors():
+            return not self.files(location).names(location)
+
+    def delete_folder(self, location: str) -> None:
+        """Delete a table's folder with all that is in it; one that is gone is fine.
+
+        Raises InvalidInputError for anything that is not below a root.
+        """
+        if not any(is_below(location, root) for root in self._roots) or location in self._roots:
+            raise InvalidInputError("Only folders below the server's roots can be deleted.")
+        if any(is_below(root, location) for root in self._roots):
+            raise InvalidInputError("This folder holds one of the server's roots: it is not deleted.")
+        with lance_errors():
+            self.files(location).delete_folder(location)
+        self.datasets.forget(location)
+
+    def delete_files(self, locations: Iterable[str]) -> None:
+        """Delete single files; missing ones are fine."""
+        for location in locations:
+            with lance_errors():
+                self.files(location).delete([location])
+
+    def inside(self, location: str, path: str) -> str:
+        """The full location of a file that a client names, inside a table's folder.
+
+        The path may be relative to the folder, or start with the folder's own path, with or without scheme, bucket
+        and leading slash. Raises InvalidInputError if it leads elsewhere.
+        """
+        plain = location if is_local(location) else urlsplit(location).path
+        relative = path
+        for start in (location, plain, plain.lstrip("/")):
+            if path.startswith(f"{start}/"):
+                relative = path[len(start) + 1 :]
+                break
+        segments = relative.split("/")
+        if "://" in relative or relative.startswith("/") or any(part in ("", ".", "..") for part in segments):
+            raise InvalidInputError("The path is not inside the table's folder.")
+        if not relative.isprintable() or "\\" in relative or "%" in relative:
+            raise InvalidInputError("The path has characters that no file of a table has.")
+        return f"{location}/{relative}"
+
+    def read_file(self, location: str, path: str) -> bytes:
+        """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""
+        target = self.inside(location, path)
+        try:
+            with lance_errors():
+                return self.files(location).read(target)
+        except LanceNamespaceError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise InvalidInputError(f"There is no file {path.rsplit('/', 1)[-1]} in this table.") from error
+            raise
+
+    def stat(self, location: str, path: str) -> FileStat | None:
+        """Size and tag of a file inside a table's folder; None if there is none."""
+        with lance_errors():
+            return self.files(location).stat(self.inside(location, path))
+
+    def finalize_manifest(self, location: str, staged_path: str, final_path: str) -> FileStat:
+        """Give a staged manifest its final name, if none has it yet. Done twice, it is done once.
+
+        Raises ConcurrentModificationError if another manifest has the name, InvalidInputError for paths that are
+        no manifests of this table, or nothing staged.
+        """
+        staged, final = self.inside(location, staged_path), self.inside(location, final_path)
+        for target in (staged, final):
+            folder, _, name = target.rpartition("/")
+            if not folder.endswith("/_versions") or not _MANIFEST.match(name):
+                raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
+        with lance_errors():
+            files = self.files(location)
+            if staged == final:
+                return _existing(files.stat(final))
+            try:
+                content = files.read(staged)
+            except FileNotFoundError:
+                return _existing(files.stat(final))
+            if not files.write_new(final, content) and files.read(final) != content:
+                raise ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
+            files.delete([staged])
+            return _existing(files.stat(final))
+
+
+def _existing(found: FileStat | None) -> FileStat:
+    if found is None:
+        raise InvalidInputError("There is no staged manifest at this path: write it first.")
+    return found
+
+
+def _root(root: str) -> str:
+    """A root in its canonical form; a relative one is taken from the working folder. Raises StorageError."""
+    try:
+        return canonical(root if "://" in root else str(Path(root).expanduser().absolute().resolve()))
+    except InvalidInputError as error:
+        raise StorageError(f"The root {root} cannot be used: {error}") from error

@@ -34,17 +34,11 @@ class Datasets:
 
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
-        try:
+        with lance_errors():
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
-        except ValueError as error:
-            raise InvalidTableStateError("This table has no data yet: insert rows or create it first.") from error
-        if not branch or branch == MAIN_BRANCH:
-            return dataset
-        if branch not in dataset.branches.list():
-            raise TableBranchNotFoundError(
-                f"No branch '{branch}' on this table: list its branches to see which there are."
-            )
-        return dataset.checkout_version((branch, None))
+            if not branch or branch == MAIN_BRANCH:
+                return dataset
+            return dataset.checkout_version((branch, None))
 
     def reader(
         self,

@@ -72,7 +72,8 @@ class Generator:
                 return context
             case "object":
                 values = schema.get("additionalProperties")
-                return f"dict[str, {self.type_of(values, context) if values else 'Any'}]"
+                inner = self.type_of(values, context) if values else "Any"
+                return f"dict[str, {inner}{' | None' if values and values.get('nullable') else ''}]"
         return "Any"
 
     def add(self, name: str, schema: Schema) -> None:

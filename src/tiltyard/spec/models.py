@@ -49,7 +49,7 @@ class AddVirtualColumnOutputEntry(Model, kw_only=True):
 
 class AlterColumnsEntry(Model, kw_only=True):
     path: str
-    data_type: dict[str, Any] | None = None
+    data_type: Any = None
     rename: str | None = None
     nullable: bool | None = None
     virtual_column: AlterVirtualColumnEntry | None = None
@@ -60,7 +60,8 @@ class AlterTableAddColumnsRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     branch: str | None = None
-    new_columns: list[NewColumnTransform]
+    new_columns: list[AddColumnsEntry]
+    schema: JsonArrowSchema | None = None
 
 
 class AlterTableAddColumnsResponse(Model, kw_only=True):
@@ -410,6 +411,19 @@ class CreateTableIndexRequest(Model, kw_only=True):
     stem: bool | None = None
     remove_stop_words: bool | None = None
     ascii_folding: bool | None = None
+    block_size: Count64 | None = None
+    custom_stop_words: list[str] | None = None
+    index_operators: bool | None = None
+    lance_tokenizer: str | None = None
+    max_ngram_length: Count64 | None = None
+    min_ngram_length: Count64 | None = None
+    ngram_max_length: Count64 | None = None
+    ngram_min_length: Count64 | None = None
+    prefix_only: bool | None = None
+    preserve_original: bool | None = None
+    replace: bool | None = None
+    split_identifiers: bool | None = None
+    split_on_numerics: bool | None = None
 
 
 class CreateTableIndexResponse(Model, kw_only=True):
@@ -1003,6 +1017,31 @@ class PhraseQuery(Model, kw_only=True):
     document_granularity: str | None = None
 
 
+class PrewarmTableIndexRequest(Model, kw_only=True):
+    branch: str | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    index_name: str | None = None
+    with_position: bool | None = None
+
+
+class PrewarmTableIndexResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
+class PrewarmTablePageCacheRequest(Model, kw_only=True):
+    branch: str | None = None
+    columns: list[str] | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class PrewarmTablePageCacheResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class QueryTableColumns(Model, kw_only=True):
     column_names: list[str] | None = None
     column_aliases: dict[str, str] | None = None
@@ -1155,7 +1194,7 @@ class TagContents(Model, kw_only=True):
 
 class UpdateFieldMetadataEntry(Model, kw_only=True):
     path: str
-    metadata: dict[str, str]
+    metadata: dict[str, str | None]
     replace: bool | None = None
 
 

@@ -1,0 +1,202 @@
+"""Columns: add, alter, drop; metadata of the schema and of single fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+
+from tiltyard.operations import operation
+from tiltyard.schemas import from_json, parse_type
+from tiltyard.spec import models
+from tiltyard.tables.committing import commit
+from tiltyard.tables.fields import RESERVED, find_field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import lance
+    import pyarrow as pa
+
+    from tiltyard.context import Context
+
+_VIRTUAL = "Virtual columns are not served: compute the values and add them, or give an SQL expression."
+_COMPUTED = "Computed columns that a backfill fills are not served: give the SQL as 'expression' to compute it once, now."
+
+
+@operation
+def alter_table_add_columns(
+    ctx: Context, request: models.AlterTableAddColumnsRequest
+) -> models.AlterTableAddColumnsResponse:
+    """Add columns that SQL expressions compute once from the rows there are, or empty ones of the types in `schema`.
+
+    Raises InvalidInputError (a name that is taken or cannot be, an expression that is not SQL),
+    TableColumnNotFoundError (in an expression), UnsupportedOperationError (virtual or computed columns).
+    """
+    expressions = {}
+    for entry in request.new_columns:
+        if entry.name in expressions:
+            raise InvalidInputError(f"The column '{entry.name}' is there twice in this request: name each one once.")
+        expressions[entry.name] = _expression(entry)
+    schema = from_json(request.schema) if request.schema is not None else None
+    if bool(expressions) == bool(schema and len(schema)):
+        raise InvalidInputError("Give either new columns with expressions, or a schema of empty columns.")
+    added: Any = expressions or schema
+
+    def change(dataset: lance.LanceDataset) -> None:
+        _check_new_names(dataset, expressions or schema.names)
+        dataset.add_columns(added)
+
+    _, version = commit(ctx, request.id, request.branch, change)
+    return models.AlterTableAddColumnsResponse(version=version)
+
+
+def _expression(entry: models.AddColumnsEntry) -> str:
+    if entry.virtual_column is not None:
+        raise UnsupportedOperationError(_VIRTUAL)
+    if entry.computed is not None:
+        raise UnsupportedOperationError(_COMPUTED)
+    if not entry.expression or not entry.expression.strip():
+        raise InvalidInputError(f"The new column '{entry.name}' needs an SQL expression.")
+    return entry.expression
+
+
+def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
+    there = set(dataset.schema.names)
+    for name in names:
+        _check_name(name)
+        if name in there:
+            raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
+
+
+def _check_name(name: str) -> None:
+    if not name or "." in name or "`" in name:
+        raise InvalidInputError(f"'{name}' cannot be the name of a column: leave out dots and backticks.")
+    if name in RESERVED:
+        raise InvalidInputError(f"'{name}' cannot be the name of a column: answers of queries use it.")
+
+
+@operation
+def alter_table_alter_columns(
+    ctx: Context, request: models.AlterTableAlterColumnsRequest
+) -> models.AlterTableAlterColumnsResponse:
+    """Rename columns, cast them, or change whether they may be null: all that is asked, or nothing.
+
+    Raises TableColumnNotFoundError, InvalidInputError (a name that is taken, a cast that cannot be, null values in a
+    column that shall have none), UnsupportedOperationError (virtual columns).
+    """
+    if not request.alterations:
+        raise InvalidInputError("Name at least one column to alter.")
+    alterations = [_alteration(entry) for entry in request.alterations]
+
+    def change(dataset: lance.LanceDataset) -> None:
+        _check_alterations(dataset, alterations)
+        dataset.alter_columns(*alterations)
+
+    _, version = commit(ctx, request.id, request.branch, change)
+    return models.AlterTableAlterColumnsResponse(version=version)
+
+
+def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
+    """What Lance calls an alteration."""
+    if entry.virtual_column is not None:
+        raise UnsupportedOperationError(_VIRTUAL)
+    alteration: dict[str, Any] = {"path": entry.path}
+    if entry.rename is not None:
+        _check_name(entry.rename)
+        alteration["name"] = entry.rename
+    if entry.nullable is not None:
+        alteration["nullable"] = entry.nullable
+    if entry.data_type is not None:
+        alteration["data_type"] = parse_type(entry.data_type)
+    if len(alteration) == 1:
+        raise InvalidInputError(f"Say what to alter in '{entry.path}': rename, data_type or nullable.")
+    return alteration
+
+
+def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, Any]]) -> None:
+    """Lance takes the last of two alterations of one column, so the others would be lost."""
+    seen = set()
+    for alteration in alterations:
+        field = find_field(dataset, alteration["path"])
+        if field.id() in seen:
+            raise InvalidInputError(f"The column '{alteration['path']}' is there twice: ask for all changes at once.")
+        seen.add(field.id())
+    _check_renames(dataset.schema, {entry["path"]: entry["name"] for entry in alterations if "name" in entry})
+
+
+def _check_renames(schema: pa.Schema, names: dict[str, str]) -> None:
+    after = [names.get(name, name) for name in schema.names]
+    for name in names.values():
+        if after.count(name) > 1:
+            raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
+
+
+@operation
+def alter_table_drop_columns(
+    ctx: Context, request: models.AlterTableDropColumnsRequest
+) -> models.AlterTableDropColumnsResponse:
+    """Drop columns, and the indices on them. Raises TableColumnNotFoundError, InvalidInputError (none, or all)."""
+    if not request.columns:
+        raise InvalidInputError("Name at least one column to drop.")
+    columns = list(dict.fromkeys(request.columns))
+
+    def change(dataset: lance.LanceDataset) -> None:
+        for path in columns:
+            find_field(dataset, path)
+        if not set(dataset.schema.names).difference(columns):
+            raise InvalidInputError("A table keeps at least one column: drop the table instead.")
+        dataset.drop_columns(columns)
+
+    _, version = commit(ctx, request.id, request.branch, change)
+    return models.AlterTableDropColumnsResponse(version=version)
+
+
+@operation
+def update_table_schema_metadata(
+    ctx: Context, request: models.UpdateTableSchemaMetadataRequest
+) -> models.UpdateTableSchemaMetadataResponse:
+    """Replace the metadata of the schema, as the specification has it. Raises what opening a table raises."""
+    metadata = request.metadata or {}
+    kept, _ = commit(
+        ctx, request.id, request.branch, lambda dataset: dataset.update_schema_metadata(metadata, replace=True)
+    )
+    return models.UpdateTableSchemaMetadataResponse(metadata=kept)
+
+
+@operation
+def update_field_metadata(
+    ctx: Context, request: models.UpdateFieldMetadataRequest
+) -> models.UpdateFieldMetadataResponse:
+    """Set metadata of fields, remove the keys whose value is null, and with `replace` all others too.
+
+    All fields change in one commit; the answer holds what they have then. Raises TableColumnNotFoundError,
+    InvalidInputError (no field, or one twice).
+    """
+    if not request.updates:
+        raise InvalidInputError("Name at least one field to update.")
+    paths = [update.path for update in request.updates]
+    if len(set(paths)) < len(paths):
+        raise InvalidInputError("A field is there twice in this request: give all its metadata at once.")
+
+    def change(dataset: lance.LanceDataset) -> dict[str, dict[str, str]]:
+        dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
+        return {path: _metadata(dataset, path) for path in paths}
+
+    fields, version = commit(ctx, request.id, request.branch, change)
+    return models.UpdateFieldMetadataResponse(version=version, fields=fields)
+
+
+def _new_metadata(dataset: lance.LanceDataset, update: models.UpdateFieldMetadataEntry) -> dict[str, str | None]:
+    """What to set and, as None, what to remove; Lance's own `replace` would hold for all fields of one commit."""
+    removed: dict[str, str | None] = dict.fromkeys(_metadata(dataset, update.path)) if update.replace else {}
+    return removed | update.metadata
+
+
+def _metadata(dataset: lance.LanceDataset, path: str) -> dict[str, str]:
+    found = find_field(dataset, path).metadata()
+    return {_text(key): _text(value) for key, value in (found or {}).items()}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

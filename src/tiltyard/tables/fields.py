@@ -1,0 +1,28 @@
+"""Fields of a table by their path: `a`, `a.b`, "`a.b`.c"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tiltyard.storage.errors import no_column
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+    from lance.schema import LanceField
+
+RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_distance", "_score", "_relevance_score", "query_index"})
+"""Names that queries give to columns of their own."""
+
+
+def find_field(dataset: lance.LanceDataset, path: str) -> LanceField:
+    """The field at a path. Raises TableColumnNotFoundError, which names the columns there are."""
+    field = dataset.lance_schema.field(path)
+    if field is None:
+        raise no_column(path, dataset.schema.names)
+    return field
+
+
+def arrow_field(dataset: lance.LanceDataset, path: str) -> pa.Field:
+    """The same as Arrow has it. Raises TableColumnNotFoundError."""
+    return find_field(dataset, path).to_arrow()

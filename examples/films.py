@@ -1,0 +1,155 @@
+"""Search 17,472 films through the stock lancedb client.
+
+    python examples/films.py [--url URL]
+
+Without a URL it starts a server of its own on a new folder, and stops it at the end. `make demo` runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import lance
+import lance_namespace
+import lancedb
+import numpy as np
+import pyarrow as pa
+from film_data import Embedder, load_films
+from lancedb.index import FTS, BTree, IvfPq
+from lancedb.query import ColumnOrdering
+from lancedb.remote.table import RemoteTable
+from lancedb.rerankers import RRFReranker
+from local_server import local_server
+
+Row = dict[str, Any]
+
+SHOWN = ["title", "year", "genre", "director"]
+NEAREST = 5
+
+
+def main() -> None:
+    """Load, index, search, and say what was found."""
+    parser = argparse.ArgumentParser(description="Search films through the stock lancedb client.")
+    parser.add_argument("--url", help="a running server; without it, one is started for the demo")
+    url = parser.parse_args().url
+    with nullcontext(url) if url else local_server() as server:
+        print(f"A Tiltyard server answers on {server}.")
+        tell(server)
+    print("\nDone.")
+
+
+def tell(url: str) -> None:
+    """The whole story, against a server."""
+    with timed("Read the films and embedded their titles"):
+        embed = Embedder()
+        films = load_films(embed)
+    database = lancedb.connect("db://demo", api_key="any", host_override=url)
+    with timed(f"Created the table with {films.num_rows:,} rows"):
+        table = database.create_table("films", films, mode="overwrite")
+    assert table.count_rows() == films.num_rows
+    build_indices(table)
+    search_by_meaning(table, embed, films)
+    search_by_words(table)
+    search_by_both(table, embed)
+    search_by_filter(table)
+    read_without_lancedb(url, films)
+    database.drop_table("films")
+
+
+def build_indices(table: RemoteTable) -> None:
+    """Three indices, built by the server in the background while the client waits."""
+    with timed("Built a vector, a full-text and a B-tree index"):
+        vectors = IvfPq(distance_type="cosine", num_partitions=64, num_sub_vectors=32)
+        table.create_index("vector", config=vectors, name="by_meaning")
+        table.create_index("description", config=FTS(), name="by_words")
+        table.create_index("year", config=BTree(), name="by_year")
+        table.wait_for_index(["by_meaning", "by_words", "by_year"], timeout=timedelta(minutes=5))
+    for index in table.list_indices():
+        print(f"  {index.name}: {index.index_type} on {', '.join(index.columns)}")
+
+
+def search_by_meaning(table: RemoteTable, embed: Embedder, films: pa.Table) -> None:
+    """The nearest titles, by the index; compared with the true nearest, worked out here."""
+    wish = "a haunted house horror film"
+    [vector] = embed([wish])
+    query = table.search(vector, vector_column_name="vector").distance_type("cosine").nprobes(20).refine_factor(10)
+    rows = query.select([*SHOWN, "_distance"]).limit(NEAREST).to_list()
+    show(f"Vector search: {wish!r}", rows, [*SHOWN, "_distance"])
+    vectors = films["vector"].combine_chunks().flatten().to_numpy().reshape(films.num_rows, -1)
+    order = np.argsort(-(vectors @ vector))[:NEAREST]
+    exact = {films["title"][int(number)].as_py() for number in order}
+    found = {row["title"] for row in rows}
+    assert len(rows) == NEAREST
+    assert len(found & exact) >= NEAREST - 1, f"the index found {found}, nearest are {exact}"
+
+
+def search_by_words(table: RemoteTable) -> None:
+    """Films whose sentence has the words, best match first."""
+    rows = table.search("Kurosawa Mifune", query_type="fts").select([*SHOWN, "_score"]).limit(NEAREST).to_list()
+    show("Full-text search: 'Kurosawa Mifune'", rows, [*SHOWN, "_score"])
+    assert len(rows) == NEAREST
+    assert all("Kurosawa" in row["director"] for row in rows)
+
+
+def search_by_both(table: RemoteTable, embed: Embedder) -> None:
+    """Meaning and words at once: two searches of 50 films each, their ranks joined by the client."""
+    words, meaning = "Audrey Hepburn", "a holiday in Rome"
+    [vector] = embed([meaning])
+    query = table.search(query_type="hybrid", vector_column_name="vector", fts_columns="description")
+    rows = query.vector(vector).text(words).distance_type("cosine").rerank(RRFReranker()).limit(50).to_list()
+    show(f"Hybrid search: {words!r} and {meaning!r}", rows[:NEAREST], [*SHOWN, "_relevance_score"])
+    assert rows[0]["title"] == "Roman Holiday"
+
+
+def search_by_filter(table: RemoteTable) -> None:
+    """A plain SQL condition; the B-tree narrows the years."""
+    condition = "year BETWEEN 1940 AND 1949 AND genre LIKE '%Mystery%' AND reviews >= 20"
+    best = [ColumnOrdering(column_name="score", ascending=False), ColumnOrdering(column_name="title")]
+    rows = table.search().where(condition).select([*SHOWN, "score"]).order_by(best).limit(NEAREST).to_list()
+    show(f"Filter: {condition}", rows, [*SHOWN, "score"])
+    assert len(rows) == NEAREST
+    assert all(1940 <= row["year"] <= 1949 for row in rows)
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+
+
+def read_without_lancedb(url: str, films: pa.Table) -> None:
+    """The same table through the specification's own client: pylance asks the server where it is, and reads it."""
+    client = lance_namespace.connect("rest", {"uri": url})
+    dataset = lance.dataset(namespace_client=client, table_id=["films"])
+    decades = dataset.to_table(columns={"decade": "year - year % 10"})["decade"].value_counts().to_pylist()
+    rows = sorted(
+        ({"decade": entry["values"], "films": entry["counts"]} for entry in decades), key=lambda row: row["decade"]
+    )
+    show("Films by decade, read by pylance", rows[-NEAREST:], ["decade", "films"])
+    assert sum(row["films"] for row in rows) == films.num_rows
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Say what was done, and how long it took."""
+    start = time.perf_counter()
+    yield
+    print(f"{what} in {time.perf_counter() - start:.1f} s.")
+
+
+def show(title: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Print rows as a table."""
+    cells = [[column.strip("_") for column in columns], *([_text(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[number]) for line in cells) for number in range(len(columns))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    print(f"\n{title}\n  {lines[0]}\n  {'  '.join('-' * width for width in widths)}")
+    print("\n".join(f"  {line}" for line in lines[1:]))
+
+
+def _text(value: object) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 44 else text[:43] + "…"
+
+
+if __name__ == "__main__":
+    main()

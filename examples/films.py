@@ -19,11 +19,12 @@ import lance_namespace
 import lancedb
 import numpy as np
 import pyarrow as pa
-from film_data import Embedder, load_films
 from lancedb.index import FTS, BTree, IvfPq
 from lancedb.query import ColumnOrdering
 from lancedb.remote.table import RemoteTable
 from lancedb.rerankers import RRFReranker
+
+from film_data import Embedder, load_films
 from local_server import local_server
 
 Row = dict[str, Any]

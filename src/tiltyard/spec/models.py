@@ -17,6 +17,18 @@ class Model(Struct, omit_defaults=True):
     """What all models share: fields are left out on the wire where they hold nothing."""
 
 
+class AbortMultipartWriteRequest(Model, kw_only=True):
+    branch: str | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    upload_id: str
+
+
+class AbortMultipartWriteResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class AddColumnsEntry(Model, kw_only=True):
     name: str
     expression: str | None = None
@@ -315,6 +327,19 @@ class CommitTableResult(Model, kw_only=True):
     deregister_table: DeregisterTableResponse | None = None
 
 
+class CompleteMultipartWriteRequest(Model, kw_only=True):
+    branch: str | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    upload_id: str
+
+
+class CompleteMultipartWriteResponse(Model, kw_only=True):
+    num_inserted_rows: Count64 | None = None
+    version: Count64
+
+
 class CountTableRowsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -356,6 +381,17 @@ class CreateMaterializedViewResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     version: Count64
     job_id: str | None = None
+
+
+class CreateMultipartWriteRequest(Model, kw_only=True):
+    branch: str | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class CreateMultipartWriteResponse(Model, kw_only=True):
+    upload_id: str
 
 
 class CreateNamespaceRequest(Model, kw_only=True):
@@ -438,6 +474,7 @@ class CreateTableRequest(Model, kw_only=True):
     mode: str | None = None
     properties: dict[str, str] | None = None
     storage_options: dict[str, str] | None = None
+    location: str | None = None
 
 
 class CreateTableResponse(Model, kw_only=True):
@@ -528,6 +565,7 @@ class DeleteFromTableResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     transaction_id: str | None = None
     version: Count64 | None = None
+    num_deleted_rows: Count64 | None = None
 
 
 class DeleteTableBranchRequest(Model, kw_only=True):
@@ -793,6 +831,8 @@ class InsertIntoTableRequest(Model, kw_only=True):
     id: list[str] | None = None
     branch: str | None = None
     mode: str | None = None
+    upload_id: str | None = None
+    upload_part_id: str | None = None
 
 
 class InsertIntoTableResponse(Model, kw_only=True):
@@ -952,7 +992,7 @@ class MergeInsertIntoTableRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
     branch: str | None = None
-    on: str | None = None
+    on: list[str] | None = None
     when_matched_update_all: bool | None = None
     when_matched_update_all_filt: str | None = None
     when_not_matched_insert_all: bool | None = None
@@ -969,6 +1009,8 @@ class MergeInsertIntoTableResponse(Model, kw_only=True):
     num_inserted_rows: Count64 | None = None
     num_deleted_rows: Count64 | None = None
     version: Count64 | None = None
+    num_attempts: Count64 | None = None
+    num_rows: Count64 | None = None
 
 
 class MultiMatchQuery(Model, kw_only=True):

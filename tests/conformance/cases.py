@@ -7,11 +7,12 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import lance
+import obstore
 import pyarrow as pa
 
 numbers = itertools.count(1)
@@ -40,10 +41,10 @@ def arrow(data: Any) -> pa.Table:
 
 @dataclass
 class World:
-    """Makes what a case needs, by plain HTTP; `root` is the server's folder."""
+    """Makes what a case needs, by plain HTTP; `options` open the server's storage."""
 
     raw: Any
-    root: Path
+    options: dict[str, str]
 
     def name(self, stem: str) -> str:
         return f"{stem}{next(numbers)}_{uuid4().hex[:6]}"
@@ -91,28 +92,40 @@ class World:
         return str(made["transaction_id"])
 
     def staged(self, table: list[str]) -> dict[str, Any]:
-        """A manifest written but not committed: the next version of a table, as a managed client stages it."""
-        location = Path(self.describe(table)["location"].removeprefix("file://"))
-        latest = lance.dataset(str(location))
-        copy = location.parent / f"copy-{uuid4().hex}"
-        import shutil
+        """A manifest written but not committed: the next version of a table, as a managed client stages it.
 
-        shutil.copytree(location, copy)
-        lance.dataset(str(copy)).delete("id = 1")
-        version = latest.version + 1
-        [manifest] = [p for p in (copy / "_versions").iterdir() if p.name == f"{2**64 - 1 - version}.manifest"]
-        staged = location / "_versions" / f"{manifest.name}-{uuid4()}"
-        shutil.copy(manifest, staged)
-        for folder in ("_deletions", "_transactions"):
-            if (copy / folder).exists():
-                shutil.copytree(copy / folder, location / folder, dirs_exist_ok=True)
-        shutil.rmtree(copy)
+        It is made by a real delete on a copy of the table.
+        """
+        location = self.describe(table)["location"]
+        there, copy = self.files(location), f"{location}-copy-{uuid4().hex}"
+        beside = self.files(copy)
+        for path in paths(there):
+            obstore.put(beside, path, obstore.get(there, path).bytes())
+        version = lance.dataset(copy, storage_options=self.options).version + 1
+        lance.dataset(copy, storage_options=self.options).delete("id = 1")
+        manifest = f"_versions/{2**64 - 1 - version}.manifest"
+        staged, content = f"{manifest}-{uuid4()}", bytes(obstore.get(beside, manifest).bytes())
+        obstore.put(there, staged, content)
+        for path in paths(beside):
+            if path.startswith(("_deletions", "_transactions")):
+                obstore.put(there, path, obstore.get(beside, path).bytes())
+            obstore.delete(beside, path)
         return {
             "version": version,
-            "manifest_path": str(staged).lstrip("/"),
-            "manifest_size": staged.stat().st_size,
+            "manifest_path": f"{urlsplit(location).path.strip('/')}/{staged}",
+            "manifest_size": len(content),
             "naming_scheme": "V2",
         }
+
+    def files(self, location: str) -> Any:
+        """The files below a location, on whatever storage."""
+        if "://" in location:
+            return obstore.store.from_url(location, config=dict(self.options))
+        return obstore.store.LocalStore(location, mkdir=True)
+
+
+def paths(store: Any) -> list[str]:
+    return [entry["path"] for batch in obstore.list(store) for entry in batch]
 
 
 Fields = dict[str, Any]
@@ -203,7 +216,7 @@ def _(w: World, f: Fields, r: Any) -> None:
 
 @case("DeregisterTable", lambda w: {"id": w.table()})
 def _(w: World, f: Fields, r: Any) -> None:
-    assert lance.dataset(r.location).count_rows() == 3
+    assert lance.dataset(r.location, storage_options=w.options).count_rows() == 3
 
 
 def _two_versions(w: World) -> Fields:

@@ -42,9 +42,9 @@ def seen(call: Callable[[], None]) -> str:
     return WORKS
 
 
-def observe(url: str, root: Path) -> dict[str, list[str]]:
+def observe(url: str) -> dict[str, list[str]]:
     """Every operation through every client."""
-    world = World(Raw(url), root)
+    world = World(Raw(url), {})
     generated = generated_client.ApiClient(generated_client.Configuration(host=url))
     rust = lance.namespace.RestNamespace(uri=url)
     remote = lancedb.connect("db://tests", api_key="none", host_override=url)
@@ -97,7 +97,7 @@ def main() -> None:
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as root:
         server = ServerProcess(root)
-        observed = observe(server.url, Path(root))
+        observed = observe(server.url)
         server.stop()
     before = TARGET.read_text()
     head, _, rest = before.partition(START)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -13,26 +15,34 @@ import lancedb
 import pytest
 
 from tests.services.postgres import find_binaries, postgres_server
+from tests.services.s3 import CREDENTIALS, s3_server
 from tests.services.server import ServerProcess
 
 numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+@pytest.fixture(scope="session", params=["embedded", "production"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server on each database; the tests of one database run before those of the next."""
-    root = tmp_path_factory.mktemp("root")
-    if request.param == "sqlite":
-        running = ServerProcess(root)
+    """A server on SQLite and a local folder, then one on PostgreSQL and an object store."""
+    with ExitStack() as stack:
+        if request.param == "embedded":
+            running = ServerProcess(tmp_path_factory.mktemp("root"))
+        else:
+            binaries = find_binaries()
+            assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
+            postgres = stack.enter_context(postgres_server(binaries))
+            objects = stack.enter_context(s3_server())
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for name, value in CREDENTIALS.items():
+                patch.setenv(name, value)  # clients that read tables by themselves bring their own
+            running = ServerProcess(
+                f"{objects.new_bucket('tiltyard')}/tables",
+                "--db",
+                postgres.new_database(),
+                environ={"TILTYARD_STORAGE_OPTIONS": json.dumps(objects.options)},
+            )
+        stack.callback(running.stop)
         yield running
-        running.stop()
-        return
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as postgres:
-        running = ServerProcess(root, "--db", postgres.new_database())
-        yield running
-        running.stop()
 
 
 class Raw:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ UPSTREAM_ONLY_LATER = {"AlterTableBackfillColumns", "CreateMaterializedView", "R
 
 @pytest.fixture
 def world(raw: Any, server: Any) -> World:
-    return World(raw, Path(server.root))
+    return World(raw, server.options)
 
 
 def test_cases_cover_every_operation_of_the_contract() -> None:

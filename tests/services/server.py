@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,10 +14,11 @@ from pathlib import Path
 
 
 class ServerProcess:
-    """Starts on a free port; `url` is where. What it logs is kept in `log`."""
+    """Starts on a free port; `url` is where. `options` open its storage; what it logs is kept in `log`."""
 
     def __init__(self, root: Path | str, *flags: str, environ: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self.options: dict[str, str] = json.loads((environ or {}).get("TILTYARD_STORAGE_OPTIONS", "{}"))
         self.log: list[str] = []
         self._flags = flags
         self._environ = {**os.environ, **(environ or {})}

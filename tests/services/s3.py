@@ -1,0 +1,75 @@
+"""An object store that speaks S3's protocol: moto's server, in a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import boto3
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """Where the server is; `new_bucket` makes an empty bucket."""
+
+    endpoint: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options with which Lance and obstore reach it."""
+        return {
+            "aws_access_key_id": "testing",
+            "aws_secret_access_key": "testing",
+            "aws_region": "us-east-1",
+            "aws_endpoint": self.endpoint,
+            "allow_http": "true",
+        }
+
+    def new_bucket(self, name: str) -> str:
+        """The URI of a new bucket."""
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket=name)
+        return f"s3://{name}"
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Run a server on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        server = S3Server(f"http://127.0.0.1:{port}")
+        _wait(server.endpoint, process)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _wait(endpoint: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{endpoint}/moto-api/data.json", timeout=5).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError("moto's server did not start")

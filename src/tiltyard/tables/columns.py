@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 _VIRTUAL = "Virtual columns are not served: compute the values and add them, or give an SQL expression."
-_COMPUTED = "Computed columns that a backfill fills are not served: give the SQL as 'expression' to compute it once, now."
+_COMPUTED = (
+    "Computed columns that a backfill fills are not served: give the SQL as 'expression' to compute it once, now."
+)
 
 
 @operation
@@ -38,14 +40,13 @@ def alter_table_add_columns(
         if entry.name in expressions:
             raise InvalidInputError(f"The column '{entry.name}' is there twice in this request: name each one once.")
         expressions[entry.name] = _expression(entry)
-    schema = from_json(request.schema) if request.schema is not None else None
-    if bool(expressions) == bool(schema and len(schema)):
+    empty = [] if request.schema is None else list(from_json(request.schema))
+    if bool(expressions) == bool(empty):
         raise InvalidInputError("Give either new columns with expressions, or a schema of empty columns.")
-    added: Any = expressions or schema
 
     def change(dataset: lance.LanceDataset) -> None:
-        _check_new_names(dataset, expressions or schema.names)
-        dataset.add_columns(added)
+        _check_new_names(dataset, expressions or [field.name for field in empty])
+        dataset.add_columns(expressions or empty)
 
     _, version = commit(ctx, request.id, request.branch, change)
     return models.AlterTableAddColumnsResponse(version=version)
@@ -91,7 +92,7 @@ def alter_table_alter_columns(
 
     def change(dataset: lance.LanceDataset) -> None:
         _check_alterations(dataset, alterations)
-        dataset.alter_columns(*alterations)
+        dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
     _, version = commit(ctx, request.id, request.branch, change)
     return models.AlterTableAlterColumnsResponse(version=version)
@@ -111,7 +112,8 @@ def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
         alteration["data_type"] = parse_type(entry.data_type)
     if len(alteration) == 1:
         raise InvalidInputError(f"Say what to alter in '{entry.path}': rename, data_type or nullable.")
-    return alteration
+    found: AlterColumn = alteration
+    return found
 
 
 def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, Any]]) -> None:
@@ -157,7 +159,7 @@ def update_table_schema_metadata(
     ctx: Context, request: models.UpdateTableSchemaMetadataRequest
 ) -> models.UpdateTableSchemaMetadataResponse:
     """Replace the metadata of the schema, as the specification has it. Raises what opening a table raises."""
-    metadata = request.metadata or {}
+    metadata: dict[str, str | None] = {**(request.metadata or {})}
     kept, _ = commit(
         ctx, request.id, request.branch, lambda dataset: dataset.update_schema_metadata(metadata, replace=True)
     )
@@ -189,13 +191,14 @@ def update_field_metadata(
 
 def _new_metadata(dataset: lance.LanceDataset, update: models.UpdateFieldMetadataEntry) -> dict[str, str | None]:
     """What to set and, as None, what to remove; Lance's own `replace` would hold for all fields of one commit."""
-    removed: dict[str, str | None] = dict.fromkeys(_metadata(dataset, update.path)) if update.replace else {}
+    there = _metadata(dataset, update.path)
+    removed: dict[str, str | None] = dict.fromkeys(there) if update.replace else {}
     return removed | update.metadata
 
 
 def _metadata(dataset: lance.LanceDataset, path: str) -> dict[str, str]:
-    found = find_field(dataset, path).metadata()
-    return {_text(key): _text(value) for key, value in (found or {}).items()}
+    found = find_field(dataset, path).metadata or {}
+    return {_text(key): _text(value) for key, value in found.items()}
 
 
 def _text(value: bytes | str) -> str:

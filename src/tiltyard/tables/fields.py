@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiltyard.storage.errors import no_column
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
-    from lance.schema import LanceField
 
 RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_distance", "_score", "_relevance_score", "query_index"})
 """Names that queries give to columns of their own."""
 
 
-def find_field(dataset: lance.LanceDataset, path: str) -> LanceField:
-    """The field at a path. Raises TableColumnNotFoundError, which names the columns there are."""
+def find_field(dataset: lance.LanceDataset, path: str) -> Any:  # pylance's stubs of LanceField lack half of it
+    """The LanceField at a path. Raises TableColumnNotFoundError, which names the columns there are."""
     field = dataset.lance_schema.field(path)
     if field is None:
         raise no_column(path, dataset.schema.names)

@@ -1,0 +1,20 @@
+"""Operations on tables, called as functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.tables.served import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A catalog and a storage of their own."""
+    running = Server(tmp_path / "root", conflict_timeout=5.0)
+    yield running
+    running.services.store.close()

@@ -1,0 +1,73 @@
+"""Tables as the server keeps them: a real catalog, a real storage, no sockets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lance
+import msgspec
+
+from tiltyard.config import Settings
+from tiltyard.context import Context
+from tiltyard.jobs import JOBS, Job, JobCanceledError
+from tiltyard.modes import TransactionStatus
+from tiltyard.services import open_services
+from tiltyard.spec import models
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+
+class Server:
+    """A context, and how tables come into it."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.services = open_services(Settings(root=str(root), **settings))
+        self.ctx = Context(self.services, "test")
+
+    def create(self, name: str, data: pa.Table, **options: Any) -> lance.LanceDataset:
+        """A table with data."""
+        location = self.services.storage.new_location((name,))
+        dataset = lance.write_dataset(data, location, **options)
+        self.services.store.insert_table((name,), location, {})
+        return dataset
+
+    def declare(self, name: str) -> None:
+        """A table without data."""
+        self.services.store.insert_table((name,), self.services.storage.new_location((name,)), {}, declared=True)
+
+    def open(self, name: str) -> lance.LanceDataset:
+        """A table, read behind the server's back."""
+        return lance.dataset(self.services.store.describe_table((name,)).location)
+
+    def run_jobs(self) -> list[str]:
+        """Run all that is queued, as the worker does; the status each one ends with."""
+        store, ended = self.services.store, []
+        while (record := store.claim_transaction("test", 60_000)) is not None:
+
+            def report(properties: Mapping[str, str], key: str = record.id) -> bool:
+                seen = store.describe_transaction(key)
+                return seen.status is TransactionStatus.RUNNING
+
+            try:
+                JOBS[record.kind](self.ctx, Job(record.id, record.kind, record.table_id, record.payload, report))
+                status = TransactionStatus.SUCCEEDED
+            except JobCanceledError:
+                ended.append("Canceled")
+                continue
+            store.finish_transaction(record.id, "test", status)
+            ended.append(status.value)
+        return ended
+
+
+def ask(kind: Any, **fields: Any) -> Any:
+    """A request, from what JSON would hold; `id` may be a single name."""
+    if isinstance(fields.get("id"), str):
+        fields["id"] = [fields["id"]]
+    return msgspec.convert(fields, kind)
+
+
+__all__ = ["Server", "ask", "models"]

@@ -44,7 +44,9 @@ class Application:
         self._api = Api(services)
         self._worker = Worker(services, services.settings.jobs)
 
-    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    async def __call__(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
         """Serve a request, or start and stop with the process."""
         if scope["type"] == "http":
             await self._api(scope, receive, send)
@@ -119,12 +121,14 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         timeout_keep_alive=75,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = uvicorn.Server(config)
     print(f"Tiltyard serves {settings.root} on http://{shown}:{port}", file=sys.stderr, flush=True)
     if several:
-        Multiprocess(config, target=server.run, sockets=[listener]).run()
+        Multiprocess(config, sockets=[listener]).run()
     else:
-        server.run(sockets=[listener])
+        # uvicorn raises the signal again once it has drained: that ends the process as asked, with status 0.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: _leave())
+        uvicorn.Server(config).run(sockets=[listener])
     _leave()
 
 

@@ -1,0 +1,43 @@
+"""A server on each database, and how long to look for mistakes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.services.postgres import find_binaries, postgres_server
+from tests.services.server import ServerProcess
+
+
+@pytest.fixture(scope="package", params=["sqlite", "postgres"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server on each database; what it logs as an error is one."""
+    root = tmp_path_factory.mktemp("property")
+    if request.param == "sqlite":
+        yield from _running(ServerProcess(root))
+        return
+    binaries = find_binaries()
+    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
+    with postgres_server(binaries) as postgres:
+        yield from _running(ServerProcess(root, "--db", postgres.new_database()))
+
+
+def _running(server: ServerProcess) -> Iterator[ServerProcess]:
+    yield server
+    assert server.stop() == 0
+    assert not [line for line in server.log if " ERROR " in line or "Traceback" in line], "".join(server.log)
+
+
+@pytest.fixture(scope="session")
+def bounds() -> settings:
+    """How many histories to try: `PROPERTY_EXAMPLES=1000 make test PYTEST_ARGS=tests/property` looks longer."""
+    return settings(
+        max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "12")),
+        stateful_step_count=30,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )

@@ -16,6 +16,10 @@ class ArrowBody(Protocol):
     def size(self) -> int | None:
         """Bytes of the whole body if it is already here (small bodies are), None while it streams in."""
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why reading failed, if it did: the answer to the client, whatever the reader's reader made of it."""
+
     def reader(self) -> pa.RecordBatchReader:
         """The record batches; may be called once.
 

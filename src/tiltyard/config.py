@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 
 class ConfigError(Exception):
     """A setting that cannot be used; the message says which and why."""
@@ -25,7 +27,9 @@ class Settings:
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=2333, metadata={"help": "Port to listen on; 0 picks a free one."})
     workers: int = field(default=1, metadata={"help": "Server processes."})
-    jobs: int = field(default=1, metadata={"help": "Threads per server that run queued work; 0 leaves it to `tiltyard worker`."})
+    jobs: int = field(
+        default=1, metadata={"help": "Threads per server that run queued work; 0 leaves it to `tiltyard worker`."}
+    )
     allowed_roots: tuple[str, ...] = field(
         default=(), metadata={"help": "Further folders or URIs where tables may be registered or created."}
     )
@@ -37,7 +41,8 @@ class Settings:
     index_cache_bytes: int = field(default=1 << 30, metadata={"help": "Memory for index pages of all tables."})
     metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for table metadata of all tables."})
     conflict_timeout: float = field(
-        default=30.0, metadata={"help": "Seconds for which a conflicting write is tried again before the caller hears of it."}
+        default=30.0,
+        metadata={"help": "Seconds for which a conflicting write is tried again before the caller hears of it."},
     )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 
@@ -47,11 +52,15 @@ class Settings:
         if self.db:
             return self.db
         if "://" in self.root and not self.root.startswith("file://"):
-            raise ConfigError("A root on an object store needs a database: set --db (sqlite:///FILE or postgresql://…).")
+            raise ConfigError(
+                "A root on an object store needs a database: set --db (sqlite:///FILE or postgresql://…)."
+            )
         return f"sqlite:///{Path(self.root.removeprefix('file://')).absolute() / 'catalog.db'}"
 
 
-def load_settings(flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+def load_settings(
+    flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
     """Settings from all sources; a flag that is None was not given.
 
     `file` defaults to the variable TILTYARD_CONFIG. Raises ConfigError for an unknown key or an unusable value.
@@ -82,10 +91,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _typed(name: str, value: Any) -> Any:
     """A value as its setting's type; text comes from variables."""
-    import msgspec
-
     kinds: dict[str, Any] = {
-        "allowed_roots": tuple[str, ...], "storage_options": dict[str, str],
+        "allowed_roots": tuple[str, ...],
+        "storage_options": dict[str, str],
     }
     default = next(spec.default for spec in fields(Settings) if spec.name == name)
     kind = kinds.get(name, type(default))

@@ -46,7 +46,11 @@ class Paging:
         raise InvalidInputError("This page token is not from this list: start again without one.")
 
     def page(
-        self, scope: str, token: str | None, limit: int | None, fetch: Callable[[Any, int], Sequence[T]],
+        self,
+        scope: str,
+        token: str | None,
+        limit: int | None,
+        fetch: Callable[[Any, int], Sequence[T]],
         key_of: Callable[[T], Any],
     ) -> tuple[Sequence[T], str | None]:
         """One page and the token of the next one (None on the last).

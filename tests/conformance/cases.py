@@ -72,7 +72,9 @@ class World:
         return int(self.raw.post(f"/v1/table/{table[0]}/count_rows").text)
 
     def index(self, table: list[str], **fields: Any) -> None:
-        made = self.post(f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": "by_id"} | fields)
+        made = self.post(
+            f"/v1/table/{table[0]}/create_index", {"column": "id", "index_type": "BTREE", "name": "by_id"} | fields
+        )
         self.wait(made["transaction_id"])
 
     def wait(self, transaction: str) -> None:
@@ -260,7 +262,10 @@ def _(w: World, f: Fields, r: Any) -> None:
     assert r.version.version == 1 and r.version.manifest_path
 
 
-@case("BatchDeleteTableVersions", lambda w: {"id": _two_versions(w)["id"], "ranges": [{"start_version": 1, "end_version": 2}]})
+@case(
+    "BatchDeleteTableVersions",
+    lambda w: {"id": _two_versions(w)["id"], "ranges": [{"start_version": 1, "end_version": 2}]},
+)
 def _(w: World, f: Fields, r: Any) -> None:
     assert w.count(f["id"]) == 2
 
@@ -363,7 +368,9 @@ def _(w: World, f: Fields, r: Any) -> None:
     assert "metrics" in str(r)
 
 
-@case("CreateTableIndex", lambda w: {"id": w.table(), "column": "vector", "index_type": "IVF_FLAT", "distance_type": "l2"})
+@case(
+    "CreateTableIndex", lambda w: {"id": w.table(), "column": "vector", "index_type": "IVF_FLAT", "distance_type": "l2"}
+)
 def _(w: World, f: Fields, r: Any) -> None:
     w.wait(r.transaction_id)
 

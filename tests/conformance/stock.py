@@ -15,8 +15,17 @@ from tests.conformance.cases import Case, Fields
 API_CLASSES = [getattr(apis, name) for name in dir(apis) if name.endswith("Api")]
 REQUEST_MODELS = {"CreateTableScalarIndex": "CreateTableIndexRequest", "ListAllTables": "ListTablesRequest"}
 QUERY_PARAMETERS = {
-    "ListNamespaces", "ListTables", "ListAllTables", "DropTable", "DropTableIndex", "ListTableVersions", "ListTableTags",
-    "ListTableBranches", "CreateTable", "InsertIntoTable", "MergeInsertIntoTable",
+    "ListNamespaces",
+    "ListTables",
+    "ListAllTables",
+    "DropTable",
+    "DropTableIndex",
+    "ListTableVersions",
+    "ListTableTags",
+    "ListTableBranches",
+    "CreateTable",
+    "InsertIntoTable",
+    "MergeInsertIntoTable",
 }
 
 
@@ -39,7 +48,10 @@ def model(operation: str, fields: Fields) -> Any:
 
 def call_generated(client: generated.ApiClient, case: Case, fields: Fields) -> Any:
     """Through `lance_namespace_urllib3_client`."""
-    method = next((getattr(api(client), snake(case.operation)) for api in API_CLASSES if hasattr(api, snake(case.operation))), None)
+    method = next(
+        (getattr(api(client), snake(case.operation)) for api in API_CLASSES if hasattr(api, snake(case.operation))),
+        None,
+    )
     if method is None:
         raise NoSuchCallError(case.operation)
     where = ["$".join(fields["id"]) or "$"] if "id" in fields else []

@@ -159,7 +159,22 @@ def test_list_all_tables_has_full_ids_in_the_given_delimiter(raw: Raw, namespace
 
 @pytest.mark.parametrize(
     "name",
-    ["with space", "a/b", "../evil", "ünï", "表", "😀", "a%2Fb", "a+b", "CON", "a'b\"c;--", "x" * 256, ".hidden", "A", "a"],
+    [
+        "with space",
+        "a/b",
+        "../evil",
+        "ünï",
+        "表",
+        "😀",
+        "a%2Fb",
+        "a+b",
+        "CON",
+        "a'b\"c;--",
+        "x" * 256,
+        ".hidden",
+        "A",
+        "a",
+    ],
 )
 def test_declare_table_takes_any_name_and_never_as_a_path(
     raw: Raw, rest: rust.RestNamespace, generated: u.ApiClient, namespace: str, name: str
@@ -178,7 +193,9 @@ def test_declare_table_refuses_what_is_no_name(raw: Raw, namespace: str, name: s
     assert code(response) == (400, 13)
 
 
-def test_delimiter_dot_reaches_the_root(generated: u.ApiClient, rest: Any, raw: Raw, namespace: str, server: Any) -> None:
+def test_delimiter_dot_reaches_the_root(
+    generated: u.ApiClient, rest: Any, raw: Raw, namespace: str, server: Any
+) -> None:
     raw.post(f"/v1/table/{namespace}$t/declare")
     dotted = rust.RestNamespace(uri=server.url, delimiter=".")
     assert namespace in dotted.list_namespaces(rust.ListNamespacesRequest(id=[])).namespaces

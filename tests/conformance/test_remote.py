@@ -157,10 +157,10 @@ def test_update_of_all_rows_with_values(table: Any) -> None:
 
 def test_bad_predicate_is_the_users_error_and_not_a_missing_table(table: Any) -> None:
     for broken in ("colour = 1", "id = ", "id = 'x' AND"):
-        with pytest.raises(Exception) as raised:
+        with pytest.raises(Exception, match=r".") as raised:
             table.delete(broken)
         assert "not found" not in str(raised.value).lower() or "colour" in str(raised.value)
-    with pytest.raises(Exception, match="id, text, price, vector|vector"):
+    with pytest.raises(Exception, match="id, text, price, vector"):
         table.search().where("colour = 1").to_list()
 
 

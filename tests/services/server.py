@@ -30,7 +30,17 @@ class ServerProcess:
         """Start, or start again on the same port."""
         self._ready.clear()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tiltyard", "serve", "--root", str(self.root), "--port", str(self._port), *self._flags],
+            [
+                sys.executable,
+                "-m",
+                "tiltyard",
+                "serve",
+                "--root",
+                str(self.root),
+                "--port",
+                str(self._port),
+                *self._flags,
+            ],
             stderr=subprocess.PIPE,
             text=True,
             env=self._environ,

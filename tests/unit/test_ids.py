@@ -16,7 +16,11 @@ NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_
 )
 
 
-@given(st.lists(NAMES.filter(lambda name: "::" not in name and not name.endswith(":") and not name.startswith(":")), max_size=4))
+@given(
+    st.lists(
+        NAMES.filter(lambda name: "::" not in name and not name.endswith(":") and not name.startswith(":")), max_size=4
+    )
+)
 def test_parse_id_of_an_encoded_id_is_that_id(names: list[str]) -> None:
     for encode in (lambda text: quote(text, safe=""), quote_plus):
         segment = encode("::".join(names) or "::").encode()

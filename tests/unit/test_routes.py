@@ -36,7 +36,9 @@ def test_find_puts_back_the_root_that_clients_drop_with_the_delimiter_dot() -> N
     assert ROUTER.find("GET", b"/v1/namespace/a/list", True)[1] == {"id": b"a"}
 
 
-@pytest.mark.parametrize("method,path,status", [("POST", b"/v1/table/a/fly", 406), ("POST", b"/x", 404), ("GET", b"/v1/table/a/drop", 405)])
+@pytest.mark.parametrize(
+    "method,path,status", [("POST", b"/v1/table/a/fly", 406), ("POST", b"/x", 404), ("GET", b"/v1/table/a/drop", 405)]
+)
 def test_find_refuses_with_the_status_that_fits(method: str, path: bytes, status: int) -> None:
     with pytest.raises(HttpError) as raised:
         ROUTER.find(method, path)

@@ -48,7 +48,7 @@ class Api:
         exchange = Exchange(send, _request_id(headers), remote.speaks(scope["raw_path"], headers))
         try:
             await self._answer(scope, headers, receive, exchange)
-        except Exception as error:
+        except Exception as error:  # the one place where every failure becomes an answer
             if exchange.started:
                 raise
             status, body, further = problem(error, exchange.request_id)
@@ -61,7 +61,8 @@ class Api:
         if (page := plain.PAGES.get(path)) is not None and method in ("GET", "HEAD"):
             loop = asyncio.get_running_loop()
             status, body = await loop.run_in_executor(self._threads.catalog, page, self._services)
-            return await exchange.send(status, body, JSON)
+            await exchange.send(status, body, JSON)
+            return
         query = parse_query(scope["query_string"])
         route, segments = self._router.find(method, path, ("delimiter", ".") in query)
         if exchange.remote:
@@ -103,9 +104,7 @@ class Api:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads.of(route.operation), work)
 
-    async def _run_upload(
-        self, route: Route, ctx: Context, request: Any, upload: MemoryBody | StreamedBody
-    ) -> Any:
+    async def _run_upload(self, route: Route, ctx: Context, request: Any, upload: MemoryBody | StreamedBody) -> Any:
         assert route.served is not None
         loop = asyncio.get_running_loop()
         feeding = loop.create_task(upload.feed()) if isinstance(upload, StreamedBody) else None
@@ -123,7 +122,8 @@ class Api:
 
     async def _render(self, route: Route, ctx: Context, result: Any, receive: Receive, exchange: Exchange) -> None:
         if isinstance(result, Download):
-            return await self._stream(route, result, receive, exchange)
+            await self._stream(route, result, receive, exchange)
+            return
         if exchange.remote:
             result = remote.answer(route.operation, ctx, result)
         elif result is None:
@@ -135,7 +135,8 @@ class Api:
     async def _stream(self, route: Route, download: Download, receive: Receive, exchange: Exchange) -> None:
         """Send an Arrow answer; the next chunk is made while the last one goes out."""
         if download.complete:
-            return await exchange.send(route.operation.status, download.first, download.media)
+            await exchange.send(route.operation.status, download.first, download.media)
+            return
         loop = asyncio.get_running_loop()
         gone = loop.create_task(_gone(receive))
         try:
@@ -191,9 +192,7 @@ class Exchange:
         self.remote = speaks_remote
         self.started = False
 
-    async def send(
-        self, status: int, body: bytes, media: str, further: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> None:
+    async def send(self, status: int, body: bytes, media: str, further: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         """A whole answer."""
         await self.start(status, media, (*further, (b"content-length", b"%d" % len(body))))
         await self.chunk(body, last=True)
@@ -220,7 +219,9 @@ async def _gone(receive: Receive) -> None:
 def _bare(result: Any) -> Any:
     """The one value of a response whose wire shape has no object around it."""
     if isinstance(result, msgspec.Struct):
-        return next(getattr(result, name) for name in ("plan", "analysis", "metadata", "count") if hasattr(result, name))
+        return next(
+            getattr(result, name) for name in ("plan", "analysis", "metadata", "count") if hasattr(result, name)
+        )
     return result
 
 

@@ -18,7 +18,9 @@ def openapi_json() -> bytes:
     paths: dict[str, Json] = {}
     for name, (operation, served) in bound_operations().items():
         if served is not None:
-            paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(name, facts[name], served.function)
+            paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
+                name, facts[name], served.function
+            )
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",

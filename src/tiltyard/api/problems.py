@@ -44,7 +44,9 @@ STATUS = {
 class HttpError(Exception):
     """A request that HTTP itself refuses, before any operation: the status is not that of the code."""
 
-    def __init__(self, status: int, code: ErrorCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    def __init__(
+        self, status: int, code: ErrorCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code

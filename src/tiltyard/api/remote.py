@@ -21,7 +21,7 @@ from tiltyard.api.requests import Headers, Rewrite, decode_json
 from tiltyard.context import Context
 from tiltyard.paging import namespaces_scope, tables_scope
 from tiltyard.schemas import from_json, to_json, to_remote_json
-from tiltyard.spec import ARROW_STREAM, JSON, Operation, models
+from tiltyard.spec import ARROW_STREAM, Operation, models
 
 VERSION_HEADER = (b"phalanx-version", b"0.5.0")
 """Tells lancedb what this server can: several vectors in one request, structured full text, multipart writes, blobs."""
@@ -163,7 +163,8 @@ def _described(result: models.DescribeTableResponse) -> Fields:
 
 
 def _updated(result: models.UpdateTableResponse) -> Fields:
-    return msgspec.to_builtins(result) | {"rows_updated": result.updated_rows}
+    fields: Fields = msgspec.to_builtins(result)
+    return fields | {"rows_updated": result.updated_rows}
 
 
 def _bare_tags(result: models.ListTableTagsResponse) -> Any:

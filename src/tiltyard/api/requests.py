@@ -60,8 +60,9 @@ class Binder:
                 continue
             path = parse_id(text, delimiter)
             if request.id and tuple(request.id) != path:
+                other = display(tuple(request.id))
                 raise InvalidInputError(
-                    f"The path says '{display(path)}' and the body says '{display(tuple(request.id))}': make them agree."
+                    f"The path says '{display(path)}' and the body says '{other}': make them agree."
                 )
             request.id = list(path)
         if self.operation.request_shape is Shape.ARROW:

@@ -73,12 +73,16 @@ class Router:
         if node is None:
             if parts[:1] == [b"v1"]:
                 raise HttpError(406, ErrorCode.UNSUPPORTED, "No operation has this path: see /openapi.json.")
-            raise HttpError(404, ErrorCode.UNSUPPORTED, "Nothing is here: the operations are under /v1, see /openapi.json.")
+            raise HttpError(
+                404, ErrorCode.UNSUPPORTED, "Nothing is here: the operations are under /v1, see /openapi.json."
+            )
         route = node.routes.get(method)
         if route is None:
             allowed = ", ".join(sorted(node.routes))
             raise HttpError(
-                405, ErrorCode.UNSUPPORTED, f"{method} is not how this path is called: use {allowed}.",
+                405,
+                ErrorCode.UNSUPPORTED,
+                f"{method} is not how this path is called: use {allowed}.",
                 ((b"allow", allowed.encode()),),
             )
         return route, found

@@ -187,7 +187,7 @@ class StreamedBody:
     def read_buffer(self, count: int) -> Any:
         """Exactly `count` bytes, fewer only at the end of the body."""
         buffer = pa.allocate_buffer(count, resizable=True)
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # pyarrow has no stubs: a Buffer is a buffer
+        view = memoryview(buffer).cast("B")
         at = 0
         while at < count:
             parts = self._wait(count - at)

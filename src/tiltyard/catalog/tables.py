@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
@@ -30,9 +31,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     path = table_id(request.id)
     given = request.location
     location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
-    record = ctx.store.insert_table(
-        path, location, request.properties or {}, declared=True, registered=bool(given)
-    )
+    record = ctx.store.insert_table(path, location, request.properties or {}, declared=True, registered=bool(given))
     return models.DeclareTableResponse(
         location=record.location,
         storage_options=ctx.storage.public_options(record.location) or None,
@@ -44,14 +43,10 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
 @operation
 def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) -> models.CreateEmptyTableResponse:
     """Do what DeclareTable does, under its older name."""
-    declared = declare_table(ctx, models.DeclareTableRequest(**_shared_fields(request)))
+    declared = declare_table(ctx, msgspec.convert(request, models.DeclareTableRequest, from_attributes=True))
     return models.CreateEmptyTableResponse(
         location=declared.location, storage_options=declared.storage_options, properties=declared.properties
     )
-
-
-def _shared_fields(request: models.CreateEmptyTableRequest) -> dict[str, object]:
-    return {name: getattr(request, name) for name in request.__struct_fields__}
 
 
 @operation
@@ -174,7 +169,9 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
         "all tables",
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.list_all_tables(tuple(after) if after else None, count, include_declared=declared),
+        lambda after, count: ctx.store.list_all_tables(
+            tuple(after) if after else None, count, include_declared=declared
+        ),
         lambda entry: (entry.namespace_id, entry.name),
     )
     delimiter = request.delimiter or DEFAULT_DELIMITER

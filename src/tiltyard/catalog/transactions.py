@@ -31,7 +31,9 @@ def transaction_id(names: Sequence[str] | None) -> str:
 
 
 @operation(inline=always)
-def describe_transaction(ctx: Context, request: models.DescribeTransactionRequest) -> models.DescribeTransactionResponse:
+def describe_transaction(
+    ctx: Context, request: models.DescribeTransactionRequest
+) -> models.DescribeTransactionResponse:
     """Tell a transaction's status and properties. Raises TransactionNotFoundError, InvalidInputError."""
     record = ctx.store.describe_transaction(transaction_id(request.id))
     properties = dict(record.properties) | ({"error": record.error} if record.error else {})

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -46,7 +46,7 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def refuse(message: str) -> None:
+def refuse(message: str) -> NoReturn:
     """Stop with one sentence and status 1."""
     click.echo(f"tiltyard: {message}", err=True)
     sys.exit(1)
@@ -116,5 +116,5 @@ def upgrade(settings: Settings) -> None:
     try:
         applied = store.upgrade(settings.database_url)
     except (store.StoreVersionError, LanceNamespaceError) as error:
-        return refuse(str(error))
+        refuse(str(error))
     click.echo("\n".join(str(name) for name in applied) or "The database is current.")

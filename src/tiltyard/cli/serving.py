@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import uvicorn
@@ -26,7 +26,7 @@ from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
 from tiltyard.worker import Worker
 
-Refuse = Callable[[str], None]
+Refuse = Callable[[str], NoReturn]
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
@@ -93,7 +93,6 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
         return open_services(settings)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(str(error))
-        raise SystemExit(1) from error
 
 
 def run_server(settings: Settings, refuse: Refuse) -> None:

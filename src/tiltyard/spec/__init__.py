@@ -80,9 +80,7 @@ def merged(facts: Any, patch: Any) -> Any:
     if not (isinstance(facts, dict) and isinstance(patch, dict)):
         return patch
     kept = {key: value for key, value in facts.items() if patch.get(key, value) is not None}
-    return kept | {
-        key: merged(facts.get(key, {}), value) for key, value in patch.items() if value is not None
-    }
+    return kept | {key: merged(facts.get(key, {}), value) for key, value in patch.items() if value is not None}
 
 
 @cache

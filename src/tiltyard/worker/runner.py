@@ -103,9 +103,7 @@ class Worker:
 class _Run:
     """One transaction in the hands of one worker."""
 
-    def __init__(
-        self, services: Services, owner: str, record: TransactionRecord, stopping: threading.Event
-    ) -> None:
+    def __init__(self, services: Services, owner: str, record: TransactionRecord, stopping: threading.Event) -> None:
         self._services = services
         self._owner = owner
         self._record = record
@@ -126,7 +124,7 @@ class _Run:
             if self._stopping.is_set():
                 self._finish(TransactionStatus.QUEUED)
             log.info("transaction %s (%s) stopped: canceled, or handed to another", record.id, record.kind)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever a job raises is how its transaction ends
             self._failed(error)
         else:
             self._finish(TransactionStatus.SUCCEEDED, outcome)
@@ -172,7 +170,8 @@ class _Run:
         if passing and self._record.attempts < MOST_ATTEMPTS:
             log.warning("transaction %s is tried again: %s", self._record.id, error)
             wait = RETRY_MS * 2**self._record.attempts
-            return self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)
+            self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)
+            return
         log.error("transaction %s (%s) failed", self._record.id, self._record.kind, exc_info=error)
         known = isinstance(error, LanceNamespaceError)
         text = str(error) if known else "The server failed on this work; its log has the details under this id."

@@ -7,6 +7,7 @@ several columns; those find the same rows, and a row scores the sum over its col
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from lance.query import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DEEPEST = 16
 AUTOMATIC = "auto"
+_WORDS = re.compile(r"\w+")
 _KINDS = ("match", "phrase", "boost", "multi_match", "boolean")
 _MATCH_DEFAULTS = {"fuzziness": 0, "max_expansions": 50, "prefix_length": 0, "document_granularity": None}
 
@@ -65,7 +67,7 @@ class FullText:
             return self._boost(query.boost, depth)
         if query.multi_match is not None:
             return self._multi_match(query.multi_match)
-        assert query.boolean is not None  # noqa: S101 - one of them is there, as was checked above
+        assert query.boolean is not None
         return self._boolean(query.boolean, depth)
 
     def _match(self, query: models.MatchQuery) -> FullTextQuery:
@@ -73,11 +75,11 @@ class FullText:
         if len(columns) > 1 and _spread(query) == _MATCH_DEFAULTS:
             boosts = [1.0 if query.boost is None else query.boost] * len(columns)
             return MultiMatchQuery(query.terms, columns, boosts=boosts, operator=_operator(query.operator))
-        return _all_of([_match_in(query, column) for column in columns])
+        return _together([_match_in(query, column) for column in columns])
 
     def _phrase(self, query: models.PhraseQuery) -> FullTextQuery:
         granularity = _granularity(query.document_granularity)
-        return _all_of(
+        return _together(
             [
                 PhraseQuery(query.terms, column, slop=query.slop or 0, document_granularity=granularity)
                 for column in self._columns(None if query.column is None else [query.column])
@@ -100,7 +102,7 @@ class FullText:
             boosts = [1.0 if part.boost is None else part.boost for part in parts]
             columns = [part.column for part in parts if part.column is not None]
             return MultiMatchQuery(first.terms, columns, boosts=boosts, operator=operator)
-        return _all_of([self._match(part) for part in parts])
+        return _together([self._match(part) for part in parts])
 
     def _boolean(self, query: models.BooleanQuery, depth: int) -> FullTextQuery:
         clauses = ((Occur.MUST, query.must), (Occur.SHOULD, query.should), (Occur.MUST_NOT, query.must_not))
@@ -117,9 +119,9 @@ class FullText:
         return columns
 
 
-def _all_of(queries: list[FullTextQuery]) -> FullTextQuery:
-    """Rows that any of the queries finds, their scores added up."""
-    return queries[0] if len(queries) == 1 else BooleanQuery([(Occur.SHOULD, query) for query in queries])
+def _together(queries: list[FullTextQuery], occur: Occur = Occur.SHOULD) -> FullTextQuery:
+    """Rows that any of the queries finds (or each, where they MUST), their scores added up."""
+    return queries[0] if len(queries) == 1 else BooleanQuery([(occur, query) for query in queries])
 
 
 def _spread(query: models.MatchQuery) -> dict[str, Any]:
@@ -133,13 +135,24 @@ def _spread(query: models.MatchQuery) -> dict[str, Any]:
 
 
 def _match_in(query: models.MatchQuery, column: str) -> FullTextQuery:
-    return MatchQuery(
-        query.terms,
-        column,
-        boost=1.0 if query.boost is None else query.boost,
-        operator=_operator(query.operator),
-        **_spread(query),
-    )
+    """A match in one column. Automatic fuzziness is spelled out: pylance takes its None for exact."""
+    spread, operator = _spread(query), _operator(query.operator)
+    boost = 1.0 if query.boost is None else query.boost
+    if spread["fuzziness"] is not None:
+        return MatchQuery(query.terms, column, boost=boost, operator=operator, **spread)
+    parts: list[FullTextQuery] = [
+        MatchQuery(terms, column, boost=boost, operator=operator, **spread | {"fuzziness": distance})
+        for distance, terms in _by_distance(query.terms).items()
+    ]
+    return _together(parts, Occur.MUST if operator is FullTextOperator.AND else Occur.SHOULD)
+
+
+def _by_distance(terms: str) -> dict[int, str]:
+    """Terms by how many edits their length allows."""
+    grouped: dict[int, list[str]] = {}
+    for term in _WORDS.findall(terms):
+        grouped.setdefault(0 if len(term) <= 2 else 1 if len(term) <= 5 else 2, []).append(term)
+    return {distance: " ".join(words) for distance, words in grouped.items()} or {0: terms}
 
 
 def _fuzziness(asked: Any) -> int | None:

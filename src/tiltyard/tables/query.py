@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError, UnsupportedOperationError
 
 from tiltyard.bodies import ArrowAnswer
 from tiltyard.operations import operation
@@ -20,10 +21,15 @@ from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import lance
+
     from tiltyard.context import Context
 
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
 _ROW_OFFSET = "_rowoffset"
+
+_SMALL = 1000
+"""Rows up to which an answer is read at once."""
 
 
 @operation
@@ -35,7 +41,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
     dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
-    with lance_errors(dataset):
+    with _query_errors(dataset):
         search = plan_search(dataset, request)
         return _answer(search)
 
@@ -44,7 +50,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
 def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
     """How a query would run, without running it. Raises what `query_table` raises."""
     search = _nested(ctx, request.id, request.branch, request.query)
-    with lance_errors(search.dataset):
+    with _query_errors(search.dataset):
         return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in search.scanners()])
 
 
@@ -55,7 +61,7 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
     The query is the request's own fields or, as later versions of the specification have it, its field `query`.
     """
     search = _nested(ctx, request.id, request.branch, request.query or _unwrapped(request))
-    with lance_errors(search.dataset):
+    with _query_errors(search.dataset):
         return _titled([scanner.analyze_plan() for scanner in search.scanners()])
 
 
@@ -67,10 +73,31 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
     if predicate is None:
         return dataset.count_rows()
     checked_expression(predicate, "predicate")
-    with lance_errors(dataset):
+    with _query_errors(dataset):
         if _ROW_OFFSET in predicate.lower():  # a scan knows this column, a count does not
             return sum(batch.num_rows for batch in dataset.scanner(columns=[_ROW_OFFSET], filter=predicate).to_reader())
-        return dataset.count_rows(predicate)
+        # A scanner says more clearly than `dataset.count_rows` what is wrong with a predicate.
+        return dataset.scanner(columns=[], with_row_id=True, filter=predicate).count_rows()
+
+
+@contextmanager
+def _query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
+    """Lance's errors as ours, with what is particular to queries."""
+    try:
+        with lance_errors(dataset):
+            yield
+    except TableColumnNotFoundError as error:
+        if f"'{_ROW_OFFSET}'" not in str(error):
+            raise
+        raise InvalidInputError(  # Lance knows the offset of a row only where rows are picked by it
+            f"{_ROW_OFFSET} picks rows by value alone: write `{_ROW_OFFSET} IN (0, 1, …)`, or page with offset and k."
+        ) from error
+    except UnsupportedOperationError as error:
+        if "AggregateFunction" not in str(error):
+            raise
+        raise InvalidInputError(
+            "A filter or expression is about one row: count(), sum() and the like are not."
+        ) from error
 
 
 def _nested(ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest) -> Search:
@@ -80,7 +107,7 @@ def _nested(ctx: Context, names: list[str] | None, branch: str | None, query: mo
     if query.branch and branch and query.branch != branch:
         raise InvalidInputError("The query names another branch than the request: leave one of them out.")
     dataset = open_for_reading(ctx, names, branch=branch or query.branch, version=query.version).dataset
-    with lance_errors(dataset):
+    with _query_errors(dataset):
         return plan_search(dataset, query)
 
 
@@ -103,9 +130,11 @@ def _answer(search: Search) -> ArrowAnswer:
     """The answer: all of it if small, else with its first batch read. Raises Lance's errors."""
     readers = (scanner.to_reader() for scanner in search.scanners())
     first = next(readers)
-    batches = _batches(search, chain((first,), readers))
     schema = _shown(search, first.schema)
-    if search.small:
+    if search.most == 0:
+        return ArrowAnswer(schema, iter(()))
+    batches = _batches(search, chain((first,), readers))
+    if search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL:
         return ArrowAnswer(schema, iter(list(batches)))
     head = next(batches, None)
     return ArrowAnswer(schema, iter(()) if head is None else _resumed(head, batches))
@@ -119,7 +148,7 @@ def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
 
 def _batches(search: Search, readers: Iterable[pa.RecordBatchReader]) -> Iterator[pa.RecordBatch]:
     """The rows of one search after the other, as the answer shows them."""
-    with lance_errors(search.dataset):
+    with _query_errors(search.dataset):
         for number, reader in enumerate(readers):
             for batch in reader:
                 shown = batch.select([name for name in batch.schema.names if name not in search.hidden])

@@ -48,9 +48,6 @@ _STREAMING = {
     "io_buffer_size": 32 << 20,
 }
 
-SMALL = 1000
-"""Rows up to which an answer is read at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
@@ -82,7 +79,8 @@ def _indexed_text(dataset: lance.LanceDataset) -> list[str]:
 class Search:
     """How a request is answered: one scanner, or one for each of several query vectors (`numbered`).
 
-    `hidden` columns are read for Lance's sake and left out of the answer; a `small` one has few rows.
+    `hidden` columns are read for Lance's sake and left out of the answer. `most` is how many rows a scanner may give,
+    None for no limit; where it is 0, the scanners are there for the schema alone.
     """
 
     dataset: lance.LanceDataset
@@ -90,7 +88,7 @@ class Search:
     nearest: tuple[dict[str, Any], ...]
     numbered: bool
     hidden: frozenset[str]
-    small: bool
+    most: int | None
 
     def scanners(self) -> Iterator[LanceScanner]:
         """In the order of the query vectors."""
@@ -104,19 +102,26 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
     """The search a request asks for. Raises InvalidInputError, TableColumnNotFoundError."""
     vectors = _query_vectors(request)
     text = FullText(lambda: _indexed_text(dataset)).query(request.full_text_query) if request.full_text_query else None
-    searching = bool(vectors) or text is not None
     if not vectors and (request.lower_bound is not None or request.upper_bound is not None):
         raise InvalidInputError("Bounds apply to distances: they need a query vector.")
-    options = _filter(request, text, bool(vectors)) | _window(dataset, request, searching)
-    options |= _projection(request, "_distance" if vectors else "_score" if searching else None)
+    options = _filter(request, text, bool(vectors))
+    options |= _projection(request, "_distance" if vectors else "_score" if text is not None else None)
     hidden = _ordering(request, options)
+    if request.offset:
+        options["offset"] = request.offset
     if request.fast_search:
         options["fast_search"] = True
-    nearest, numbered = _nearest(dataset, request, vectors)
-    limit = options.get("limit", NO_LIMIT)
-    if not searching and limit > LARGE:
+    if vectors:
+        nearest, numbered = _nearest(dataset, request, vectors)
+        return Search(dataset, options, nearest, numbered, hidden, min(request.k, nearest[0]["k"]))
+    if text is not None:
+        most = min(request.k, dataset.count_rows())
+        options["limit"] = max(1, most)  # Lance panics at 0
+    elif request.k != NO_LIMIT:
+        most = options["limit"] = request.k
+    if options.get("limit", NO_LIMIT) > LARGE:
         options |= _STREAMING
-    return Search(dataset, options, nearest, numbered, hidden, limit <= SMALL)
+    return Search(dataset, options, (), False, hidden, most if "limit" in options else None)
 
 
 def _query_vectors(request: models.QueryTableRequest) -> list[Vector]:
@@ -141,20 +146,6 @@ def _filter(request: models.QueryTableRequest, text: FullTextQuery | None, ranke
     if text is not None and not ranked:
         options["full_text_query"] = text
     return options
-
-
-def _window(dataset: lance.LanceDataset, request: models.QueryTableRequest, searching: bool) -> dict[str, Any]:
-    """Which rows of the result: `k` after `offset`.
-
-    A search allocates for as many rows as it may return, and aborts the process where that is beyond memory: it is
-    never asked for more than there are.
-    """
-    offset, limit = request.offset or 0, request.k
-    if searching:
-        limit = min(limit, dataset.count_rows())
-    elif limit == NO_LIMIT:
-        return {"offset": offset} if offset else {}
-    return {"limit": limit, "offset": offset} if offset else {"limit": limit}
 
 
 def _projection(request: models.QueryTableRequest, score: str | None) -> dict[str, Any]:
@@ -202,9 +193,12 @@ def _ordering(request: models.QueryTableRequest, options: dict[str, Any]) -> fro
 def _nearest(
     dataset: lance.LanceDataset, request: models.QueryTableRequest, vectors: list[Vector]
 ) -> tuple[tuple[dict[str, Any], ...], bool]:
-    """The searches by vector, and whether their rows are numbered."""
-    if not vectors:
-        return (), False
+    """The searches by vector, and whether their rows are numbered.
+
+    Rows to skip are searched for, too. A limit on top would add nothing, and Lance would cut the text's rows by it.
+    A search allocates for as many rows as it may give, and the process aborts where that is beyond memory: it is
+    never asked for more than there are.
+    """
     facts = _facts_of(dataset)
     column = find_column(facts.vectors, facts.names, request.vector_column, len(vectors[0]))
     rows = max(1, dataset.count_rows())

@@ -1,0 +1,111 @@
+"""Queries without a catalog: the functions under test, on one dataset of real rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tiltyard.spec import models
+from tiltyard.storage.datasets import Datasets
+from tiltyard.tables import query
+from tiltyard.tables.opening import OpenTable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import pytest
+
+    from tiltyard.context import Context
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "red",
+    "bears",
+    "sleep",
+    "under",
+    "cold",
+    "stars",
+]
+NO_CONTEXT = cast("Context", None)
+
+
+def vectors(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """One vector a row."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
+
+
+def rows(count: int, seed: int = 3, start: int = 0) -> pa.Table:
+    """Rows with text and vectors of every kind."""
+    rng = np.random.default_rng(seed)
+    several = [rng.random((1 + row % 3, 3)).astype(np.float32).tolist() for row in range(count)]
+    return pa.table(
+        {
+            "id": pa.array(range(start, start + count)),
+            "grp": pa.array([None if row % 7 == 0 else row % 5 for row in range(count)], pa.int64()),
+            "text": [" ".join(rng.choice(WORDS, 3 + row % 7)) for row in range(count)],
+            "title": [" ".join(rng.choice(WORDS, 2 + row % 3)) for row in range(count)],
+            "vec": vectors(rng.random((count, 8), dtype=np.float32), pa.float32()),
+            "half": vectors(rng.random((count, 6)).astype(np.float16), pa.float16()),
+            "double": vectors(rng.random((count, 5)), pa.float64()),
+            "bits": vectors(rng.integers(0, 256, (count, 4)).astype(np.uint8), pa.uint8()),
+            "small": vectors(rng.integers(-128, 128, (count, 2)).astype(np.int8), pa.int8()),
+            "several": pa.array(several, pa.list_(pa.list_(pa.float32(), 3))),
+        }
+    )
+
+
+class Table:
+    """The operations on one dataset; `request` is given as JSON has it."""
+
+    def __init__(self, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.uri = uri
+        self.datasets = Datasets(64 << 20, 64 << 20)
+        monkeypatch.setattr(query, "open_for_reading", self._open)
+
+    def _open(
+        self, ctx: Context, names: list[str] | None, *, branch: str | None = None, version: int | None = None
+    ) -> OpenTable:
+        return OpenTable(cast("Any", None), self.datasets.reader(self.uri, {}, branch, version))
+
+    def query(self, **request: Any) -> pa.Table:
+        """What QueryTable answers; `k` is 10 unless given."""
+        answer = query.query_table(NO_CONTEXT, self._request(request))
+        return pa.Table.from_batches(answer.batches, answer.schema)
+
+    def batches(self, **request: Any) -> Generator[pa.RecordBatch, None, None]:
+        """The batches of an answer, as they come."""
+        yield from query.query_table(NO_CONTEXT, self._request(request)).batches
+
+    def ids(self, **request: Any) -> list[int]:
+        """The column `id` of an answer."""
+        found: list[int] = self.query(columns={"column_names": ["id"]}, **request)["id"].to_pylist()
+        return found
+
+    def _request(self, request: dict[str, Any]) -> models.QueryTableRequest:
+        return msgspec.convert({"vector": None, "k": 10} | request, models.QueryTableRequest)
+
+    def count(self, **request: Any) -> int:
+        """What CountTableRows answers."""
+        return query.count_table_rows(NO_CONTEXT, msgspec.convert(request, models.CountTableRowsRequest))
+
+    def explain(self, **request: Any) -> str:
+        """What ExplainTableQueryPlan answers."""
+        asked = msgspec.convert(request, models.ExplainTableQueryPlanRequest)
+        return query.explain_table_query_plan(NO_CONTEXT, asked)
+
+    def analyze(self, **request: Any) -> str:
+        """What AnalyzeTableQueryPlan answers."""
+        asked = msgspec.convert(request, models.AnalyzeTableQueryPlanRequest)
+        return query.analyze_table_query_plan(NO_CONTEXT, asked)

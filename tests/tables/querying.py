@@ -20,24 +20,10 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "red",
-    "bears",
-    "sleep",
-    "under",
-    "cold",
-    "stars",
-]
+WORDS = (
+    *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
+    *("while", "red", "bears", "sleep", "under", "cold", "stars"),
+)
 NO_CONTEXT = cast("Context", None)
 
 

@@ -95,9 +95,7 @@ def _query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
     except UnsupportedOperationError as error:
         if "AggregateFunction" not in str(error):
             raise
-        raise InvalidInputError(
-            "A filter or expression is about one row: count(), sum() and the like are not."
-        ) from error
+        raise InvalidInputError("A filter or expression is about one row: count() and the like are not.") from error
 
 
 def _nested(ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest) -> Search:

@@ -1,0 +1,78 @@
+"""What the documents say is so: their examples run, and nothing a user can set or call is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from tests.services.server import ServerProcess
+from tiltyard.cli import main
+from tiltyard.config import Settings, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOME = Path(__file__).resolve().parent.parent
+README = (HOME / "README.md").read_text()
+SETTINGS = (HOME / "docs/settings.md").read_text()
+DOCUMENTS = sorted([*HOME.glob("*.md"), *(HOME / "docs").glob("*.md")])
+TARGETS_IN = README + (HOME / "CONTRIBUTING.md").read_text()
+SHOWN_URL = "http://127.0.0.1:2333"
+
+
+def commands(group: click.Group, path: str = "tiltyard") -> Iterator[str]:
+    """Every command, as it is typed."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
+def test_readme_examples_run_as_they_stand_against_a_new_server(tmp_path: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    server = ServerProcess(tmp_path)
+    try:
+        for number, example in enumerate(examples, 1):
+            assert SHOWN_URL in example
+            exec(compile(example.replace(SHOWN_URL, server.url), f"README example {number}", "exec"), {})
+    finally:
+        status = server.stop()
+    assert (len(examples), status) == (3, 0)
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in dataclasses.fields(Settings)])
+def test_settings_page_has_a_row_for_each_setting(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \|", SETTINGS, re.MULTILINE), f"docs/settings.md says nothing of {name}"
+
+
+def test_settings_page_example_is_a_settings_file(tmp_path: Path) -> None:
+    example = re.search(r"```toml\n(.*?)```", SETTINGS, re.DOTALL)
+    assert example is not None
+    file = tmp_path / "tiltyard.toml"
+    file.write_text(example[1])
+    settings = load_settings({}, file, environ={})
+    assert settings.workers == 4 and settings.storage_options == {"region": "eu-central-1"}
+
+
+@pytest.mark.parametrize("command", list(commands(main)))
+def test_settings_page_has_a_row_for_each_command(command: str) -> None:
+    assert f"| `{command}` |" in SETTINGS, f"docs/settings.md says nothing of {command}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_link_to_what_is_there(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "target", sorted(set(re.findall(r"(?:^\$ |`|=\S+ )make ([a-z]+)[ `\n]", TARGETS_IN, re.MULTILINE)))
+)
+def test_documents_name_make_targets_that_exist(target: str) -> None:
+    assert re.search(rf"^{target}:", (HOME / "Makefile").read_text(), re.MULTILINE)

@@ -1,0 +1,79 @@
+"""Branches: lines of versions beside main (upstream's specification)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, TableBranchAlreadyExistsError, TableBranchNotFoundError
+
+from tiltyard.ids import MAIN_BRANCH, check_name
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import open_for_reading, open_for_writing
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+
+
+@operation
+def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) -> models.CreateTableBranchResponse:
+    """Begin a branch at a version of main, or of `from_branch`; the latest without `from_version`.
+
+    Raises TableBranchAlreadyExistsError, TableBranchNotFoundError and TableVersionNotFoundError (where it shall
+    begin), InvalidInputError (a name that no branch can have).
+    """
+    check_name(request.name, "branch")
+    if request.name == MAIN_BRANCH:
+        raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
+    start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
+    origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
+    dataset = open_for_writing(ctx, request.id).dataset
+    with lance_errors(dataset):
+        if request.name in dataset.branches.list():
+            raise TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
+        dataset.create_branch(request.name, (origin, start.version))
+    return models.CreateTableBranchResponse()
+
+
+@operation
+def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) -> models.ListTableBranchesResponse:
+    """List the branches beside main, by name. Raises what opening a table raises, InvalidInputError."""
+    table = open_for_reading(ctx, request.id)
+    with lance_errors(table.dataset):
+        branches = table.dataset.branches.list()
+    names = sorted(branches)
+    page, token = ctx.paging.page(
+        f"branches {table.record.id}",
+        request.page_token,
+        request.limit,
+        lambda after, count: [name for name in names if after is None or name > after][:count],
+        lambda name: name,
+    )
+    return models.ListTableBranchesResponse(
+        branches={name: _contents(branches[name]) for name in page}, page_token=token
+    )
+
+
+def _contents(branch: Any) -> models.BranchContents:
+    return models.BranchContents(
+        parentBranch=branch["parent_branch"],
+        parentVersion=branch["parent_version"],
+        createAt=branch["create_at"],
+        manifestSize=branch["manifest_size"],
+        metadata=branch["metadata"] or None,
+    )
+
+
+@operation
+def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) -> models.DeleteTableBranchResponse:
+    """Delete a branch with the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
+    if request.name == MAIN_BRANCH:
+        raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
+    table = open_for_writing(ctx, request.id)
+    with lance_errors(table.dataset):
+        if request.name not in table.dataset.branches.list():
+            raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
+        table.dataset.branches.delete(request.name)
+    ctx.storage.datasets.forget(table.record.location)
+    return models.DeleteTableBranchResponse()

@@ -1,0 +1,70 @@
+"""Statistics of a table: rows, bytes, fragments."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import open_for_reading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import lance
+
+    from tiltyard.context import Context
+
+SMALL_FRAGMENT_ROWS = 100_000
+"""A fragment with fewer rows is small, as lancedb counts them: compaction would join it with others."""
+
+
+def basic_stats(dataset: lance.LanceDataset) -> models.TableBasicStats:
+    """The statistics that a table's description carries."""
+    stats = dataset.stats.dataset_stats()
+    return models.TableBasicStats(num_deleted_rows=stats["num_deleted_rows"], num_fragments=stats["num_fragments"])
+
+
+@operation
+def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> models.GetTableStatsResponse:
+    """Count rows, bytes and indices, and sum up the lengths of the fragments; every figure is an integer.
+
+    Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidTableStateError (declared
+    only).
+    """
+    dataset = open_for_reading(ctx, request.id, branch=request.branch).dataset
+    with lance_errors(dataset):
+        lengths = sorted(fragment.count_rows() for fragment in dataset.get_fragments())
+        total_bytes = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
+        indices = len(dataset.describe_indices())
+    return models.GetTableStatsResponse(
+        total_bytes=total_bytes,
+        num_rows=sum(lengths),
+        num_indices=indices,
+        fragment_stats=models.FragmentStats(
+            num_fragments=len(lengths),
+            num_small_fragments=sum(length < SMALL_FRAGMENT_ROWS for length in lengths),
+            lengths=_summary(lengths),
+        ),
+    )
+
+
+def _summary(lengths: Sequence[int]) -> models.FragmentSummary:
+    """Least, most, mean and percentiles (nearest rank) of sorted lengths; zeros for a table without fragments."""
+    if not lengths:
+        return models.FragmentSummary(min=0, max=0, mean=0, p25=0, p50=0, p75=0, p99=0)
+
+    def rank(part: float) -> int:
+        return lengths[max(0, math.ceil(part * len(lengths)) - 1)]
+
+    return models.FragmentSummary(
+        min=lengths[0],
+        max=lengths[-1],
+        mean=round(sum(lengths) / len(lengths)),
+        p25=rank(0.25),
+        p50=rank(0.5),
+        p75=rank(0.75),
+        p99=rank(0.99),
+    )

@@ -1,0 +1,102 @@
+"""Tags: names for versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableTagAlreadyExistsError,
+    TableTagNotFoundError,
+)
+
+from tiltyard.ids import MAIN_BRANCH, check_name
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import open_for_reading, open_for_writing
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.context import Context
+
+
+@operation
+def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
+    """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
+    table = open_for_reading(ctx, request.id)
+    with lance_errors(table.dataset):
+        tags = table.dataset.tags.list()
+    names = sorted(tags)
+    page, token = ctx.paging.page(
+        f"tags {table.record.id}",
+        request.page_token,
+        request.limit,
+        lambda after, count: [name for name in names if after is None or name > after][:count],
+        lambda name: name,
+    )
+    return models.ListTableTagsResponse(tags={name: _contents(tags[name]) for name in page}, page_token=token)
+
+
+def _contents(tag: Any) -> models.TagContents:
+    return models.TagContents(version=tag["version"], manifestSize=tag["manifest_size"], branch=tag["branch"])
+
+
+@operation
+def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionRequest) -> models.GetTableTagVersionResponse:
+    """Tell the version, and the branch if it is not main, that a tag names. Raises TableTagNotFoundError."""
+    tag = _find(open_for_reading(ctx, request.id).dataset, request.tag)
+    return models.GetTableTagVersionResponse(version=tag["version"], branch=tag["branch"])
+
+
+@operation
+def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
+    """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
+    check_name(request.tag, "tag")
+    target = _target(ctx, request)
+    dataset = open_for_writing(ctx, request.id).dataset
+    with lance_errors(dataset):
+        if request.tag in dataset.tags.list():
+            raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
+        dataset.tags.create(request.tag, target)
+    return models.CreateTableTagResponse()
+
+
+@operation
+def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
+    """Let a tag name another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
+    target = _target(ctx, request)
+    dataset = open_for_writing(ctx, request.id).dataset
+    _find(dataset, request.tag)
+    with lance_errors(dataset):
+        dataset.tags.update(request.tag, target)
+    return models.UpdateTableTagResponse()
+
+
+@operation
+def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
+    """Take a tag away; its version stays. Raises TableTagNotFoundError."""
+    dataset = open_for_writing(ctx, request.id).dataset
+    _find(dataset, request.tag)
+    with lance_errors(dataset):
+        dataset.tags.delete(request.tag)
+    return models.DeleteTableTagResponse()
+
+
+def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> Any:
+    """The version a tag shall name, as Lance refers to it; it has to be there."""
+    if request.version < 1:
+        raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
+    open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
+    if request.branch and request.branch != MAIN_BRANCH:
+        return (request.branch, request.version)
+    return request.version
+
+
+def _find(dataset: lance.LanceDataset, tag: str) -> Any:
+    with lance_errors(dataset):
+        tags = dataset.tags.list()
+    if tag not in tags:
+        raise TableTagNotFoundError(f"No tag '{tag}' on this table: list its tags to see which there are.")
+    return tags[tag]

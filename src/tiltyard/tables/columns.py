@@ -112,8 +112,7 @@ def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
         alteration["data_type"] = parse_type(entry.data_type)
     if len(alteration) == 1:
         raise InvalidInputError(f"Say what to alter in '{entry.path}': rename, data_type or nullable.")
-    found: AlterColumn = alteration
-    return found
+    return alteration
 
 
 def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, Any]]) -> None:

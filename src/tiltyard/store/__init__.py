@@ -1,6 +1,6 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
-from tiltyard.store.folders import CREATING
+from tiltyard.store.folders import CREATING, DROPPED
 from tiltyard.store.records import (
     DoomedFolder,
     DroppedNamespace,
@@ -20,6 +20,7 @@ from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_cl
 
 __all__ = [
     "CREATING",
+    "DROPPED",
     "DoomedFolder",
     "DroppedNamespace",
     "ListedTable",

@@ -165,7 +165,7 @@ def test_query_by_text_nested_too_deep_is_an_invalid_input(table: Table) -> None
 
 
 def test_query_by_text_in_an_unknown_column_names_those_there_are(table: Table) -> None:
-    with pytest.raises(TableColumnNotFoundError, match="No column 'nope'. This table has: id"):
+    with pytest.raises(TableColumnNotFoundError, match=r"No column 'nope'\. This table has: id"):
         table.query(full_text_query=words("fox", "nope"))
 
 

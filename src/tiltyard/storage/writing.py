@@ -1,0 +1,131 @@
+"""Data files first, then one commit: the only way in which a table changes here.
+
+Lance deletes the files of a write that fails by itself; those of a write whose commit fails are deleted here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import lance
+from lance.fragment import write_fragments
+from lance_namespace.errors import TableAlreadyExistsError
+
+from tiltyard.storage.errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+    from lance.fragment import FragmentMetadata
+
+    from tiltyard.storage.storage import Storage
+
+Rows = Any  # a table or a reader of record batches
+_MOST_REBASES = 50
+
+
+def write_rows(rows: Rows, dataset: lance.LanceDataset) -> list[FragmentMetadata]:
+    """Write rows for a later append to a table, without committing them. Raises what Lance raises."""
+    return write_fragments(rows, dataset, mode="append")
+
+
+def write_table(rows: Rows, dataset: lance.LanceDataset) -> lance.Transaction:
+    """Write rows that shall replace all rows and the schema of a table. Raises what Lance raises."""
+    return write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
+
+
+def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[str, Any]) -> lance.Transaction:
+    """Write the rows of a table's first version, to be published with `publish_first`.
+
+    `options` are further arguments of Lance's writer. Raises TableAlreadyExistsError if there is a version already.
+    """
+    with lance_errors():
+        return write_fragments(
+            rows,
+            location,
+            mode="create",
+            return_transaction=True,
+            storage_options=storage.options(location),
+            session=storage.datasets.session,
+            **options,
+        )
+
+
+def publish_first(
+    storage: Storage, location: str, transaction: lance.Transaction, stable_row_ids: bool = False
+) -> None:
+    """Make written rows the first version of a table: of several writers exactly one succeeds.
+
+    Lance's own creation is not exclusive: who finds the first version of another while committing overwrites it. So
+    the manifest is made in a folder of its own, and moved to its place only if none is there.
+    Raises TableAlreadyExistsError.
+    """
+    files = storage.files(location)
+    staging = f"{location}/_creating-{uuid4().hex}"
+    with lance_errors():
+        try:
+            lance.LanceDataset.commit(
+                staging,
+                transaction,
+                storage_options=storage.options(location),
+                enable_v2_manifest_paths=True,
+                enable_stable_row_ids=stable_row_ids,
+            )
+            for name in files.names(f"{staging}/_transactions"):
+                files.write_new(f"{location}/_transactions/{name}", files.read(f"{staging}/_transactions/{name}"))
+            manifest = next(name for name in files.names(f"{staging}/_versions") if name.endswith(".manifest"))
+            content = files.read(f"{staging}/_versions/{manifest}")
+            if not files.write_new(f"{location}/_versions/{manifest}", content):
+                raise TableAlreadyExistsError("There is a table at this location already.")
+        finally:
+            files.delete_folder(staging)
+
+
+def fragments_of(transaction: lance.Transaction) -> list[FragmentMetadata]:
+    """The fragments that a transaction of `write_table` or `write_first` brings."""
+    return list(transaction.operation.fragments)  # type: ignore[attr-defined]  # those write nothing but Overwrite
+
+
+def count_rows(fragments: Iterable[FragmentMetadata]) -> int:
+    """How many rows were written."""
+    return sum(fragment.physical_rows for fragment in fragments)
+
+
+def discard(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) -> None:
+    """Delete files that no version will ever have; `base` is the table's location, or its branch's folder."""
+    paths = [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files]
+    storage.delete_files(paths)
+
+
+def has_schema(dataset: lance.LanceDataset, schema: pa.Schema) -> bool:
+    """Whether fragments written for a new table of this schema can join a table: the ids of the fields agree, too."""
+    return bool(dataset.lance_schema == lance.schema.LanceSchema.from_pyarrow(schema))
+
+
+def commit_append(
+    dataset: lance.LanceDataset,
+    fragments: Sequence[FragmentMetadata],
+    read_version: int,
+    seconds: float,
+    properties: Mapping[str, str] | None = None,
+) -> lance.LanceDataset:
+    """Add fragments to a table in one version, and return that. Appends of others are no conflict.
+
+    `read_version` is what the fragments were written against. Raises what Lance raises.
+    """
+    operation = lance.LanceOperation.Append(list(fragments))
+    transaction = lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
+    return lance.LanceDataset.commit(
+        dataset, transaction, max_retries=_MOST_REBASES, commit_timeout=timedelta(seconds=max(seconds, 1))
+    )
+
+
+def commit_overwrite(
+    dataset: lance.LanceDataset, transaction: lance.Transaction, properties: Mapping[str, str] | None = None
+) -> lance.LanceDataset:
+    """Replace a table's rows and schema, whatever it has by now. Raises what Lance raises."""
+    renewed = lance.Transaction(dataset.version, transaction.operation, transaction_properties=dict(properties or {}))
+    return lance.LanceDataset.commit(dataset, renewed)

@@ -1,0 +1,90 @@
+"""Changing and deleting rows where they are."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.tables.committing import commit
+from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.target import Target
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.context import Context
+
+_RETRIES = 100  # within the time that conflicts may take
+
+
+@operation
+def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
+    """Set columns to SQL expressions, on all rows or those that a predicate names.
+
+    `properties` join those of the table. Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError,
+    TableColumnNotFoundError, InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
+    """
+    updates = _updates(request)
+    predicate = _predicate(request.predicate) if request.predicate is not None else None
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    seconds = ctx.settings.conflict_timeout
+
+    def change(dataset: lance.LanceDataset) -> int:
+        done = dataset.update(updates, predicate, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
+        return int(done["num_rows_updated"])
+
+    if updates:
+        with ctx.storage.locks.hold(target.key, seconds):
+            rows, version = commit(ctx, request.id, request.branch, change)
+    else:
+        rows, version = 0, int(target.dataset().version)
+    properties = target.record.properties
+    if request.properties:
+        properties = ctx.store.set_table_properties(target.record.id, properties | request.properties).properties
+    return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
+
+
+def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
+    """Expressions by column. Raises InvalidInputError."""
+    if not request.updates and not request.properties:
+        raise InvalidInputError("There is nothing to update: give [column, expression] pairs.")
+    updates: dict[str, str] = {}
+    for pair in request.updates:
+        if len(pair) != 2 or not pair[0] or not pair[1].strip():
+            raise InvalidInputError("An update is a pair of a column and an SQL expression.")
+        column, expression = pair
+        if column in updates:
+            raise InvalidInputError(f"The column '{column}' is updated twice: once is enough.")
+        updates[column] = checked_expression(expression, "expression")
+    return updates
+
+
+@operation
+def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
+    """Delete the rows that a predicate names.
+
+    Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableColumnNotFoundError,
+    InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
+    """
+    predicate = _predicate(request.predicate)
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    seconds = ctx.settings.conflict_timeout
+
+    def change(dataset: lance.LanceDataset) -> int:
+        done = dataset.delete(predicate, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
+        return int(done["num_deleted_rows"])
+
+    with ctx.storage.locks.hold(target.key, seconds):
+        rows, version = commit(ctx, request.id, request.branch, change)
+    return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
+
+
+def _predicate(text: str) -> str:
+    if not text.strip():
+        raise InvalidInputError("The predicate is empty: 'true' names all rows.")
+    return checked_expression(text, "predicate")

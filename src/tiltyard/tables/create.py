@@ -1,0 +1,236 @@
+"""Creating tables from rows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import lance
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+    UnsupportedOperationError,
+)
+
+from tiltyard.ids import display
+from tiltyard.modes import CreateMode, parse_mode
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.writing import discard, fragments_of, publish_first, write_first
+from tiltyard.store import CREATING
+from tiltyard.tables.incoming import Incoming
+from tiltyard.tables.insert import overwrite
+from tiltyard.tables.opening import table_id
+from tiltyard.tables.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiltyard.bodies import ArrowBody
+    from tiltyard.context import Context
+    from tiltyard.ids import Id
+    from tiltyard.store import TableRecord
+
+log = logging.getLogger("tiltyard.tables")
+
+LEASE_MS = 10 * 60 * 1000
+_RENEW_MS = LEASE_MS // 4
+
+
+@operation
+def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBody) -> models.CreateTableResponse:
+    """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
+
+    ExistOk keeps a table that is there as it is; Overwrite gives it a new version with these rows, this schema and
+    these properties. A table that is only declared gets its first version in any mode.
+    Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError, TableSchemaValidationError,
+    ConcurrentModificationError, UnsupportedOperationError (storage options that only the server may set).
+    """
+    path = table_id(request.id)
+    mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
+    options = _writer_options(request.storage_options or {})
+    location = ctx.storage.check_location(request.location) if request.location else None
+    wanted = Wanted(path, mode, request.properties, options, data)
+    record = _find(ctx, path)
+    if record is None:
+        return _create_at(ctx, wanted, location) if location else _create_new(ctx, wanted)
+    if location and location != record.location:
+        raise InvalidInputError(f"The table {display(path)} lies elsewhere: leave the location out.")
+    if record.declared and not ctx.storage.has_table(record.location):
+        return _create_declared(ctx, record, wanted)
+    return _create_again(ctx, record, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The table that a request asks for; `options` are further arguments of Lance's writer."""
+
+    path: Id
+    mode: CreateMode
+    properties: Mapping[str, str] | None
+    options: Mapping[str, Any]
+    data: ArrowBody
+
+
+def _writer_options(given: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of Lance's writer. Raises UnsupportedOperationError, InvalidInputError."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        match name:
+            case "new_table_data_storage_version":
+                options["data_storage_version"] = value
+            case "new_table_enable_stable_row_ids":
+                options["enable_stable_row_ids"] = value.lower() == "true"
+            case "new_table_enable_v2_manifest_paths" if value.lower() == "true":
+                continue
+            case _:
+                raise UnsupportedOperationError(f"The storage option '{name}' is the server's to set: leave it out.")
+    return options
+
+
+def _find(ctx: Context, path: Id) -> TableRecord | None:
+    try:
+        return ctx.store.describe_table(path)
+    except TableNotFoundError:
+        return None
+
+
+def _create_again(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
+    """The name is taken by a table with data: what that means is what the mode says."""
+    target = Target(ctx, record)
+    if wanted.mode is CreateMode.CREATE:
+        raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}")
+    if wanted.mode is CreateMode.EXIST_OK:
+        return _created(ctx, record, target.written(target.dataset().version))
+    with target.leaving_nothing():
+        version, _ = overwrite(target, Incoming(wanted.data))
+    return _created(ctx, ctx.store.set_table_properties(record.id, wanted.properties or {}), version)
+
+
+def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
+    """Give a declared table its first version; of several who try, one succeeds."""
+    target = Target(ctx, record)
+    with target.leaving_nothing():
+        try:
+            _write_first(target, wanted)
+        except TableAlreadyExistsError:
+            if wanted.mode is CreateMode.EXIST_OK:
+                return _created(ctx, ctx.store.mark_written(record.id), target.dataset().version)
+            if wanted.mode is CreateMode.OVERWRITE:
+                raise ConcurrentModificationError("Another request created this table just now: try again.") from None
+            raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}") from None
+    if wanted.properties is not None:
+        record = ctx.store.set_table_properties(record.id, wanted.properties)
+    return _created(ctx, record, 1)
+
+
+def _write_first(target: Target, wanted: Wanted) -> None:
+    storage = target.ctx.storage
+    incoming = Incoming(wanted.data)
+    with incoming.errors():
+        first = write_first(storage, target.location, incoming.reader(), wanted.options)
+    try:
+        publish_first(storage, target.location, first, wanted.options.get("enable_stable_row_ids", False))
+    except BaseException:
+        discard(storage, target.location, fragments_of(first))
+        raise
+    target.written(1)
+
+
+def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
+    """A name that is free, as it seems: the catalog decides when the table is entered."""
+    path = wanted.path
+    ctx.store.describe_namespace(path[:-1])
+    location = ctx.storage.new_location(path)
+    ctx.store.doom(location, ctx.clock() + LEASE_MS, CREATING)
+    try:
+        version = _write_new(ctx, location, wanted)
+        record = ctx.store.insert_table(path, location, wanted.properties or {}, in_creation=True)
+    except BaseException as error:
+        _sweep(ctx, location)
+        if not isinstance(error, TableAlreadyExistsError) or wanted.mode is CreateMode.CREATE:
+            raise
+        if wanted.mode is CreateMode.OVERWRITE:
+            raise ConcurrentModificationError("Another request created this table just now: try again.") from error
+        return _created(ctx, ctx.store.describe_table(path), None)
+    return _created(ctx, record, version)
+
+
+def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
+    """The first version of a table, in a folder that nobody else knows."""
+    lease = _Lease(ctx, location)
+    incoming = Incoming(wanted.data)
+    with incoming.errors():
+        dataset = lance.write_dataset(
+            incoming.reader(each=lease.renew),
+            location,
+            mode="create",
+            storage_options=ctx.storage.options(location),
+            session=ctx.storage.datasets.session,
+            **wanted.options,
+        )
+    ctx.storage.datasets.keep(location, None, dataset)
+    return int(dataset.version)
+
+
+class _Lease:
+    """Keeps the sweeper off a folder for as long as rows keep coming."""
+
+    def __init__(self, ctx: Context, location: str) -> None:
+        self._ctx = ctx
+        self._location = location
+        self._next = ctx.clock() + _RENEW_MS
+
+    def renew(self) -> None:
+        """Called for every batch. Raises ConcurrentModificationError if the sweeper was first."""
+        now = self._ctx.clock()
+        if now >= self._next:
+            self._ctx.store.extend_doom(self._location, now + LEASE_MS)
+            self._next = now + _RENEW_MS
+
+
+def _sweep(ctx: Context, location: str) -> None:
+    """Delete a folder that became no table: at once if that works, else with the next sweep."""
+    try:
+        ctx.store.doom(location, ctx.clock(), CREATING)
+        ctx.storage.delete_folder(location)
+        ctx.store.forget_folder(location)
+    except (LanceNamespaceError, OSError) as error:
+        log.warning("cannot delete %s yet: %s", location, error)
+
+
+def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTableResponse:
+    """A table where the client wants it: declared first, so that no two can have the same location."""
+    if not ctx.storage.is_empty(location):
+        raise InvalidInputError("The location is not empty: register the table there, or choose another.")
+    record = ctx.store.insert_table(wanted.path, location, wanted.properties or {}, declared=True)
+    try:
+        return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))
+    except BaseException:
+        _withdraw(ctx, wanted.path, record)
+        raise
+
+
+def _withdraw(ctx: Context, path: Id, record: TableRecord) -> None:
+    """Take back the declaration of a table that got no data from anyone."""
+    try:
+        found = ctx.store.describe_table(path)
+        if found.id == record.id and found.declared and not ctx.storage.has_table(record.location):
+            ctx.store.remove_table(path, doom=True)
+            ctx.storage.delete_folder(record.location)
+            ctx.store.forget_folder(record.location)
+    except LanceNamespaceError as error:
+        log.warning("cannot take back %s: %s", record.location, error)
+
+
+def _created(ctx: Context, record: TableRecord, version: int | None) -> models.CreateTableResponse:
+    return models.CreateTableResponse(
+        location=record.location,
+        version=version,
+        storage_options=ctx.storage.public_options(record.location) or None,
+        properties=record.properties,
+    )

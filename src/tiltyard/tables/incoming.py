@@ -1,0 +1,76 @@
+"""The rows of a request on their way into a table."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.fitting import Fitting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tiltyard.bodies import ArrowBody
+
+
+class Incoming:
+    """An Arrow body, read once: whole if it is small, batch by batch if it streams in.
+
+    Between Lance's readers and ours an exception becomes a text, so the first one is kept for the answer.
+    """
+
+    def __init__(self, data: ArrowBody) -> None:
+        """Read the schema. Raises InvalidInputError for a body that is no Arrow IPC stream."""
+        self._data = data
+        self._reader = data.reader()
+        self._failure: BaseException | None = None
+        self.schema: pa.Schema = self._reader.schema
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the whole body is in memory already."""
+        return self._data.size is not None
+
+    def require_columns(self) -> None:
+        """Raise InvalidInputError for a body without any column, such as one without any byte."""
+        if not self.schema.names:
+            raise InvalidInputError("The body has no columns: send an Arrow IPC stream with the rows.")
+
+    def table(self) -> pa.Table:
+        """All rows of a small body. Raises InvalidInputError for a corrupt one."""
+        with self.errors():
+            return self._reader.read_all()
+
+    def reader(self, fitting: Fitting | None = None, each: Callable[[], None] | None = None) -> pa.RecordBatchReader:
+        """The rows as they come, fitted to a table; `each` is called for every batch."""
+        schema = fitting.schema if fitting else self.schema
+        return pa.RecordBatchReader.from_batches(schema, self._batches(fitting, each))
+
+    def _batches(self, fitting: Fitting | None, each: Callable[[], None] | None) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self._reader:
+                if each:
+                    each()
+                yield fitting.batch(batch) if fitting else batch
+        except Exception as error:
+            self._failure = error
+            raise
+
+    @contextmanager
+    def errors(self, table: Any = None) -> Iterator[None]:
+        """Like `lance_errors`, but what went wrong with the rows themselves comes first."""
+        try:
+            with lance_errors(table):
+                yield
+        except BaseException as error:
+            known = self._data.failure or self._failure
+            if known is None or known is error:
+                raise
+            if isinstance(known, LanceNamespaceError) or known is self._data.failure:
+                raise known from error
+            with lance_errors(table):
+                raise known from error

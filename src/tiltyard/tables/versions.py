@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.tables.committing import commit
 from tiltyard.tables.opening import find_table, open_for_reading
 
@@ -22,38 +22,22 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
 
-LAST_VERSION = 2**64 - 1
 
-
-@dataclass(frozen=True, slots=True)
-class Manifests:
-    """Where the manifests of one branch lie."""
-
-    ctx: Context
-    location: str
-    folder: str
-
-    @classmethod
-    def of(cls, ctx: Context, location: str, branch: str | None) -> Manifests:
-        """Those of a table's branch; main without one."""
-        main = not branch or branch == MAIN_BRANCH
-        return cls(ctx, location, "_versions" if main else f"tree/{branch}/_versions")
-
-    def describe(self, version: int, metadata: dict[str, str], timestamp_millis: int) -> models.TableVersion:
-        """One version as clients see it: the path has no scheme, as object stores name files."""
-        for name in (f"{LAST_VERSION - version:020}.manifest", f"{version}.manifest"):
-            path = f"{self.folder}/{name}"
-            found = self.ctx.storage.stat(self.location, path)
-            if found is not None:
-                return models.TableVersion(
-                    version=version,
-                    manifest_path=f"{urlsplit(self.location).path.lstrip('/')}/{path}",
-                    manifest_size=found.size,
-                    e_tag=found.e_tag,
-                    timestamp_millis=timestamp_millis,
-                    metadata=metadata,
-                )
-        raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")
+def _version(ctx: Context, location: str, branch: str | None, entry: Any) -> models.TableVersion:
+    """One version as clients see it: the path has no scheme, as object stores name files."""
+    for scheme in (NamingScheme.V2, NamingScheme.V1):
+        path = f"{versions_folder(branch)}/{manifest_name(entry['version'], scheme)}"
+        found = ctx.storage.stat(location, path)
+        if found is not None:
+            return models.TableVersion(
+                version=entry["version"],
+                manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
+                manifest_size=found.size,
+                e_tag=found.e_tag,
+                timestamp_millis=int(entry["timestamp"].timestamp() * 1000),
+                metadata={str(key): str(value) for key, value in entry["metadata"].items()},
+            )
+    raise TableVersionNotFoundError(f"No version {entry['version']}: it has just been cleaned up.")
 
 
 @operation
@@ -78,8 +62,9 @@ def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) 
 
     scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {bool(request.descending)}"
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda entry: entry["version"])
-    manifests = Manifests.of(ctx, record.location, request.branch)
-    return models.ListTableVersionsResponse(versions=[_version(manifests, entry) for entry in page], page_token=token)
+    return models.ListTableVersionsResponse(
+        versions=[_version(ctx, record.location, request.branch, entry) for entry in page], page_token=token
+    )
 
 
 @operation
@@ -95,18 +80,12 @@ def describe_table_version(
         dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
     except InvalidTableStateError as error:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
-    manifests = Manifests.of(ctx, record.location, request.branch)
-    return models.DescribeTableVersionResponse(version=_version(manifests, _entry(dataset)))
+    return models.DescribeTableVersionResponse(version=_version(ctx, record.location, request.branch, _entry(dataset)))
 
 
 def _entry(dataset: lance.LanceDataset) -> Any:
     with lance_errors(dataset):
         return next(entry for entry in dataset.versions() if entry["version"] == dataset.version)
-
-
-def _version(manifests: Manifests, entry: Any) -> models.TableVersion:
-    millis = int(entry["timestamp"].timestamp() * 1000)
-    return manifests.describe(entry["version"], {str(k): str(v) for k, v in entry["metadata"].items()}, millis)
 
 
 @operation

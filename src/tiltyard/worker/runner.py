@@ -25,6 +25,7 @@ from tiltyard.context import Context, Services
 from tiltyard.jobs import JOBS, Job, JobCanceledError
 from tiltyard.modes import TransactionStatus
 from tiltyard.store import TransactionRecord, UnitOfWork
+from tiltyard.tables.version_commits import finalize_pending
 
 log = logging.getLogger("tiltyard.worker")
 
@@ -85,7 +86,7 @@ class Worker:
     def _sweep(self) -> None:
         ctx = Context(self._services, "sweep")
         while not self._stopping.wait(SWEEP_SECONDS):
-            while not self._stopping.is_set() and self._guarded(lambda: bool(sweep(ctx))):
+            while not self._stopping.is_set() and self._guarded(lambda: bool(sweep(ctx) + finalize_pending(ctx))):
                 pass
 
     def _guarded(self, step: Callable[[], bool]) -> bool:

@@ -1,0 +1,219 @@
+"""Commits that clients make: a version is recorded in the catalog first, then its staged manifest becomes final.
+
+The unique key of the records decides who wins; a crash between the two leaves a record that `finalize_pending`
+finishes. A version that storage holds already, because somebody committed round the server, is a conflict too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    TableNotFoundError,
+)
+
+from tiltyard.ids import MAIN_BRANCH
+from tiltyard.modes import parse_mode
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.manifests import NamingScheme, check_manifest, manifest_name, versions_folder
+from tiltyard.store import NewVersion, TableRecord, VersionRecord
+from tiltyard.tables.opening import find_table, open_for_reading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiltyard.context import Context
+
+log = logging.getLogger("tiltyard.versions")
+
+Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
+
+MOST_PENDING = 100
+
+
+@operation
+def create_table_version(ctx: Context, request: models.CreateTableVersionRequest) -> models.CreateTableVersionResponse:
+    """Commit a staged manifest as the next version of a table.
+
+    Sent twice, it is committed once. Raises TableNotFoundError, InvalidInputError (the path leads out of the table's
+    `_versions` folder, the file is no manifest of this version, or the version is not the next one),
+    ConcurrentModificationError (somebody else has the version).
+    """
+    table = find_table(ctx, request.id)
+    new = staged_version(ctx, table, request)
+    record, inserted = ctx.store.record_version(new)
+    check_same(new, record, inserted)
+    return models.CreateTableVersionResponse(version=wire_version(table, finalize(ctx, table, record)))
+
+
+@operation
+def batch_create_table_versions(
+    ctx: Context, request: models.BatchCreateTableVersionsRequest
+) -> models.BatchCreateTableVersionsResponse:
+    """Commit staged manifests of several tables: all of them or none.
+
+    Raises what CreateTableVersion raises; the message names the table.
+    """
+    if not request.entries:
+        raise InvalidInputError("There is no entry: give at least one.")
+    tables = [find_table(ctx, entry.id) for entry in request.entries]
+    news = [staged_version(ctx, table, entry) for table, entry in zip(tables, request.entries, strict=True)]
+    records = ctx.store.transact(lambda catalog: [check_same(new, *catalog.record_version(new)) for new in news])
+    final = [finalize(ctx, table, record) for table, record in zip(tables, records, strict=True)]
+    return models.BatchCreateTableVersionsResponse(
+        versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
+    )
+
+
+@operation
+def batch_delete_table_versions(
+    ctx: Context, request: models.BatchDeleteTableVersionsRequest
+) -> models.BatchDeleteTableVersionsResponse:
+    """Delete version records in ranges [start, end), -1 standing for no end; the data and the latest version stay.
+
+    Raises TableNotFoundError, TableBranchNotFoundError, InvalidInputError (a range that ends before it starts).
+    """
+    table = find_table(ctx, request.id)
+    ranges = deletable_ranges(ctx, request)
+    deleted = ctx.store.delete_versions(table.id, branch_key(request.branch), ranges)
+    return models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
+
+
+def deletable_ranges(ctx: Context, request: models.BatchDeleteTableVersionsRequest) -> list[tuple[int, int | None]]:
+    """The ranges of a request, without the latest version: a table without it could not be opened."""
+    latest = latest_version(ctx, request.id, request.branch)
+    ranges: list[tuple[int, int | None]] = []
+    for given in request.ranges:
+        end = None if given.end_version == -1 else given.end_version
+        if given.start_version < 0 or (end is not None and end < given.start_version):
+            raise InvalidInputError(
+                f"The range [{given.start_version}, {given.end_version}) is none: start at 0 or more, end behind the "
+                "start, or at -1 for no end."
+            )
+        ranges.append((given.start_version, latest if end is None else min(end, latest)))
+    return ranges
+
+
+def latest_version(ctx: Context, names: Sequence[str] | None, branch: str | None) -> int:
+    """The latest version of a table's branch; 0 for a table that is only declared."""
+    try:
+        return int(open_for_reading(ctx, names, branch=branch).dataset.version)
+    except InvalidTableStateError:
+        return 0
+
+
+def branch_key(branch: str | None) -> str:
+    """A branch as the catalog has it: main is the empty name."""
+    return "" if not branch or branch == MAIN_BRANCH else branch
+
+
+def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int | None = None) -> NewVersion:
+    """What an entry asks to record; its staged file is looked at unless it is committed already.
+
+    `latest` is the table's latest version, if the caller knows better than storage. Raises as CreateTableVersion does.
+    """
+    scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
+    folder = versions_folder(entry.branch)
+    staged = ctx.storage.inside(table.location, entry.manifest_path)
+    final = f"{folder}/{manifest_name(entry.version, scheme)}"
+    if staged.rpartition("/")[0] != f"{table.location}/{folder}":
+        raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
+    new = NewVersion(
+        table_id=table.id,
+        branch=branch_key(entry.branch),
+        version=entry.version,
+        staged_path=staged,
+        manifest_path=final,
+        manifest_size=entry.manifest_size,
+        e_tag=entry.e_tag,
+        metadata=entry.metadata,
+        naming_scheme=scheme,
+    )
+    if ctx.storage.stat(table.location, staged) is not None:
+        check_manifest(ctx.storage.read_file(table.location, staged), entry.version)
+        _check_next(ctx, new, entry, latest)
+    elif not _is_recorded(ctx, new):
+        raise InvalidInputError("There is no staged manifest at this path: write it first.")
+    return new
+
+
+def _is_recorded(ctx: Context, new: NewVersion) -> bool:
+    try:
+        return ctx.store.describe_version(new.table_id, new.version, new.branch).staged_path == new.staged_path
+    except LanceNamespaceError:
+        return False
+
+
+def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:
+    if latest is None:
+        record = ctx.store.table_by_id(new.table_id)
+        latest = _latest_at(ctx, record, entry.branch)
+    if new.version > latest + 1:
+        raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
+    if new.version <= latest and not _is_recorded(ctx, new):
+        raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase on {latest}.")
+
+
+def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int:
+    if not ctx.storage.has_table(record.location):
+        return 0
+    dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
+    return int(dataset.version)
+
+
+def check_same(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord:
+    """The record, if it is of this very manifest. Raises ConcurrentModificationError if another has the version."""
+    if not inserted and record.staged_path != new.staged_path:
+        raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase.")
+    return record
+
+
+def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> VersionRecord:
+    """Give a recorded version's manifest its final name; may be done again after a crash.
+
+    Raises ConcurrentModificationError if a commit round the server took the name meanwhile; the record is taken back.
+    """
+    if record.finalized:
+        return record
+    try:
+        found = ctx.storage.finalize_manifest(table.location, record.staged_path, record.manifest_path)
+    except ConcurrentModificationError:
+        ctx.store.delete_versions(table.id, record.branch, [(record.version, record.version + 1)])
+        raise
+    ctx.store.mark_finalized(table.id, record.version, record.branch, manifest_size=found.size, e_tag=found.e_tag)
+    if table.declared:
+        ctx.store.mark_written(table.id)
+    return ctx.store.describe_version(table.id, record.version, record.branch)
+
+
+def finalize_pending(ctx: Context) -> int:
+    """Finish commits that a crash left between record and manifest; how many were finished."""
+    finished = 0
+    for record in ctx.store.pending_versions(limit=MOST_PENDING):
+        try:
+            finalize(ctx, ctx.store.table_by_id(record.table_id), record)
+            finished += 1
+        except TableNotFoundError:
+            continue  # dropped meanwhile, and its records with it
+        except LanceNamespaceError as error:
+            log.warning("version %s of table %s is not finished yet: %s", record.version, record.table_id, error)
+    return finished
+
+
+def wire_version(table: TableRecord, record: VersionRecord) -> models.TableVersion:
+    """A recorded version as clients see it: the path has no scheme, as object stores name files."""
+    return models.TableVersion(
+        version=record.version,
+        manifest_path=f"{urlsplit(table.location).path.lstrip('/')}/{record.manifest_path}",
+        manifest_size=record.manifest_size,
+        e_tag=record.e_tag,
+        timestamp_millis=record.created_at,
+        metadata=record.metadata,
+    )

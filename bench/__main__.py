@@ -1,0 +1,99 @@
+"""The command: choose rows, run them, print and record what came out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import catalog, searches, writes
+from bench.ground import Ground
+from bench.results import FILE, Result, record
+
+ROWS: dict[str, Callable[[Ground], list[Result]]] = {
+    "describe": catalog.describe,
+    "exists": catalog.exists,
+    "root": catalog.in_root,
+    "namespace": catalog.namespace,
+    "list": catalog.listing,
+    "scale": catalog.scale,
+    "memory": catalog.memory,
+    "declare": catalog.declare,
+    "create": catalog.create,
+    "nearest": searches.nearest,
+    "equal": searches.equal,
+    "count": searches.counting,
+    "answer": searches.answer,
+    "insert": writes.insert,
+    "upload": writes.one_upload,
+}
+"""In the order they run: those that make a catalog grow come after those that read it."""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure Tiltyard against pylance's RestAdapter and against pylance in one process.",
+        epilog="rows: " + ", ".join(ROWS) + "\n\nexample: python -m bench describe list",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="rows to run [default: all]")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each server; medians count [default: 3]")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn [default: 4]")
+    parser.add_argument("--workers", type=int, default=1, help="server processes of Tiltyard [default: 1]")
+    parser.add_argument(
+        "--work",
+        type=lambda text: Path(text).resolve(),
+        help="folder that keeps prepared data for the next run [default: none]",
+    )
+    parser.add_argument("--dry", action="store_true", help=f"leave {FILE.name} as it is")
+    given = parser.parse_args()
+    if unknown := [row for row in given.rows if row not in ROWS]:
+        parser.error(f"no row {unknown[0]!r}: choose from {', '.join(ROWS)}")
+    return given
+
+
+def _run(ground: Ground, names: list[str]) -> tuple[list[Result], bool]:
+    """All rows, and whether none broke off."""
+    results: list[Result] = []
+    whole = True
+    for name in names:
+        began = time.perf_counter()
+        try:
+            found = ROWS[name](ground)
+        except (RuntimeError, OSError) as error:  # one row that cannot be measured must not cost the others
+            print(f"{name}: not measured: {error}", file=sys.stderr, flush=True)
+            whole = False
+            continue
+        results += found
+        for result in found:
+            print(f"{result.what}: {result.ratio} (target: {result.target}) {result.verdict}")
+            print(f"    Tiltyard {result.ours}\n    {result.against}", flush=True)
+        print(f"    [{time.perf_counter() - began:.0f} s]", flush=True)
+    return results, whole
+
+
+def main() -> int:
+    """Run rows; status 0 if every target was met."""
+    given = _arguments()
+    names = [name for name in ROWS if not given.rows or name in given.rows]
+    with tempfile.TemporaryDirectory(prefix="tiltyard-bench-", dir=given.work and given.work.parent) as folder:
+        roots = Path(folder)
+        work: Path = given.work or roots / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        ground = Ground(work, roots, given.rounds, given.seconds, given.workers)
+        try:
+            results, whole = _run(ground, names)
+        finally:
+            ground.close()
+    if not given.dry and results:
+        settings = f"{given.rounds} rounds of {given.seconds:g} s, medians; Tiltyard with --workers {given.workers}"
+        record(results, " ".join(["python -m bench", *given.rows]), settings)
+    return 0 if whole and all(result.met is not False for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

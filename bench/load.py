@@ -1,0 +1,190 @@
+"""The load generator: keep-alive connections that send prepared requests, one after the other, and check each answer.
+
+Both servers get the same one: one process, one thread, uvloop and httptools. It says how busy it was itself, since
+a generator at its limit would flatter the slower server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httptools
+import uvloop
+
+DRAIN_SECONDS = 60.0
+NO_ANSWER = 0
+"""Stands for a status where the connection broke, or no answer came within DRAIN_SECONDS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How long to send, over how many connections; what is begun in the first `warm_up` seconds does not count.
+
+    With `count` it sends that many requests instead, however long that takes.
+    """
+
+    connections: int = 32
+    seconds: float = 4.0
+    warm_up: float = 0.5
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one round saw. Latencies are those of requests begun in time, waited for however late they came."""
+
+    rate: float
+    p50: float
+    p99: float
+    failures: Counter[int]
+    succeeded: int
+    busy: float
+
+    @property
+    def failed(self) -> int:
+        """Requests that were not answered with a success."""
+        return self.failures.total()
+
+
+class _Run:
+    """What the connections of one round share."""
+
+    def __init__(self, requests: Iterator[bytes], load: Load) -> None:
+        self._requests = requests
+        self._left = load.count or None
+        self.begin = time.perf_counter() + (0 if load.count else load.warm_up)
+        self.end = float("inf") if load.count else self.begin + load.seconds
+        self.latencies: list[float] = []
+        self.failures: Counter[int] = Counter()
+        self.in_time = 0
+        self.succeeded = 0
+        self.last = self.begin
+
+    def next(self) -> bytes | None:
+        """The next request to send, None when it is time to stop."""
+        if self._left is not None:
+            if not self._left:
+                return None
+            self._left -= 1
+        elif time.perf_counter() >= self.end:
+            return None
+        return next(self._requests, None)
+
+    def answered(self, begun: float, status: int) -> None:
+        """Count an answer."""
+        now = time.perf_counter()
+        if 200 <= status < 300:
+            self.succeeded += 1
+            if self.begin <= now < self.end:
+                self.in_time += 1
+                self.last = now
+        else:
+            self.failures[status] += 1
+        if self.begin <= begun:
+            self.latencies.append(now - begun)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: sends, waits for the answer, sends again; `left` is done when nothing more is to be sent."""
+
+    def __init__(self, run: _Run, loop: asyncio.AbstractEventLoop) -> None:
+        self._run = run
+        self._begun: float | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self.left: asyncio.Future[bool] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # TCP gives this kind
+        self._send()
+
+    def _send(self) -> None:
+        request = self._run.next()
+        if request is None:
+            self._leave(stop=True)
+            return
+        self._begun = time.perf_counter()
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        """An answer is here whole."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._run.answered(begun, self._parser.get_status_code())
+        if self._parser.should_keep_alive():
+            self._send()
+        else:
+            self._leave(stop=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.give_up()
+        self._leave(stop=False)
+
+    def give_up(self) -> None:
+        """Count the request under way, if there is one, as not answered."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._run.answered(begun, NO_ANSWER)
+
+    def _leave(self, *, stop: bool) -> None:
+        self._transport.close()
+        if not self.left.done():
+            self.left.set_result(stop)
+
+
+async def _keep_sending(address: Address, run: _Run, deadline: float) -> None:
+    """One caller: connects again whenever the server closed its connection."""
+    loop = asyncio.get_running_loop()
+    stop = False
+    while not stop:
+        _, connection = await loop.create_connection(lambda: _Connection(run, loop), address.host, address.port)
+        try:
+            async with asyncio.timeout_at(deadline):
+                stop = await connection.left
+        except TimeoutError:
+            connection.give_up()
+            return
+        if time.perf_counter() >= run.end:
+            return
+
+
+async def _drive(address: Address, requests: Iterator[bytes], load: Load) -> Measured:
+    run = _Run(requests, load)
+    limit = load.seconds + load.warm_up + DRAIN_SECONDS if not load.count else 3600.0
+    deadline = asyncio.get_running_loop().time() + limit
+    started, busy = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(_keep_sending(address, run, deadline) for _ in range(load.connections)))
+    busy = (time.process_time() - busy) / (time.perf_counter() - started)
+    window = load.seconds if not load.count else max(run.last - run.begin, 1e-9)
+    ordered = sorted(run.latencies)
+    return Measured(run.in_time / window, _at(ordered, 0.5), _at(ordered, 0.99), run.failures, run.succeeded, busy)
+
+
+def _at(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def drive(address: Address, requests: Iterator[bytes], load: Load) -> Measured:
+    """Put a load on a server and measure it. Garbage collection waits meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_drive(address, requests, load))
+    finally:
+        gc.enable()

@@ -1,0 +1,32 @@
+"""pylance's RestAdapter over a directory, in a process of its own: `python -m bench.peer --root DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+import lance
+from lance.namespace import RestAdapter
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", required=True, help="folder of its tables")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
+    parser.add_argument("--session", action="store_true", help="share one lance.Session between requests")
+    given = parser.parse_args()
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    session = lance.Session() if given.session else None
+    adapter = RestAdapter("dir", {"root": given.root}, session=session, host=given.host, port=given.port)
+    adapter.start()
+    print(f"RestAdapter serves {given.root} on http://{given.host}:{adapter.port}", file=sys.stderr, flush=True)
+    signal.sigwait(signals)
+    adapter.stop()
+
+
+if __name__ == "__main__":
+    main()

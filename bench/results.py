@@ -1,0 +1,107 @@
+"""Verdicts, and the table in RESULTS.md that keeps them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+FILE = Path(__file__).parent / "RESULTS.md"
+ROWS = ("<!-- rows -->", "<!-- end of rows -->")
+RUN = ("<!-- run -->", "<!-- end of run -->")
+HEAD = [
+    "| row | what | at least | Tiltyard | against | ratio | met | seen |",
+    "|---|---|---|---|---|---|---|---|",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the table: what was asked, what was measured, and whether it is enough; None where nothing is asked."""
+
+    row: str
+    what: str
+    target: str
+    ours: str
+    against: str
+    ratio: str
+    met: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is enough, in a word."""
+        return "—" if self.met is None else "yes" if self.met else "**no**"
+
+    def line(self, seen: str) -> str:
+        """The line as Markdown."""
+        cells = self.row, self.what, self.target, self.ours, self.against, self.ratio, self.verdict, seen
+        return f"| {' | '.join(cells)} |"
+
+
+def at_least(row: str, what: str, sides: tuple[str, str], ratio: float, target: float | None) -> Result:
+    """A result for 'so many times as fast'; `sides` are the figures in words. Without a target it is for information."""
+    if target is None:
+        return Result(row, what, "—", *sides, f"{ratio:.2f} ×", None)
+    return Result(row, what, f"{target:g} ×", *sides, f"{ratio:.2f} ×", ratio >= target)
+
+
+def at_most(row: str, what: str, sides: tuple[str, str], value: float, limit: float, unit: str) -> Result:
+    """A result for 'no more than'."""
+    return Result(row, what, f"≤ {limit:g} {unit}", *sides, f"{value:.2f} {unit}", value <= limit)
+
+
+def record(results: list[Result], command: str, settings: str, file: Path = FILE) -> None:
+    """Put the results in the place of older ones of the same rows, and say how they came about."""
+    text = file.read_text()
+    seen = f"{datetime.now(UTC):%Y-%m-%d %H:%M}, {_commit()}"
+    lines = {_key(line): line for line in _between(text, ROWS).splitlines()[2:] if line}
+    lines |= {(result.row, result.what): result.line(seen) for result in results}
+    text = _replaced(text, ROWS, "\n".join([*HEAD, *lines.values()]))
+    text = _replaced(text, RUN, _about(command, settings))
+    file.write_text(text)
+
+
+def _key(line: str) -> tuple[str, str]:
+    cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+    return cells[0], cells[1]
+
+
+def _between(text: str, marks: tuple[str, str]) -> str:
+    return text.partition(marks[0])[2].partition(marks[1])[0].strip()
+
+
+def _replaced(text: str, marks: tuple[str, str], content: str) -> str:
+    head, _, rest = text.partition(marks[0])
+    return f"{head}{marks[0]}\n{content}\n{marks[1]}{rest.partition(marks[1])[2]}"
+
+
+def _about(command: str, settings: str) -> str:
+    packages = "pylance", "pyarrow", "uvicorn", "uvloop", "httptools", "starlette", "msgspec"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    facts = {
+        "Last run": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {_commit()}",
+        "Command": f"`{command}` ({settings})",
+        "Machine": f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, {platform.system()} {platform.release()}",
+        "Versions": f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in packages),
+    }
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=FILE.parent,
+    )
+    return asked.stdout.strip() or "unknown"

@@ -1,0 +1,108 @@
+"""The rows of the data plane that read: nearest neighbours, an indexed column, counting, a large answer."""
+
+from __future__ import annotations
+
+from itertools import cycle, repeat
+from statistics import median
+from typing import Any
+
+from bench import data
+from bench.data import LARGE, VECTORS
+from bench.ground import ANSWER_ROWS, Ground
+from bench.results import Result, at_least, at_most
+from bench.rounds import Side
+from bench.wire import Arrival, download, of_table, post
+
+CALLERS = 8
+CHECKED = 3
+
+
+def nearest(ground: Ground) -> list[Result]:
+    """Ten nearest of 100,000 × 128 by IVF_PQ."""
+    what = "vector query k=10, 100,000 × 128, IVF_PQ, nprobes 20, 8 connections"
+    return _search(ground, "nearest", what, data.nearest_queries(), 2, 0.85)
+
+
+def equal(ground: Ground) -> list[Result]:
+    """One row of 100,000 by a BTREE."""
+    what = "equality on a BTREE column, 100,000 rows, 8 connections"
+    return _search(ground, "equal", what, data.equal_queries(), 2, 0.6)
+
+
+def _search(
+    ground: Ground, row: str, what: str, queries: list[dict[str, Any]], against_peer: float, against_limit: float
+) -> list[Result]:
+    sides = [Side(server) for server in ground.vectors]
+    open_dataset = {
+        "dataset": str(data.indexed_table(ground.work)),
+        "queries": str(data.keep_queries(ground.work, row, queries)),
+    }
+    _check(sides, queries, ground.embedded.ask(do="first", count=CHECKED, **open_dataset))
+    asked = [post(of_table(VECTORS, "query"), query) for query in queries]
+    load, limits = ground.load(CALLERS), []
+    for _ in range(ground.rounds):
+        for side in sides:
+            side.take(lambda: cycle(asked), load)
+        limits.append(
+            ground.embedded.ask(
+                do="search", threads=CALLERS, seconds=load.seconds, warm_up=load.warm_up, **open_dataset
+            )
+        )
+    ours, theirs, sharing = sides
+    limit = median(limits)
+    peer = f"RestAdapter: {theirs.words()}"
+    shared = f"RestAdapter with one shared session: {sharing.words()}"
+    return [
+        at_least(row, what, (ours.words(), peer), ours.rate / theirs.rate, against_peer),
+        at_least(row, f"{what}; session shared", (ours.words(), shared), ours.rate / sharing.rate, against_peer),
+        at_least(
+            row,
+            f"{what}; limit",
+            (ours.words(), f"pylance in one process, 8 threads: {limit:,.0f}/s"),
+            ours.rate / limit,
+            against_limit,
+        ),
+    ]
+
+
+def _check(sides: list[Side], queries: list[dict[str, Any]], expected: list[list[int]]) -> None:
+    """See that all do the same work. Raises RuntimeError if their answers differ."""
+    for query, ids in zip(queries[:CHECKED], expected, strict=True):
+        for side in sides:
+            if (found := data.found_ids(side.server.address, VECTORS, query)) != ids:
+                raise RuntimeError(f"{side.server.name} found {found}, pylance {ids}.")
+
+
+def counting(ground: Ground) -> list[Result]:
+    """CountTableRows."""
+    asked = post(of_table(VECTORS, "count_rows"))
+    ours, theirs = (Side(server) for server in ground.vectors[:2])
+    for _ in range(ground.rounds):
+        for side in (ours, theirs):
+            side.take(lambda: repeat(asked), ground.load())
+    sides = ours.words(), f"RestAdapter: {theirs.words()}"
+    return [at_least("count", "count_rows, 100,000 rows, 32 connections", sides, ours.rate / theirs.rate, 8)]
+
+
+def answer(ground: Ground) -> list[Result]:
+    """When a large answer begins, and what memory it takes."""
+    body = {"vector": {"single_vector": []}, "k": ANSWER_ROWS, "columns": {"column_names": ["id", "name", "vector"]}}
+    seen: dict[str, list[tuple[Arrival, float]]] = {}
+    for _ in range(ground.rounds):
+        for server in ground.large:
+            before = server.memory()
+            server.reset_peak()
+            arrival = download(server.address, of_table(LARGE, "query"), body)
+            seen.setdefault(server.name, []).append((arrival, (server.peak_memory() - before) / 1e6))
+    ours, theirs = seen.values()
+    first = median(arrival.first for arrival, _ in ours)
+    sides = _arrived(ours), f"RestAdapter: {_arrived(theirs)}"
+    return [at_most("answer", "first byte of an answer of 500 MB", sides, first, 1, "s")]
+
+
+def _arrived(seen: list[tuple[Arrival, float]]) -> str:
+    first = median(arrival.first for arrival, _ in seen)
+    speed = median(arrival.size / arrival.last for arrival, _ in seen) / 1e6
+    size = seen[0][0].size / 1e6
+    grown = max(memory for _, memory in seen)
+    return f"{size:,.0f} MB, first byte after {first * 1e3:,.0f} ms, {speed:,.0f} MB/s, memory up by {grown:,.0f} MB at most"

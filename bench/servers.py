@@ -1,0 +1,89 @@
+"""The measured processes: started, watched (memory, processor time), stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.load import Address
+
+TREE = Path(__file__).parents[1]
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+TICKS = os.sysconf("SC_CLK_TCK")
+RESET_PEAK = "5"
+"""What, written to /proc/PID/clear_refs, sets the peak of resident memory to what is resident now."""
+
+
+class Server:
+    """A server in a process of its own; what it says on standard error goes to a file."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self._log = log
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen([sys.executable, "-m", *command], stderr=sink, stdout=sink, cwd=TREE)
+        self.address = self._wait()
+
+    def _wait(self) -> Address:
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            if found := re.search(r"on http://(\S+):(\d+)", self._log.read_text(errors="replace")):
+                return Address(found[1], int(found[2]))
+            time.sleep(0.05)
+        self.stop()
+        raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')}")
+
+    def stop(self) -> None:
+        """Ask it to end, and see that it does."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def cpu_seconds(self) -> float:
+        """Processor time that all its processes have used."""
+        stats = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in self._processes())
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / TICKS
+
+    def memory(self) -> int:
+        """Bytes resident now in its largest process."""
+        return self._most("VmRSS")
+
+    def peak_memory(self) -> int:
+        """Most bytes resident in one process since `reset_peak`."""
+        return self._most("VmHWM")
+
+    def reset_peak(self) -> None:
+        """Start to look for the peak afresh."""
+        for process in self._processes():
+            Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK)
+
+    def _processes(self) -> list[int]:
+        first = self._process.pid
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        return [first, *map(int, children)]
+
+    def _most(self, key: str) -> int:
+        texts = [Path(f"/proc/{process}/status").read_text() for process in self._processes()]
+        found = [re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE) for text in texts]
+        return max(int(match[1]) for match in found if match) * 1024
+
+
+def tiltyard(root: Path, log: Path, workers: int) -> Server:
+    """Tiltyard as a stranger runs it, on SQLite in its root."""
+    flags = ["--root", str(root), "--port", "0", "--log-level", "warning", "--workers", str(workers)]
+    return Server("Tiltyard", ["tiltyard", "serve", *flags], log)
+
+
+def peer(root: Path, log: Path, *, session: bool = False) -> Server:
+    """RestAdapter as it comes, or with one session for all requests."""
+    flags = ["--session"] if session else []
+    return Server("RestAdapter", ["bench.peer", "--root", str(root), *flags], log)

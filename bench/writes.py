@@ -1,0 +1,82 @@
+"""The rows of the data plane that write: single rows by many callers, and one large upload."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from bench import data
+from bench.ground import Ground
+from bench.load import Measured
+from bench.results import Result, at_least, at_most
+from bench.rounds import Side
+from bench.wire import ARROW, call, call_json, of_table, request, upload
+
+UPLOAD_BYTES = 1_000_000_000
+PREPARED = 1_000
+
+_numbers = count()
+
+
+def insert(ground: Ground) -> list[Result]:
+    """One row at a time into one table by 32 callers; each round has a new table."""
+    prepared = [data.one_row(number) for number in range(PREPARED)]
+    ours, theirs = (Side(server) for server in ground.writing)
+    kept = {"Tiltyard": "", "RestAdapter": ""}
+    for _ in range(ground.rounds):
+        for side in (ours, theirs):
+            kept[side.server.name] += _insert_round(ground, side, prepared)
+    what = "insert of 1 row, 32 connections, one table"
+    sides = ours.words() + kept["Tiltyard"], f"RestAdapter: {theirs.words()}{kept['RestAdapter']}"
+    later = ours.p99 / theirs.p99
+    return [
+        at_least("insert", what, sides, ours.rate / theirs.rate, 20),
+        at_most("insert", f"{what}: p99", sides, later, 0.1, "×"),
+    ]
+
+
+def _insert_round(ground: Ground, side: Side, prepared: list[bytes]) -> str:
+    """One round; in words, what of the acknowledged rows is missing. Raises RuntimeError if Tiltyard lost one."""
+    name, address = f"inserts-{next(_numbers)}", side.server.address
+    call(address, "POST", of_table(name, "create"), prepared[0], ARROW)
+    asked = [request("POST", of_table(name, "insert"), body, ARROW) for body in prepared]
+    measured: Measured = side.take(lambda: (asked[number % PREPARED] for number in count()), ground.load())
+    there = call_json(address, of_table(name, "count_rows")) - 1
+    if there >= measured.succeeded:
+        return ""
+    text = f"; of {measured.succeeded} acknowledged rows {measured.succeeded - there} lost"
+    if side.server.name == "Tiltyard":
+        raise RuntimeError(text)
+    return text
+
+
+def one_upload(ground: Ground) -> list[Result]:
+    """A new table from 1 GB, against `lance.write_dataset` of the same file in one process."""
+    file = data.stream_file(ground.work, UPLOAD_BYTES)
+    server = ground.writing.ours
+    ours, limits, grown = [], [], []
+    for _ in range(ground.rounds):
+        limits.append(_embedded_write(ground, file))
+        name = f"upload-{next(_numbers)}"
+        os.sync()  # what earlier rounds left in the page cache would be written out during this one
+        before = server.memory()
+        server.reset_peak()
+        ours.append(upload(server.address, of_table(name, "create"), file))
+        grown.append((server.peak_memory() - before) / 1e6)
+        call(server.address, "POST", of_table(name, "drop"))
+    size = file.stat().st_size / 1e6
+    fast, slow = size / median(limits), size / median(ours)
+    sides = f"{slow:,.0f} MB/s", f"lance.write_dataset of the same file in one process: {fast:,.0f} MB/s"
+    memory = f"{min(grown):,.0f} to {max(grown):,.0f} MB", "—"
+    return [
+        at_least("upload", f"upload of {size:,.0f} MB", sides, slow / fast, 0.7),
+        at_most("upload", f"upload of {size:,.0f} MB: memory of the server goes up by", memory, max(grown), 300, "MB"),
+    ]
+
+
+def _embedded_write(ground: Ground, file: Path) -> float:
+    os.sync()
+    seconds: float = ground.embedded.ask(do="write", source=str(file), target=str(ground.roots / "embedded-write"))
+    return seconds

@@ -51,7 +51,7 @@ def tell(url: str) -> None:
         films = load_films(embed)
     database = lancedb.connect("db://demo", api_key="any", host_override=url)
     with timed(f"Created the table with {films.num_rows:,} rows"):
-        table = database.create_table("films", films, mode="overwrite")
+        table = database.create_table("films", films)
     assert table.count_rows() == films.num_rows
     build_indices(table)
     search_by_meaning(table, embed, films)

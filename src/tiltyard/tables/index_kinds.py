@@ -1,0 +1,188 @@
+"""The types of indices: their names, the columns they fit, the parameters they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.types as of
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.spec import models
+from tiltyard.tables.index_vectors import VectorColumn
+
+Parameters = dict[str, Any]
+
+
+class IndexType(StrEnum):
+    """What an index can be, by the names of the specification."""
+
+    IVF_FLAT = "IVF_FLAT"
+    IVF_SQ = "IVF_SQ"
+    IVF_PQ = "IVF_PQ"
+    IVF_RQ = "IVF_RQ"
+    IVF_HNSW_FLAT = "IVF_HNSW_FLAT"
+    IVF_HNSW_SQ = "IVF_HNSW_SQ"
+    IVF_HNSW_PQ = "IVF_HNSW_PQ"
+    BTREE = "BTREE"
+    BITMAP = "BITMAP"
+    LABEL_LIST = "LABEL_LIST"
+    NGRAM = "NGRAM"
+    ZONEMAP = "ZONEMAP"
+    BLOOMFILTER = "BLOOMFILTER"
+    FTS = "FTS"
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it answers nearest neighbours."""
+        return self.value.startswith("IVF_")
+
+    @property
+    def quantizer(self) -> str:
+        """FLAT, SQ, PQ or RQ, for a vector index."""
+        return self.value.rpartition("_")[2]
+
+
+_SYNONYMS = {"vector": IndexType.IVF_PQ, "inverted": IndexType.FTS, "scalar": IndexType.BTREE}
+_BY_NAME = _SYNONYMS | {kind.value.replace("_", "").lower(): kind for kind in IndexType}
+
+_IVF = ("num_partitions", "sample_rate", "max_iterations", "target_partition_size")
+_TOKENIZER = (
+    *("base_tokenizer", "language", "max_token_length", "lower_case", "stem", "remove_stop_words", "custom_stop_words"),
+    *("ascii_folding", "min_ngram_length", "max_ngram_length", "prefix_only"),
+    *("split_identifiers", "split_on_numerics", "preserve_original", "index_operators"),
+)
+_FTS = (*_TOKENIZER, "with_position", "block_size", "lance_tokenizer")
+_OF_HNSW = ("m", "ef_construction")
+_OF_QUANTIZER = {"FLAT": (), "SQ": ("num_bits",), "RQ": ("num_bits",), "PQ": ("num_bits", "num_sub_vectors")}
+_NGRAM_NAMES = {"ngram_min_length": "min_ngram_length", "ngram_max_length": "max_ngram_length"}
+_CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
+_ALL = frozenset({*_IVF, *_FTS, *_OF_HNSW, "num_bits", "num_sub_vectors"})
+
+
+def index_type(name: str) -> IndexType:
+    """The type of this name, in any case, with or without underscores. Raises InvalidInputError."""
+    if found := _BY_NAME.get(name.replace("_", "").replace("-", "").lower()):
+        return found
+    raise InvalidInputError(f"Unknown index type '{name}': choose one of {', '.join(IndexType)}.")
+
+
+def lance_name(kind: str) -> str:
+    """The specification's name for what Lance calls a type: BTree → BTREE, Inverted → FTS."""
+    found = _BY_NAME.get(kind.replace("_", "").lower())
+    return found.value if found else kind.upper()
+
+
+def parameters(kind: IndexType, field: pa.Field, request: models.CreateTableIndexRequest) -> Parameters:
+    """The parameters that the request gives and the type takes, all checked.
+
+    A distance type means nothing to a scalar or full-text index and is left out. Raises InvalidInputError for a column
+    that does not fit, and for a parameter that the type does not take or that cannot be.
+    """
+    given = _given(request)
+    if kind.is_vector:
+        allowed = (*_IVF, *_OF_QUANTIZER[kind.quantizer], *(_OF_HNSW if "HNSW" in kind else ()))
+    else:
+        allowed = _FTS if kind is IndexType.FTS else ()
+    if wrong := sorted(set(given) - set(allowed)):
+        raise InvalidInputError(f"{kind.value} takes no {wrong[0]}: {_listed(allowed)}.")
+    if kind.is_vector:
+        return given | VectorColumn.of(field).checked(kind.value, kind.quantizer, request.distance_type, given)
+    if not _FITS[kind](field.type):
+        raise InvalidInputError(f"{kind.value} needs {_NEEDS[kind]}, and '{field.name}' is {field.type}.")
+    return _checked_tokenizer(given, field) if kind is IndexType.FTS else given
+
+
+def _given(request: models.CreateTableIndexRequest) -> Parameters:
+    given: Parameters = {}
+    for name in request.__struct_fields__:
+        key, value = _NGRAM_NAMES.get(name, name), getattr(request, name)
+        if key not in _ALL or value is None:
+            continue
+        if given.get(key, value) != value:
+            raise InvalidInputError(f"{name} and {key} disagree: give one of them.")
+        given[key] = value
+    return given
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"it takes {', '.join(names)}" if names else "it takes no parameters"
+
+
+def _checked_tokenizer(given: Parameters, field: pa.Field) -> Parameters:
+    """The same parameters, after a tokenizer was made of them."""
+    if "language" in given:
+        given["language"] = given["language"].title()
+    if given.get("base_tokenizer") != "code":  # lancedb names these flags always
+        given = {name: value for name, value in given.items() if name not in _CODE_FLAGS or value}
+    if given.get("block_size", 128) not in (128, 256):
+        raise InvalidInputError("block_size is 128 or 256.")
+    if given.get("lance_tokenizer") not in (None, "json" if _is_json(field.type) else "text"):
+        raise InvalidInputError("lance_tokenizer is 'text', and 'json' for a column of JSON: leave it out.")
+    try:
+        lance.tokenize("", **{name: given[name] for name in _TOKENIZER if name in given})
+    except ValueError as error:
+        raise InvalidInputError(f"This tokenizer cannot be: {_reason(error)}.") from error
+    return given
+
+
+def _reason(error: ValueError) -> str:
+    text = str(error).removeprefix("Failed to build tokenizer: ").removeprefix("Invalid user input: ")
+    return text.split(", /")[0]
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name in ("arrow.json", "lance.json")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(of.is_string(kind) or of.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(of.is_list(kind) or of.is_large_list(kind))
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    kind = _storage(kind)
+    checks = (of.is_integer, of.is_floating, of.is_boolean, of.is_temporal, of.is_binary, of.is_large_binary)
+    wide = of.is_decimal128(kind) or of.is_decimal256(kind) or of.is_fixed_size_binary(kind)
+    return bool(wide or _is_text(kind) or any(check(kind) for check in checks))
+
+
+def _hashes(kind: pa.DataType) -> bool:
+    kind = _storage(kind)
+    odd = (of.is_boolean, of.is_float16, of.is_duration, of.is_decimal, of.is_fixed_size_binary)
+    return _has_order(kind) and not any(check(kind) for check in odd)
+
+
+def _is_document(kind: pa.DataType) -> bool:
+    return _is_json(kind) or _is_text(kind.value_type if _is_list(kind) else kind)
+
+
+_FITS: dict[IndexType, Callable[[pa.DataType], bool]] = {
+    IndexType.BTREE: _has_order,
+    IndexType.BITMAP: _has_order,
+    IndexType.ZONEMAP: _has_order,
+    IndexType.BLOOMFILTER: _hashes,
+    IndexType.LABEL_LIST: _is_list,
+    IndexType.NGRAM: _is_text,
+    IndexType.FTS: _is_document,
+}
+_SCALARS = "a column of numbers, text, bytes, dates or times"
+_NEEDS = {
+    IndexType.BTREE: _SCALARS,
+    IndexType.BITMAP: _SCALARS,
+    IndexType.ZONEMAP: _SCALARS,
+    IndexType.BLOOMFILTER: "a column of integers, floats, text, bytes, dates or times",
+    IndexType.LABEL_LIST: "a column of lists",
+    IndexType.NGRAM: "a column of text",
+    IndexType.FTS: "a column of text, of lists of text, or of JSON",
+}

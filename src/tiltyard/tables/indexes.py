@@ -1,0 +1,276 @@
+"""Indices: order one, list them, tell how far one is, drop it, load it into memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableIndexAlreadyExistsError,
+    TableIndexNotFoundError,
+    UnsupportedOperationError,
+)
+
+from tiltyard.context import Context
+from tiltyard.ids import MAIN_BRANCH, display
+from tiltyard.modes import TransactionStatus
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.committing import commit
+from tiltyard.tables.fields import arrow_field
+from tiltyard.tables.index_build import CREATE_INDEX, IndexOrder, describe
+from tiltyard.tables.index_kinds import IndexType, index_type, lance_name, parameters
+from tiltyard.tables.opening import OpenTable, find_table, open_for_reading, table_id
+
+if TYPE_CHECKING:
+    import lance
+    from lance.lance.indices import IndexDescription
+
+    from tiltyard.store import TransactionRecord
+
+_OWN = "__lance_"
+"""How the names of indices begin that Lance keeps for itself."""
+
+
+@operation
+def create_table_index(ctx: Context, request: models.CreateTableIndexRequest) -> models.CreateTableIndexResponse:
+    """Order an index; a worker builds it, and the answer names the transaction that tells how far it is.
+
+    Without a name it is called `<column>_idx`, or `<column>_idx_2` … where another column or an index of another type
+    has that name. An index of the same name on the same column is replaced with `replace` (lancedb's remote client
+    means it unless it says otherwise), and is an error without, as the specification has it. Raises
+    TableColumnNotFoundError, TableIndexAlreadyExistsError (also when one of that name is being built),
+    InvalidInputError (type, column, distance and parameters do not fit), InvalidTableStateError (no data yet).
+    """
+    return models.CreateTableIndexResponse(transaction_id=_order(ctx, request, index_type(request.index_type)))
+
+
+@operation
+def create_table_scalar_index(
+    ctx: Context, request: models.CreateTableIndexRequest
+) -> models.CreateTableScalarIndexResponse:
+    """Do what CreateTableIndex does, for the types that are no vector index."""
+    kind = index_type(request.index_type)
+    if kind.is_vector:
+        raise InvalidInputError(f"{kind.value} is a vector index: use create_index.")
+    return models.CreateTableScalarIndexResponse(transaction_id=_order(ctx, request, kind))
+
+
+def _order(ctx: Context, request: models.CreateTableIndexRequest, kind: IndexType) -> str:
+    table = open_for_reading(ctx, request.id, branch=request.branch)
+    field = arrow_field(table.dataset, request.column)
+    checked = parameters(kind, field, request)
+    branch = _branch(request.branch)
+    waiting = _orders(ctx, table, branch)
+    built = {found.name: (found.field_names[0], lance_name(found.index_type)) for found in _indices(table.dataset)}
+    ordered = {record.payload["name"]: record.payload for record in waiting}
+    taken = built | {name: (payload["column"], payload["index_type"]) for name, payload in ordered.items()}
+    name = request.name or _free_name(request.column, kind, taken)
+    if not name.isprintable() or name.startswith(_OWN):
+        raise InvalidInputError(f"'{name}' cannot be the name of an index.")
+    if name in taken:
+        _check_replaceable(name, taken[name][0], request)
+    order = IndexOrder(table.record.location, branch, request.column, name, kind.value, checked, name in built)
+    return _queued(ctx, table, order, waiting)
+
+
+def _branch(branch: str | None) -> str | None:
+    return None if branch in (None, "", MAIN_BRANCH) else branch
+
+
+def _orders(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
+    """The indices of a branch that are not built yet, as transactions, oldest first."""
+    unfinished = ctx.store.unfinished_transactions(table.record.id, CREATE_INDEX)
+    return [record for record in unfinished if record.payload["branch"] == branch]
+
+
+def _free_name(column: str, kind: IndexType, taken: dict[str, tuple[str, str]]) -> str:
+    """The name of the index of this type on this column, if there is one, or the next that is free."""
+    for name, use in taken.items():
+        if use == (column, kind.value):
+            return name
+    names = itertools.chain([f"{column}_idx"], (f"{column}_idx_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _check_replaceable(name: str, column: str, request: models.CreateTableIndexRequest) -> None:
+    if column != request.column:
+        raise TableIndexAlreadyExistsError(f"The index '{name}' is on the column '{column}': take another name.")
+    if not request.replace:
+        raise TableIndexAlreadyExistsError(f"The index '{name}' exists: drop it first, replace it, or name another.")
+
+
+def _queued(ctx: Context, table: OpenTable, order: IndexOrder, waiting: Iterable[TransactionRecord]) -> str:
+    """The transaction's id; an order that waits already, word for word, is not given twice (clients repeat them)."""
+    payload = asdict(order)
+    for record in waiting:
+        same = {**record.payload, "replaces": order.replaces} == payload
+        if same and record.status is TransactionStatus.QUEUED:
+            return record.id
+    properties = {
+        "index_name": order.name,
+        "column": order.column,
+        "index_type": order.index_type,
+        "progress": "0.0",
+    }
+    return ctx.store.create_transaction(CREATE_INDEX, table.record.id, payload, properties).id
+
+
+def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:
+    """The indices that users know of."""
+    with lance_errors(dataset):
+        return [found for found in dataset.describe_indices() if not found.name.startswith(_OWN)]
+
+
+@operation
+def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) -> models.ListTableIndicesResponse:
+    """List the indices by name, those among them that are being built with the status `building`, others `done`.
+
+    One that replaces another is listed as the one there is, and as `building`. Raises TableVersionNotFoundError and
+    what opening a table raises.
+    """
+    table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
+    waiting = _orders(ctx, table, _branch(request.branch)) if request.version is None else []
+    building = {record.payload["name"]: record for record in waiting}
+    rows = table.dataset.count_rows()
+    found = {name: _ordered(record, rows) for name, record in building.items()}
+    found |= {entry.name: _built(entry, rows, building=entry.name in building) for entry in _indices(table.dataset)}
+    entries = sorted(found.values(), key=lambda entry: entry.index_name)
+
+    def after(name: str | None, count: int) -> Sequence[models.IndexContent]:
+        return [entry for entry in entries if name is None or entry.index_name > name][:count]
+
+    scope = f"indices {display(table_id(request.id))}"
+    page, token = ctx.paging.page(scope, request.page_token, request.limit, after, lambda entry: entry.index_name)
+    return models.ListTableIndicesResponse(indexes=list(page), page_token=token)
+
+
+def _built(found: IndexDescription, rows: int, *, building: bool) -> models.IndexContent:
+    created = min((segment.created_at for segment in found.segments if segment.created_at), default=None)
+    return models.IndexContent(
+        index_name=found.name,
+        index_uuid=found.segments[0].uuid,
+        columns=found.field_names,
+        status="building" if building else "done",
+        index_type=lance_name(found.index_type),
+        type_url=found.type_url,
+        num_indexed_rows=found.num_rows_indexed,
+        num_unindexed_rows=max(rows - found.num_rows_indexed, 0),
+        size_bytes=found.total_size_bytes,
+        num_segments=len(found.segments),
+        created_at=created.isoformat().replace("+00:00", "Z") if created else None,
+        index_version=found.segments[0].index_version,
+        index_details=json.dumps(found.details),
+    )
+
+
+def _ordered(record: TransactionRecord, rows: int) -> models.IndexContent:
+    """An index that is not there yet; its transaction's id stands for its own."""
+    return models.IndexContent(
+        index_name=record.payload["name"],
+        index_uuid=record.id,
+        columns=[record.payload["column"]],
+        status="building",
+        index_type=record.payload["index_type"],
+        num_indexed_rows=0,
+        num_unindexed_rows=rows,
+        num_segments=0,
+        index_details=json.dumps(record.payload["parameters"]),
+    )
+
+
+@operation
+def describe_table_index_stats(
+    ctx: Context, request: models.DescribeTableIndexStatsRequest
+) -> models.DescribeTableIndexStatsResponse:
+    """Tell how many rows an index holds.
+
+    Clients wait for an index by asking until no row is left out. So one that is being built is missing, and one that
+    is being replaced holds no row yet, whatever the old one, which serves queries meanwhile, holds. Raises
+    TableIndexNotFoundError and what opening a table raises.
+    """
+    name = _named(request.index_name)
+    table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
+    waiting = _orders(ctx, table, _branch(request.branch)) if request.version is None else []
+    building = any(record.payload["name"] == name for record in waiting)
+    found = _find(table.dataset, name, building=building)
+    rows, indexed = table.dataset.count_rows(), 0 if building else found.num_rows_indexed
+    distance = found.details.get("metric_type")
+    return models.DescribeTableIndexStatsResponse(
+        distance_type=distance.lower() if distance else None,
+        index_type=lance_name(found.index_type),
+        num_indexed_rows=indexed,
+        num_unindexed_rows=max(rows - indexed, 0),
+        num_indices=len(found.segments),
+    )
+
+
+def _named(name: str | None) -> str:
+    if not name:
+        raise InvalidInputError("Name an index.")
+    return name
+
+
+def _find(dataset: lance.LanceDataset, name: str, *, building: bool = False) -> IndexDescription:
+    found = _indices(dataset)
+    for entry in found:
+        if entry.name == name:
+            return entry
+    if building:
+        raise TableIndexNotFoundError(f"The index '{name}' is being built: ask again in a moment.")
+    listed = f" This table has: {', '.join(entry.name for entry in found)}." if found else " This table has none."
+    raise TableIndexNotFoundError(f"No index '{name}'.{listed}")
+
+
+@operation
+def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> models.DropTableIndexResponse:
+    """Drop an index; one that is being built is not built to its end. Raises TableIndexNotFoundError."""
+    name = _named(request.index_name)
+    table = open_for_reading(ctx, request.id, branch=request.branch)
+    waiting = [record for record in _orders(ctx, table, _branch(request.branch)) if record.payload["name"] == name]
+    for record in waiting:
+        ctx.store.alter_transaction(record.id, _canceled)
+    if describe(table.dataset, name) is None and waiting:
+        return models.DropTableIndexResponse()
+
+    def change(dataset: lance.LanceDataset) -> None:
+        _find(dataset, name)
+        dataset.drop_index(name)
+
+    commit(ctx, request.id, request.branch, change)
+    return models.DropTableIndexResponse()
+
+
+def _canceled(status: TransactionStatus, properties: dict[str, str]) -> tuple[TransactionStatus, dict[str, str]]:
+    return (status if status.finished else TransactionStatus.CANCELED), properties
+
+
+@operation
+def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) -> models.PrewarmTableIndexResponse:
+    """Load an index into the memory of this process, all of it; with its positions if asked for (full text only).
+
+    Answers when it is there. Raises TableIndexNotFoundError.
+    """
+    name = _named(request.index_name)
+    table = open_for_reading(ctx, request.id, branch=request.branch)
+    _find(table.dataset, name)
+    with lance_errors(table.dataset):
+        table.dataset.prewarm_index(name, with_position=bool(request.with_position))
+    return models.PrewarmTableIndexResponse()
+
+
+@operation
+def prewarm_table_page_cache(
+    ctx: Context, request: models.PrewarmTablePageCacheRequest
+) -> models.PrewarmTablePageCacheResponse:
+    """Say that there is no such cache: this server reads data from its storage each time, and keeps only indices.
+
+    Raises TableNotFoundError, UnsupportedOperationError.
+    """
+    find_table(ctx, request.id)
+    raise UnsupportedOperationError("This server keeps no cache of data pages: prewarm an index instead.")

@@ -17,6 +17,7 @@ from lance_namespace.errors import LanceNamespaceError
 from uvicorn.supervisors import Multiprocess
 
 from tiltyard.api.app import Api
+from tiltyard.api.protocol import Protocol
 from tiltyard.cli.memory import keep_large_buffers
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
@@ -108,7 +109,7 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
     config = uvicorn.Config(
         "tiltyard.cli.serving:handed_down_application" if several else Application(services),
         factory=several,
-        http="httptools",
+        http=Protocol,
         loop="uvloop",
         ws="none",
         lifespan="on",

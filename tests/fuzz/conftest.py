@@ -1,0 +1,61 @@
+"""A server that holds one of everything, for requests that make no sense to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.services.server import ServerProcess
+from tests.services.wire import Wire, stream
+
+ROWS = pa.table(
+    {
+        "id": pa.array(range(40), pa.int64()),
+        "text": [f"word{number % 7} fish" for number in range(40)],
+        "vector": pa.array([[float(number), 1.0] for number in range(40)], pa.list_(pa.float32(), 2)),
+    }
+)
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Nothing that it is asked here may make it log an error."""
+    running = ServerProcess(tmp_path_factory.mktemp("fuzz"))
+    yield running
+    assert running.process.poll() is None, "the server died"
+    assert running.stop() == 0
+    wrong = [line for line in running.log if " ERROR " in line or "Traceback" in line or "panicked" in line]
+    assert not wrong, "".join(running.log)[-20_000:]
+
+
+@pytest.fixture
+def wire(server: ServerProcess) -> Iterator[Wire]:
+    with Wire(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def furnished(wire: Wire) -> Wire:
+    """The wire to a server with a namespace `n`, a written table `t` with a tag, and a declared table `d`."""
+    wire.namespace(["n"], "create", {"mode": "ExistOk"})
+    wire.table(["t"], "create", stream(ROWS), query={"mode": "overwrite"})
+    wire.table(["n", "t"], "create", stream(ROWS), query={"mode": "exist_ok"})
+    wire.table(["d"], "declare")
+    wire.table(["t"], "tags/create", {"tag": "v", "version": 1})
+    return wire
+
+
+@pytest.fixture(scope="session")
+def bounds() -> settings:
+    """How many requests for each operation: `FUZZ_EXAMPLES=1000 make test PYTEST_ARGS=tests/fuzz` tries more."""
+    return settings(
+        max_examples=int(os.environ.get("FUZZ_EXAMPLES", "12")),
+        deadline=None,
+        print_blob=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )

@@ -51,7 +51,7 @@ def rows(count: int, start: int = 0) -> pa.Table:
     return pa.table(
         {
             "id": pa.array(keys, pa.int64()),
-            "name": [f"n{key}" for key in keys],
+            "name": pa.array([f"n{key}" for key in keys], pa.string()),
             "v": pa.FixedSizeListArray.from_arrays(pa.array(values), 4),
         }
     )

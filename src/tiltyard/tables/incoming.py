@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.fitting import Fitting
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.bodies import ArrowBody
+
+_KEPT = 4
 
 
 class Incoming:
@@ -28,6 +32,10 @@ class Incoming:
         self._data = data
         self._reader = data.reader()
         self._failure: BaseException | None = None
+        self._first: list[pa.RecordBatch] = []
+        self._taken = 0
+        self._rest = iter(self._reader)
+        self._lock = threading.Lock()
         self.schema: pa.Schema = self._reader.schema
 
     @property
@@ -46,19 +54,42 @@ class Incoming:
             return self._reader.read_all()
 
     def reader(self, fitting: Fitting | None = None, each: Callable[[], None] | None = None) -> pa.RecordBatchReader:
-        """The rows as they come, fitted to a table; `each` is called for every batch."""
+        """The rows as they come, fitted to a table; `each` is called for every batch.
+
+        It may be asked for again as long as only a few batches were taken: Lance looks at the first one before it
+        finds that it cannot write. After that the reader raises ConcurrentModificationError.
+        """
         schema = fitting.schema if fitting else self.schema
         return pa.RecordBatchReader.from_batches(schema, self._batches(fitting, each))
 
     def _batches(self, fitting: Fitting | None, each: Callable[[], None] | None) -> Iterator[pa.RecordBatch]:
         try:
-            for batch in self._reader:
+            for position in count():
+                batch = self._batch(position)
+                if batch is None:
+                    return
                 if each:
                     each()
                 yield fitting.batch(batch) if fitting else batch
         except Exception as error:
             self._failure = error
             raise
+
+    def _batch(self, position: int) -> pa.RecordBatch | None:
+        """One batch of the body, None after its end; a thread that reads ahead for nobody loses none of them."""
+        with self._lock:
+            if position < self._taken:
+                if position >= len(self._first):
+                    raise ConcurrentModificationError("Another request changed this table meanwhile: send it again.")
+                return self._first[position]
+            batch = next(self._rest, None)
+            if batch is not None:
+                self._taken += 1
+                if self._taken <= _KEPT:
+                    self._first.append(batch)
+                else:
+                    self._first.clear()
+            return batch
 
     @contextmanager
     def errors(self, table: Any = None) -> Iterator[None]:

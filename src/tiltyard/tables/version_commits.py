@@ -162,9 +162,10 @@ def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None)
 
 
 def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int:
-    if not ctx.storage.has_table(record.location):
+    try:
+        dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
+    except InvalidTableStateError:  # nothing but what is staged
         return 0
-    dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
     return int(dataset.version)
 
 
@@ -193,10 +194,10 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> Version
     return ctx.store.describe_version(table.id, record.version, record.branch)
 
 
-def finalize_pending(ctx: Context) -> int:
-    """Finish commits that a crash left between record and manifest; how many were finished."""
+def finalize_pending(ctx: Context, table_id: int | None = None) -> int:
+    """Finish commits, of one table or of all, that a crash left between record and manifest; how many there were."""
     finished = 0
-    for record in ctx.store.pending_versions(limit=MOST_PENDING):
+    for record in ctx.store.pending_versions(table_id, limit=MOST_PENDING):
         try:
             finalize(ctx, ctx.store.table_by_id(record.table_id), record)
             finished += 1

@@ -14,6 +14,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.tables.committing import commit
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.version_commits import finalize_pending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,50 +22,84 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.storage.files import FileStat
+
+
+_FEW = 16
+"""So many versions are read one by one; more of them cost less together."""
+
+
+def _find_manifest(ctx: Context, location: str, branch: str | None, version: int) -> tuple[str, FileStat] | None:
+    """Path and state of a version's manifest, under either naming scheme."""
+    for scheme in (NamingScheme.V2, NamingScheme.V1):
+        path = f"{versions_folder(branch)}/{manifest_name(version, scheme)}"
+        if found := ctx.storage.stat(location, path):
+            return path, found
+    return None
 
 
 def _version(ctx: Context, location: str, branch: str | None, entry: Any) -> models.TableVersion:
     """One version as clients see it: the path has no scheme, as object stores name files."""
-    for scheme in (NamingScheme.V2, NamingScheme.V1):
-        path = f"{versions_folder(branch)}/{manifest_name(entry['version'], scheme)}"
-        found = ctx.storage.stat(location, path)
-        if found is not None:
-            return models.TableVersion(
-                version=entry["version"],
-                manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
-                manifest_size=found.size,
-                e_tag=found.e_tag,
-                timestamp_millis=int(entry["timestamp"].timestamp() * 1000),
-                metadata={str(key): str(value) for key, value in entry["metadata"].items()},
-            )
-    raise TableVersionNotFoundError(f"No version {entry['version']}: it has just been cleaned up.")
+    manifest = _find_manifest(ctx, location, branch, entry["version"])
+    if manifest is None:
+        raise TableVersionNotFoundError(f"No version {entry['version']}: it has just been cleaned up.")
+    path, found = manifest
+    return models.TableVersion(
+        version=entry["version"],
+        manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
+        manifest_size=found.size,
+        e_tag=found.e_tag,
+        timestamp_millis=int(entry["timestamp"].timestamp() * 1000),
+        metadata={str(key): str(value) for key, value in entry["metadata"].items()},
+    )
 
 
 @operation
 def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) -> models.ListTableVersionsResponse:
     """List versions, oldest first, or newest first if `descending`; a table that is only declared has none.
 
+    Clients of managed tables find the latest version by this list, descending, with a limit of 1: that costs the same
+    whatever the number of versions.
+
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
     record = find_table(ctx, request.id)
+    finalize_pending(ctx, record.id)
     try:
         dataset = open_for_reading(ctx, request.id, branch=request.branch).dataset
     except InvalidTableStateError:
         return models.ListTableVersionsResponse(versions=[])
+    down = bool(request.descending)
+
+    def behind(after: int | None, count: int) -> Sequence[int]:
+        if down and after is None and (top := _top(ctx, record.location, request.branch, dataset.version))[count - 1 :]:
+            return top[:count]
+        with lance_errors(dataset):
+            numbers = sorted((found["version"] for found in dataset.version_refs()), reverse=down)
+        return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
+
+    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {down}"
+    page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
     with lance_errors(dataset):
-        entries = sorted(dataset.versions(), key=lambda entry: entry["version"], reverse=bool(request.descending))
-
-    def behind(after: int | None, count: int) -> Sequence[Any]:
-        if after is None:
-            return entries[:count]
-        later = (lambda found: found < after) if request.descending else (lambda found: found > after)
-        return [entry for entry in entries if later(entry["version"])][:count]
-
-    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {bool(request.descending)}"
-    page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda entry: entry["version"])
+        entries = _entries(dataset, request.branch, page)
     return models.ListTableVersionsResponse(
-        versions=[_version(ctx, record.location, request.branch, entry) for entry in page], page_token=token
+        versions=[_version(ctx, record.location, request.branch, entry) for entry in entries], page_token=token
     )
+
+
+def _top(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:
+    """The latest version and the one before it, if that is still there; without listing all."""
+    before = latest - 1
+    return [latest, before] if before and _find_manifest(ctx, location, branch, before) else [latest]
+
+
+def _entries(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int]) -> list[Any]:
+    """What Lance knows of some versions: each one by itself, or all in one go where there are many."""
+    if len(page) <= _FEW:
+        line = None if branch in (None, MAIN_BRANCH) else branch
+        return [dataset.checkout_version((line, number)).get_version() for number in page]
+    found = {entry["version"]: entry for entry in dataset.versions()}
+    return [found[number] for number in page if number in found]
 
 
 @operation
@@ -76,16 +111,14 @@ def describe_table_version(
     Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, TableBranchNotFoundError.
     """
     record = find_table(ctx, request.id)
+    finalize_pending(ctx, record.id)
     try:
         dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
     except InvalidTableStateError as error:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
-    return models.DescribeTableVersionResponse(version=_version(ctx, record.location, request.branch, _entry(dataset)))
-
-
-def _entry(dataset: lance.LanceDataset) -> Any:
-    with lance_errors(dataset):
-        return next(entry for entry in dataset.versions() if entry["version"] == dataset.version)
+    return models.DescribeTableVersionResponse(
+        version=_version(ctx, record.location, request.branch, dataset.get_version())
+    )
 
 
 @operation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,14 @@ def test_readme_examples_run_as_they_stand_against_a_new_server(tmp_path: Path) 
     finally:
         status = server.stop()
     assert (len(examples), status) == (3, 0)
+
+
+@pytest.mark.slow
+def test_demo_finds_what_it_looks_for_and_stops_with_status_0() -> None:
+    demo = [sys.executable, str(HOME / "examples/films.py")]
+    done = subprocess.run(demo, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Roman Holiday" in done.stdout
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in dataclasses.fields(Settings)])

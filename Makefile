@@ -12,10 +12,10 @@ SPEC_FOLDER := ../shared/spec
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --custom-compile-command "make lock" --quiet
 
-.PHONY: help demo test lint format spec lock bench services clean
+.PHONY: help compatibility demo test lint format spec lock bench services clean
 
 help: ## Say what there is.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(RUN) ## Start a server, load 17,472 films, search them through the stock lancedb client, stop.
 	$(BIN)/python examples/films.py
@@ -46,6 +46,9 @@ lock: $(DEV) ## Resolve the dependencies again, changing only what must change (
 
 bench: $(DEV) ## Measure against the reference server; the table goes to bench/RESULTS.md.
 	$(BIN)/python -m bench
+
+compatibility: $(DEV) ## Call every operation through every stock client; the table goes to docs/compatibility.md.
+	$(BIN)/python -m tests.conformance.compatibility
 
 services: ## Install the servers that tests start (PostgreSQL), where they are missing.
 	@bash scripts/install_services.sh postgresql

@@ -122,7 +122,8 @@ class World:
     def files(self, location: str) -> Any:
         """The files below a location, on whatever storage."""
         if "://" in location:
-            return obstore.store.from_url(location, config=dict(self.options))
+            config = {name: value for name, value in self.options.items() if name.startswith("aws_")}
+            return obstore.store.from_url(location, config=config, client_options={"allow_http": True})
         return obstore.store.LocalStore(location, mkdir=True)
 
 
@@ -239,7 +240,7 @@ def _(w: World, f: Fields, r: Any) -> None:
 
 @case("UpdateTableSchemaMetadata", lambda w: {"id": w.table(), "metadata": {"owner": "ada"}})
 def _(w: World, f: Fields, r: Any) -> None:
-    assert (r if isinstance(r, dict) else r.metadata) == {"owner": "ada"}
+    assert (r if isinstance(r, dict) and "owner" in r else r.metadata) == {"owner": "ada"}
 
 
 @case("ListTableVersions", lambda w: {"id": _two_versions(w)["id"]})
@@ -259,7 +260,8 @@ def _(w: World, f: Fields, r: Any) -> None:
 
 @case("DescribeTableVersion", _two_versions)
 def _(w: World, f: Fields, r: Any) -> None:
-    assert r.version.version == 1 and r.version.manifest_path
+    version = r["version"] if isinstance(r, dict) else r.version.to_dict()
+    assert version["version"] == 1 and version["manifest_path"]
 
 
 @case(
@@ -322,7 +324,7 @@ def _(w: World, f: Fields, r: Any) -> None:
     assert w.count(f["id"]) == 6
 
 
-_UPSERT = {"on": "id", "when_matched_update_all": True, "when_not_matched_insert_all": True}
+_UPSERT: Fields = {"on": ["id"], "when_matched_update_all": True, "when_not_matched_insert_all": True}
 
 
 @case("MergeInsertIntoTable", lambda w: {"id": w.table(), **_UPSERT}, ipc(ROWS))

@@ -122,7 +122,7 @@ def drop_columns(w: World, db: Any) -> None:
 
 def update_field_metadata(w: World, db: Any) -> None:
     table = _table(w, db)
-    table.update_field_metadata([{"path": "id", "metadata": {"unit": "m"}}])
+    table.update_field_metadata({"path": "id", "metadata": {"unit": "m"}})
     assert table.schema.field("id").metadata == {b"unit": b"m"}
 
 
@@ -215,10 +215,6 @@ def prewarm(w: World, db: Any) -> None:
     table.prewarm_index("id_idx")
 
 
-def prewarm_data(w: World, db: Any) -> None:
-    _table(w, db).prewarm_data(["id"])
-
-
 def multipart(w: World, db: Any) -> None:
     """Rows enough that lancedb sends them in several parts."""
     table = _table(w, db)
@@ -272,6 +268,6 @@ REMOTE: Mapping[str, Call] = {
     "UpdateFieldMetadata": update_field_metadata,
     "CloneTable": clone,
     "PrewarmTableIndex": prewarm,
-    "PrewarmTablePageCache": prewarm_data,
     "CreateMultipartWrite": multipart,
+    "CompleteMultipartWrite": multipart,
 }

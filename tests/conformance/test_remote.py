@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from lancedb.index import FTS, BTree, HnswSq, IvfFlat
 from lancedb.query import BooleanQuery, BoostQuery, MatchQuery, MultiMatchQuery, Occur, PhraseQuery
+from lancedb.remote.errors import HttpError
 from lancedb.rerankers import RRFReranker
 
 Fresh = Callable[[str], str]
@@ -371,6 +372,6 @@ def test_prewarm_data_is_answered_truthfully(table: Any) -> None:
 
 
 def test_unsupported_calls_say_so_and_not_that_the_table_is_missing(table: Any) -> None:
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(HttpError, match="406") as raised:
         table.flush_lsm()
     assert "not found" not in str(raised.value).lower()

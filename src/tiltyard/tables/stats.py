@@ -37,7 +37,9 @@ def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> model
     dataset = open_for_reading(ctx, request.id, branch=request.branch).dataset
     with lance_errors(dataset):
         lengths = sorted(fragment.count_rows() for fragment in dataset.get_fragments())
-        total_bytes = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
+        fields = dataset.stats.data_stats().fields
+        # pylance declares one FieldStatistics there, and gives a list of them
+        total_bytes = sum(field.bytes_on_disk for field in fields)  # type: ignore[attr-defined]
         indices = len(dataset.describe_indices())
     return models.GetTableStatsResponse(
         total_bytes=total_bytes,

@@ -132,5 +132,9 @@ def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.R
         raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
     branch = None if request.branch in (None, MAIN_BRANCH) else request.branch
     open_for_reading(ctx, request.id, branch=branch, version=request.version)
-    commit(ctx, request.id, branch, lambda dataset: dataset.checkout_version((branch, request.version)).restore())
+
+    def change(dataset: lance.LanceDataset) -> None:
+        dataset.checkout_version((branch, request.version)).restore()  # type: ignore[no-untyped-call]  # pylance's
+
+    commit(ctx, request.id, branch, change)
     return models.RestoreTableResponse()

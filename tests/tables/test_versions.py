@@ -1,0 +1,219 @@
+"""Versions, tags, branches and statistics of real tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    TableBranchAlreadyExistsError,
+    TableBranchNotFoundError,
+    TableTagAlreadyExistsError,
+    TableTagNotFoundError,
+    TableVersionNotFoundError,
+)
+from tests.tables.served import Server, ask
+
+from tiltyard.spec import models
+from tiltyard.tables import branches, stats, tags, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = pa.table({"a": [1, 2, 3]})
+
+
+class Table:
+    """The operations, on the table `t`, which has five versions."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        dataset = server.create("t", ROWS)
+        for _ in range(4):
+            dataset.insert(ROWS)
+
+    def call(self, function: Callable[..., Any], **fields: Any) -> Any:
+        name = "".join(part.title() for part in function.__name__.split("_"))
+        kind = getattr(models, f"{name}Request")
+        return function(self.server.ctx, ask(kind, **{"id": "t", **fields}))
+
+    def list(self, **fields: Any) -> list[int]:
+        return [entry.version for entry in self.call(versions.list_table_versions, **fields).versions]
+
+    def restore(self, version: int, **fields: Any) -> None:
+        self.call(versions.restore_table, version=version, **fields)
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        return self.server.open("t")
+
+
+@pytest.fixture
+def table(server: Server) -> Table:
+    return Table(server)
+
+
+def test_list_versions_in_both_directions(table: Table) -> None:
+    assert table.list() == [1, 2, 3, 4, 5]
+    assert table.list(descending=True) == [5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("down", "pages"), [(False, [[1, 2], [3, 4], [5]]), (True, [[5, 4], [3, 2], [1]])])
+def test_list_versions_pages_end_without_a_token(table: Table, down: bool, pages: list[list[int]]) -> None:
+    found, token = [], None
+    while not found or token:
+        page = table.call(versions.list_table_versions, limit=2, page_token=token, descending=down)
+        found.append([entry.version for entry in page.versions])
+        token = page.page_token
+    assert found == pages
+
+
+def test_list_versions_latest_alone_after_a_cleanup_has_no_token(table: Table) -> None:
+    page = table.call(versions.list_table_versions, limit=1, descending=True)
+    assert [entry.version for entry in page.versions] == [5]
+    assert page.page_token
+    for version in range(1, 5):
+        path = f"{table.dataset.uri}/_versions/{2**64 - 1 - version}.manifest"
+        table.server.services.storage.delete_files([path])
+    page = table.call(versions.list_table_versions, limit=1, descending=True)
+    assert ([entry.version for entry in page.versions], page.page_token) == ([5], None)
+
+
+def test_list_versions_tells_where_the_manifest_is(table: Table) -> None:
+    entry = table.call(versions.list_table_versions, limit=1).versions[0]
+    assert entry.manifest_path == f"{table.dataset.uri}/_versions/{2**64 - 2}.manifest".lstrip("/")
+    assert entry.manifest_size > 0
+    assert entry.timestamp_millis > 1_600_000_000_000
+    assert entry.metadata["total_rows"] == "3"
+
+
+def test_list_versions_of_a_declared_table_is_empty(table: Table) -> None:
+    table.server.declare("declared")
+    assert table.list(id="declared") == []
+    with pytest.raises(TableVersionNotFoundError):
+        table.call(versions.describe_table_version, id="declared")
+    with pytest.raises(InvalidTableStateError):
+        table.restore(1, id="declared")
+
+
+def test_describe_version_one_the_latest_or_none(table: Table) -> None:
+    assert table.call(versions.describe_table_version, version=2).version.version == 2
+    assert table.call(versions.describe_table_version).version.version == 5
+    with pytest.raises(TableVersionNotFoundError):
+        table.call(versions.describe_table_version, version=99)
+
+
+def test_restore_makes_a_new_version_of_an_old_one(table: Table) -> None:
+    table.restore(2)
+    assert (table.dataset.version, table.dataset.count_rows()) == (6, 6)
+    with pytest.raises(TableVersionNotFoundError):
+        table.restore(99)
+    with pytest.raises(InvalidInputError):
+        table.restore(0)
+
+
+def test_versions_of_a_branch_are_its_own(table: Table) -> None:
+    table.call(branches.create_table_branch, name="dev", from_version=2)
+    table.dataset.checkout_version(("dev", None)).insert(ROWS)
+    assert table.list(branch="dev")[-1] == 3
+    entry = table.call(versions.describe_table_version, branch="dev", version=3).version
+    assert "/tree/dev/_versions/" in entry.manifest_path
+    table.restore(2, branch="dev")
+    assert table.dataset.checkout_version(("dev", None)).count_rows() == 6
+    assert table.dataset.version == 5
+    with pytest.raises(TableBranchNotFoundError):
+        table.list(branch="nope")
+
+
+def test_tags_are_made_moved_listed_and_taken_away(table: Table) -> None:
+    table.call(tags.create_table_tag, tag="b", version=2)
+    table.call(tags.create_table_tag, tag="a", version=1)
+    assert table.call(tags.get_table_tag_version, tag="b").version == 2
+    table.call(tags.update_table_tag, tag="b", version=3)
+    found = table.call(tags.list_table_tags)
+    assert {name: tag.version for name, tag in found.tags.items()} == {"a": 1, "b": 3}
+    assert all(tag.manifestSize > 0 for tag in found.tags.values())
+    first = table.call(tags.list_table_tags, limit=1)
+    rest = table.call(tags.list_table_tags, limit=1, page_token=first.page_token)
+    assert [list(first.tags), list(rest.tags), rest.page_token] == [["a"], ["b"], None]
+    table.call(tags.delete_table_tag, tag="a")
+    assert list(table.call(tags.list_table_tags).tags) == ["b"]
+
+
+def test_tags_that_cannot_be_are_refused(table: Table) -> None:
+    table.call(tags.create_table_tag, tag="a", version=1)
+    with pytest.raises(TableTagAlreadyExistsError):
+        table.call(tags.create_table_tag, tag="a", version=2)
+    with pytest.raises(TableVersionNotFoundError):
+        table.call(tags.create_table_tag, tag="b", version=99)
+    with pytest.raises(TableVersionNotFoundError):
+        table.call(tags.update_table_tag, tag="a", version=99)
+    with pytest.raises(InvalidInputError):
+        table.call(tags.create_table_tag, tag="no/good", version=1)
+    for function, fields in [
+        (tags.update_table_tag, {"version": 1}),
+        (tags.delete_table_tag, {}),
+        (tags.get_table_tag_version, {}),
+    ]:
+        with pytest.raises(TableTagNotFoundError):
+            table.call(function, tag="nope", **fields)
+
+
+def test_tag_of_a_branch_says_so(table: Table) -> None:
+    table.call(branches.create_table_branch, name="dev", from_version=2)
+    table.dataset.checkout_version(("dev", None)).insert(ROWS)
+    table.call(tags.create_table_tag, tag="a", version=3, branch="dev")
+    answer = table.call(tags.get_table_tag_version, tag="a")
+    assert (answer.version, answer.branch) == (3, "dev")
+
+
+def test_branches_are_made_from_versions_and_branches(table: Table) -> None:
+    table.call(branches.create_table_branch, name="one", from_version=2)
+    table.call(branches.create_table_branch, name="two", from_branch="one")
+    found = table.call(branches.list_table_branches).branches
+    assert {name: (branch.parentBranch, branch.parentVersion) for name, branch in found.items()} == {
+        "one": (None, 2),
+        "two": ("one", 2),
+    }
+    assert all(branch.createAt > 0 and branch.manifestSize > 0 for branch in found.values())
+    table.call(branches.delete_table_branch, name="two")
+    assert list(table.call(branches.list_table_branches).branches) == ["one"]
+
+
+def test_branches_that_cannot_be_are_refused(table: Table) -> None:
+    table.call(branches.create_table_branch, name="one")
+    for name in ("one", "main"):
+        with pytest.raises(TableBranchAlreadyExistsError):
+            table.call(branches.create_table_branch, name=name)
+    with pytest.raises(TableBranchNotFoundError):
+        table.call(branches.create_table_branch, name="x", from_branch="nope")
+    with pytest.raises(TableVersionNotFoundError):
+        table.call(branches.create_table_branch, name="x", from_version=99)
+    with pytest.raises(TableBranchNotFoundError):
+        table.call(branches.delete_table_branch, name="nope")
+    with pytest.raises(InvalidInputError):
+        table.call(branches.delete_table_branch, name="main")
+
+
+def test_stats_are_integers_of_the_real_fragments(server: Server) -> None:
+    dataset = server.create("t", pa.table({"a": range(10)}))
+    dataset.insert(pa.table({"a": range(5)}))
+    dataset.delete("a = 9")
+    dataset.create_scalar_index("a", "BTREE")
+    found = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
+    assert (found.num_rows, found.num_indices) == (14, 1)
+    assert found.total_bytes > 0
+    assert (found.fragment_stats.num_fragments, found.fragment_stats.num_small_fragments) == (2, 2)
+    lengths = found.fragment_stats.lengths
+    assert (lengths.min, lengths.max, lengths.mean, lengths.p25, lengths.p99) == (5, 9, 7, 5, 9)
+    assert all(isinstance(getattr(lengths, name), int) for name in lengths.__struct_fields__)
+
+
+def test_stats_of_a_table_without_rows_are_zero(server: Server) -> None:
+    server.create("t", pa.table({"a": pa.array([], pa.int64())}))
+    found = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
+    assert (found.num_rows, found.fragment_stats.num_fragments, found.fragment_stats.lengths.max) == (0, 0, 0)

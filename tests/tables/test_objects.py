@@ -1,0 +1,141 @@
+"""The storage on an object store: an S3 that runs in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import lance
+import pytest
+from lance_namespace import errors
+from moto.server import ThreadedMotoServer
+from tests.tables.bodies import Streamed, rows, small
+from tests.tables.test_insert import at_once
+
+from tiltyard.config import Settings
+from tiltyard.context import Context
+from tiltyard.services import open_services
+from tiltyard.spec import models
+from tiltyard.storage import Storage, StorageError
+from tiltyard.tables.create import create_table
+from tiltyard.tables.insert import insert_into_table
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, str]]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(Bucket="bucket")
+    yield {"aws_endpoint": endpoint, "allow_http": "true", "region": "us-east-1", "client_max_retries": "2"} | keys
+    server.stop()
+
+
+@pytest.fixture
+def ctx(options: dict[str, str], tmp_path: Any) -> Iterator[Context]:
+    settings = Settings(
+        root=f"s3://bucket/{tmp_path.name}/root/", db=f"sqlite:///{tmp_path}/catalog.db", storage_options=options
+    )
+    services = open_services(settings)
+    yield Context(services)
+    services.store.close()
+
+
+def create(ctx: Context, name: str = "t", **fields: Any) -> str:
+    location = create_table(ctx, models.CreateTableRequest(id=[name], **fields), small(rows(3))).location
+    assert location is not None
+    return location
+
+
+def count(ctx: Context, location: str) -> int:
+    return lance.dataset(location, storage_options=ctx.storage.options(location)).count_rows()
+
+
+def test_objects_tables_are_written_read_and_deleted(ctx: Context) -> None:
+    location = create(ctx)
+    insert_into_table(ctx, models.InsertIntoTableRequest(id=["t"]), Streamed(rows(2000)))
+    assert count(ctx, location) == 2003
+    assert ctx.storage.has_table(location)
+    assert ctx.storage.table_uri(location) == location == ctx.storage.check_location(location + "/")
+    for _ in range(2):
+        ctx.storage.delete_folder(location)
+    assert not ctx.storage.has_table(location)
+    assert ctx.storage.is_empty(location)
+
+
+def test_objects_credentials_are_never_public(ctx: Context, options: dict[str, str]) -> None:
+    assert ctx.storage.options(ctx.storage.root) == options
+    assert set(ctx.storage.public_options(ctx.storage.root)) == {"aws_endpoint", "allow_http", "region"}
+
+
+def test_objects_declared_table_loses_no_insert(ctx: Context) -> None:
+    location = ctx.storage.new_location(("t",))
+    ctx.store.insert_table(("t",), location, {}, declared=True)
+    request = models.InsertIntoTableRequest(id=["t"])
+    results = at_once([lambda key=key: insert_into_table(ctx, request, small(rows(1, key))) for key in range(8)])
+    assert {type(result) for result in results} == {models.InsertIntoTableResponse}
+    assert count(ctx, location) == 8
+    assert ctx.storage.files(location).names(location) == ["_transactions", "_versions", "data"]
+
+
+def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
+    location = create(ctx)
+    files = ctx.storage.files(location)
+    final = "_versions/18446744073709551613.manifest"
+    for staged in ("a", "b"):
+        files.write_new(f"{location}/{final}-{staged}", staged.encode())
+    plain = location.removeprefix("s3://bucket/")
+    results: list[Any] = []
+
+    def finalize(staged: str) -> None:
+        try:
+            results.append(ctx.storage.finalize_manifest(location, f"{plain}/{final}-{staged}", f"{plain}/{final}"))
+        except errors.ConcurrentModificationError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=finalize, args=(staged,)) for staged in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(result).__name__ for result in results) == ["ConcurrentModificationError", "FileStat"]
+    winner = ctx.storage.read_file(location, final).decode()
+    again = ctx.storage.finalize_manifest(location, f"{final}-{winner}", final)
+    assert (again.size, again.e_tag) == (1, ctx.storage.stat(location, final).e_tag)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://bucket",
+        "s3://other/root/t",
+        "s3://bucket/{base}/root",
+        "s3://bucket/{base}/root-evil/t",
+        "s3://bucket/{base}/root/../x",
+        "s3://bucket/{base}/root/%2e%2e/x",
+        "s3://bucket/{base}/root//t",
+        "s3://bucket/{base}/root/t?versionId=1",
+        "s3://bucket/{base}/root/t.lance/data",
+        "S4://bucket/{base}/root/t",
+        "/{base}/root/t",
+    ],
+)
+def test_objects_location_outside_is_refused(ctx: Context, location: str) -> None:
+    base = ctx.storage.root.split("/")[3]
+    with pytest.raises(errors.InvalidInputError):
+        ctx.storage.check_location(location.format(base=base))
+
+
+def test_objects_probe_asks_for_real(ctx: Context, options: dict[str, str]) -> None:
+    ctx.storage.probe()
+    gone = options | {"aws_endpoint": "http://127.0.0.1:9"}
+    unreachable = Storage(Settings(root="s3://bucket/x", db="sqlite:///x", storage_options=gone))
+    with pytest.raises(errors.ServiceUnavailableError):
+        unreachable.probe()
+    missing = Storage(Settings(root="s3://missing/x", db="sqlite:///x", storage_options=options))
+    with pytest.raises(StorageError, match="not writable"):
+        missing.prepare()

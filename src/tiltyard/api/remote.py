@@ -112,9 +112,12 @@ def _analyze(ctx: Context, fields: Fields) -> Fields:
 
 
 def _create_index(ctx: Context, fields: Fields) -> Fields:
-    """An index of the same name is replaced; `metric_type` is the specification's `distance_type`."""
+    """`metric_type` is the specification's `distance_type`; an index of the same name is always replaced.
+
+    lancedb promises its users so, and its older calls send `replace: false` without being asked.
+    """
     renamed = {"distance_type" if name == "metric_type" else name: value for name, value in fields.items()}
-    return {"replace": True} | renamed
+    return renamed | {"replace": True}
 
 
 def _rename(ctx: Context, fields: Fields) -> Fields:

@@ -1,0 +1,242 @@
+"""Commits that clients make, one by one and in batches: staged manifests become versions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import lance
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+from tests.tables.served import Server, ask
+
+from tiltyard.spec import models
+from tiltyard.tables import batch, version_commits, versions
+
+ROWS = pa.table({"a": [1, 2, 3]})
+
+
+def location(server: Server, name: str) -> Path:
+    return Path(server.services.store.describe_table((name,)).location)
+
+
+def stage(folder: Path, version: int, scratch: Path, rows: pa.Table = ROWS) -> str:
+    """What a client of managed versioning leaves behind before it commits: data files and a staged manifest."""
+    copy = scratch / uuid4().hex
+    if version > 1:
+        shutil.copytree(folder, copy)
+        lance.dataset(copy).insert(rows)
+    else:
+        lance.write_dataset(rows, copy)
+    for part in ("data", "_transactions"):
+        shutil.copytree(copy / part, folder / part, dirs_exist_ok=True)
+    name = f"{2**64 - 1 - version}.manifest"
+    staged = folder / "_versions" / f"{name}-{uuid4()}"
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(copy / "_versions" / name, staged)
+    return str(staged)
+
+
+def create(server: Server, name: str, version: int, path: str) -> models.TableVersion:
+    request = ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
+    answer = version_commits.create_table_version(server.ctx, request).version
+    assert answer is not None
+    return answer
+
+
+def commit_all(server: Server, *operations: dict[str, Any]) -> models.BatchCommitTablesResponse:
+    request = ask(models.BatchCommitTablesRequest, operations=list(operations))
+    return batch.batch_commit_tables(server.ctx, request)
+
+
+def version_of(name: str, version: int, path: str) -> dict[str, Any]:
+    return {"create_table_version": {"id": [name], "version": version, "manifest_path": path}}
+
+
+@pytest.fixture
+def folder(server: Server) -> Path:
+    """Where the declared table `t` lies."""
+    server.declare("t")
+    return location(server, "t")
+
+
+def test_create_version_makes_a_declared_table_readable_without_the_server(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    found = create(server, "t", 1, stage(folder, 1, tmp_path).lstrip("/"))
+    assert found.manifest_path == f"{folder}/_versions/{2**64 - 2}.manifest".lstrip("/")
+    assert [path.name for path in (folder / "_versions").iterdir()] == [f"{2**64 - 2}.manifest"]
+    assert lance.dataset(folder).count_rows() == 3
+    assert not server.services.store.describe_table(("t",)).declared
+    create(server, "t", 2, stage(folder, 2, tmp_path))
+    assert lance.dataset(folder).count_rows() == 6
+
+
+def test_create_version_sent_twice_is_one_commit(server: Server, folder: Path, tmp_path: Path) -> None:
+    staged = stage(folder, 1, tmp_path)
+    assert create(server, "t", 1, staged) == create(server, "t", 1, staged)
+
+
+def test_create_version_of_another_manifest_is_a_conflict(server: Server, folder: Path, tmp_path: Path) -> None:
+    first, second = stage(folder, 1, tmp_path), stage(folder, 1, tmp_path)
+    create(server, "t", 1, first)
+    with pytest.raises(ConcurrentModificationError):
+        create(server, "t", 1, second)
+    assert Path(second).exists()
+
+
+def test_create_version_that_was_committed_round_the_server_is_a_conflict(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    create(server, "t", 1, stage(folder, 1, tmp_path))
+    staged = stage(folder, 2, tmp_path)
+    lance.dataset(folder).insert(ROWS)
+    with pytest.raises(ConcurrentModificationError):
+        create(server, "t", 2, staged)
+
+
+def test_create_version_of_what_is_no_manifest_of_this_table_is_refused(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    staged = stage(folder, 1, tmp_path)
+    garbage = folder / "_versions" / f"{2**64 - 2}.manifest-garbage"
+    garbage.write_bytes(b"garbage" * 20)
+    outside = tmp_path / f"{2**64 - 2}.manifest-x"
+    shutil.copy(staged, outside)
+    server.declare("other")
+    elsewhere = stage(location(server, "other"), 1, tmp_path)
+    wrong = [
+        str(garbage),
+        str(outside),
+        elsewhere,
+        "/etc/passwd",
+        f"{folder}/_versions/../data/x.manifest",
+        f"{staged}x",
+    ]
+    for path in wrong:
+        with pytest.raises(InvalidInputError):
+            create(server, "t", 1, path)
+    with pytest.raises(InvalidInputError, match="of version 1, not 2"):
+        create(server, "t", 2, staged)
+    assert not any(path.name.endswith(".manifest") for path in (folder / "_versions").iterdir())
+
+
+def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    create(server, "t", 1, stage(folder, 1, tmp_path))
+    staged = stage(folder, 2, tmp_path)
+    request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
+    new = version_commits.staged_version(server.ctx, server.services.store.describe_table(("t",)), request)
+    server.services.store.record_version(new)  # and here the server dies
+    asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
+    assert versions.describe_table_version(server.ctx, asked).version.version == 2
+    assert lance.dataset(folder).version == 2
+
+
+def test_batch_create_versions_is_all_or_none(server: Server, folder: Path, tmp_path: Path) -> None:
+    server.declare("u")
+    paths = {"t": stage(folder, 1, tmp_path), "u": stage(location(server, "u"), 1, tmp_path)}
+    create(server, "u", 1, stage(location(server, "u"), 1, tmp_path))
+    entries = [{"id": [name], "version": 1, "manifest_path": path} for name, path in paths.items()]
+    request = ask(models.BatchCreateTableVersionsRequest, entries=entries)
+    with pytest.raises(ConcurrentModificationError):
+        version_commits.batch_create_table_versions(server.ctx, request)
+    assert server.services.store.latest_version(server.services.store.describe_table(("t",)).id) is None
+    entries = [entries[0], {"id": ["u"], "version": 2, "manifest_path": stage(location(server, "u"), 2, tmp_path)}]
+    request = ask(models.BatchCreateTableVersionsRequest, entries=entries)
+    answer = version_commits.batch_create_table_versions(server.ctx, request)
+    assert [version.version for version in answer.versions] == [1, 2]
+    assert (lance.dataset(folder).version, server.open("u").version) == (1, 2)
+
+
+def test_batch_delete_versions_forgets_records_but_never_the_latest(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    for version in (1, 2, 3):
+        create(server, "t", version, stage(folder, version, tmp_path))
+
+    def delete(start: int, end: int) -> int | None:
+        ranges = [{"start_version": start, "end_version": end}]
+        request = ask(models.BatchDeleteTableVersionsRequest, id="t", ranges=ranges)
+        return version_commits.batch_delete_table_versions(server.ctx, request).deleted_count
+
+    assert [delete(1, 2), delete(0, -1), delete(0, -1)] == [1, 1, 0]
+    assert lance.dataset(folder).count_rows() == 9
+    with pytest.raises(InvalidInputError):
+        delete(3, 1)
+
+
+def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, folder: Path, tmp_path: Path) -> None:
+    server.create("old", ROWS)
+    new = location(server, "t").parent / "mine.lance"
+    answer = commit_all(
+        server,
+        {"declare_table": {"id": ["new"], "location": str(new)}},
+        version_of("new", 1, stage(new, 1, tmp_path)),
+        version_of("t", 1, stage(folder, 1, tmp_path)),
+        {"deregister_table": {"id": ["old"]}},
+        {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": 0, "end_version": -1}]}},
+    )
+    kinds = [next(name for name in one.__struct_fields__ if getattr(one, name) is not None) for one in answer.results]
+    assert kinds == [
+        "declare_table",
+        "create_table_version",
+        "create_table_version",
+        "deregister_table",
+        "delete_table_versions",
+    ]
+    assert answer.transaction_id is not None
+    assert server.services.store.describe_transaction(answer.transaction_id).status == "Succeeded"
+    assert (server.open("new").count_rows(), server.open("t").count_rows()) == (3, 3)
+    with pytest.raises(TableNotFoundError):
+        location(server, "old")
+
+
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        ({"deregister_table": {"id": ["nope"]}}, TableNotFoundError),
+        ({"declare_table": {"id": ["t"]}}, TableAlreadyExistsError),
+        ({"create_table_version": {"id": ["t"], "version": 2, "manifest_path": "/etc/passwd"}}, InvalidInputError),
+        ({}, InvalidInputError),
+        ({"declare_table": {"id": ["x"]}, "deregister_table": {"id": ["x"]}}, InvalidInputError),
+    ],
+)
+def test_batch_commit_with_one_that_fails_changes_nothing(
+    server: Server, folder: Path, tmp_path: Path, last: dict[str, Any], error: type[LanceNamespaceError]
+) -> None:
+    first = {"declare_table": {"id": ["first"]}}
+    with pytest.raises(error):
+        commit_all(server, first, version_of("t", 1, stage(folder, 1, tmp_path)), last)
+    with pytest.raises(TableNotFoundError):
+        location(server, "first")
+    assert server.services.store.latest_version(server.services.store.describe_table(("t",)).id) is None
+    assert not any(path.name.endswith(".manifest") for path in (folder / "_versions").iterdir())
+
+
+def test_batch_commit_repeated_is_the_same_commit(server: Server, folder: Path, tmp_path: Path) -> None:
+    operation = version_of("t", 1, stage(folder, 1, tmp_path))
+    first, again = commit_all(server, operation), commit_all(server, operation)
+    versions_made = [answer.results[0].create_table_version for answer in (first, again)]
+    assert versions_made[0] is not None
+    assert versions_made[1] is not None
+    assert versions_made[0].version == versions_made[1].version
+
+
+def test_batch_commit_holds_a_thousand_operations(server: Server) -> None:
+    operations = [{"declare_table": {"id": [f"t{number}"]}} for number in range(1001)]
+    with pytest.raises(InvalidInputError, match="1000"):
+        commit_all(server, *operations)
+    with pytest.raises(InvalidInputError):
+        commit_all(server)
+    assert len(commit_all(server, *operations[:1000]).results) == 1000

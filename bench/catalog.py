@@ -17,10 +17,10 @@ _numbers = count()
 
 
 def _compare(
-    ground: Ground, row: str, what: str, requests: Requests, target: float | None, pair: Pair | None = None
+    ground: Ground, title: tuple[str, str], requests: Requests, target: float | None, pair: Pair | None = None
 ) -> list[Result]:
     ours, theirs = alternate(pair or ground.catalog, requests, ground.load(), ground.rounds)
-    what = f"{what}, 32 connections"
+    row, what = title[0], f"{title[1]}, 32 connections"
     result = at_least(row, what, (ours.words(), f"RestAdapter: {theirs.words()}"), ours.rate / theirs.rate, target)
     return [result]
 
@@ -28,32 +28,32 @@ def _compare(
 def describe(ground: Ground) -> list[Result]:
     """DescribeTable over 1,000 tables."""
     requests = data.on_tables("describe", TABLES)
-    return _compare(ground, "describe", "DescribeTable, 1,000 tables", lambda: requests, 6)
+    return _compare(ground, ("describe", "DescribeTable, 1,000 tables"), lambda: requests, 6)
 
 
 def exists(ground: Ground) -> list[Result]:
     """TableExists over 1,000 tables."""
     requests = data.on_tables("exists", TABLES)
-    return _compare(ground, "exists", "TableExists, 1,000 tables", lambda: requests, 6)
+    return _compare(ground, ("exists", "TableExists, 1,000 tables"), lambda: requests, 6)
 
 
 def in_root(ground: Ground) -> list[Result]:
     """DescribeTable over tables in the root, where RestAdapter asks no catalog: a folder of that name will do."""
     what = "DescribeTable, 1,000 tables in the root (RestAdapter looks for a folder, not into its catalog)"
     requests = data.on_tables("describe", TABLES, data.in_root)
-    return _compare(ground, "root", what, lambda: requests, None, ground.root_catalog)
+    return _compare(ground, ("root", what), lambda: requests, None, ground.root_catalog)
 
 
 def namespace(ground: Ground) -> list[Result]:
     """NamespaceExists."""
     asked = post(f"/v1/namespace/{NAMESPACE}/exists")
-    return _compare(ground, "namespace", "NamespaceExists, 1,000 tables", lambda: repeat(asked), 6)
+    return _compare(ground, ("namespace", "NamespaceExists, 1,000 tables"), lambda: repeat(asked), 6)
 
 
 def listing(ground: Ground) -> list[Result]:
     """ListTables, 100 of 1,000."""
     asked = request("GET", f"/v1/namespace/{NAMESPACE}/table/list?limit=100")
-    return _compare(ground, "list", "ListTables limit=100 of 1,000", lambda: repeat(asked), 6)
+    return _compare(ground, ("list", "ListTables limit=100 of 1,000"), lambda: repeat(asked), 6)
 
 
 def declare(ground: Ground) -> list[Result]:
@@ -62,7 +62,7 @@ def declare(ground: Ground) -> list[Result]:
     def requests() -> Iterator[bytes]:
         return (post(of_table(data.in_namespace(f"declared-{number}"), "declare")) for number in _numbers)
 
-    return _compare(ground, "declare", "DeclareTable, from 1,000 tables on", requests, 20)
+    return _compare(ground, ("declare", "DeclareTable, from 1,000 tables on"), requests, 20)
 
 
 def create(ground: Ground) -> list[Result]:
@@ -71,7 +71,7 @@ def create(ground: Ground) -> list[Result]:
     def requests() -> Iterator[bytes]:
         return (post(f"/v1/namespace/created-{number}/create") for number in _numbers)
 
-    return _compare(ground, "create", "CreateNamespace, 1,000 tables", requests, 20)
+    return _compare(ground, ("create", "CreateNamespace, 1,000 tables"), requests, 20)
 
 
 def scale(ground: Ground) -> list[Result]:
@@ -86,7 +86,7 @@ def scale(ground: Ground) -> list[Result]:
         ours.take(lambda: many, ground.load())
     sides = ours.words(), f"1,000 tables: {base.words()}"
     return [
-        at_most("scale", "DescribeTable, 100,000 tables against 1,000: cost", sides, base.rate / ours.rate, 1.2, "×")
+        at_most("scale", "DescribeTable, 100,000 tables against 1,000: cost", sides, base.rate / ours.rate, (1.2, "x"))
     ]
 
 
@@ -99,4 +99,4 @@ def memory(ground: Ground) -> list[Result]:
     drive(server.address, repeat(listed), ground.load())
     now, peak = server.memory() / 1e6, server.peak_memory() / 1e6
     sides = f"{now:,.0f} MB, at most {peak:,.0f} MB since its start", "—"
-    return [at_most("memory", "memory of a worker, 100,000 tables", sides, peak, 250, "MB")]
+    return [at_most("memory", "memory of a worker, 100,000 tables", sides, peak, (250, "MB"))]

@@ -56,17 +56,15 @@ def on_tables(action: str, tables: int, place: Id = in_namespace) -> Iterator[by
     return cycle([post(of_table(place(f"t{number:06}"), action)) for number in order[:20_000]])
 
 
+SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string(), "vector": pa.list_(pa.float32(), DIMENSION)})
+
+
 def rows(count: int, first: int = 0) -> pa.RecordBatch:
     """Rows with an id, a name and a vector."""
-    numbers = np.random.default_rng(SEED + first).standard_normal(count * DIMENSION, dtype=np.float32)
     ids = range(first, first + count)
-    return pa.record_batch(
-        {
-            "id": pa.array(ids, pa.int64()),
-            "name": pa.array([f"row {number}" for number in ids]),
-            "vector": pa.FixedSizeListArray.from_arrays(pa.array(numbers), DIMENSION),
-        }
-    )
+    numbers = np.random.default_rng(SEED + first).standard_normal(count * DIMENSION, dtype=np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers), DIMENSION)
+    return pa.record_batch([pa.array(ids, pa.int64()), pa.array([f"row {number}" for number in ids]), vectors], SCHEMA)
 
 
 def batches(total: int) -> Iterator[pa.RecordBatch]:
@@ -77,7 +75,7 @@ def batches(total: int) -> Iterator[pa.RecordBatch]:
 
 def reader(total: int) -> pa.RecordBatchReader:
     """The same as a reader."""
-    return pa.RecordBatchReader.from_batches(rows(0).schema, batches(total))
+    return pa.RecordBatchReader.from_batches(SCHEMA, batches(total))
 
 
 def indexed_table(folder: Path) -> Path:
@@ -106,7 +104,7 @@ def stream_file(folder: Path, size: int) -> Path:
     target = folder / f"stream-{size}.arrows"
     if not target.exists():
         making = target.with_suffix(".making")
-        with pa.OSFile(str(making), "wb") as sink, pa.ipc.new_stream(sink, rows(0).schema) as writer:
+        with pa.OSFile(str(making), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
             first = 0
             while sink.tell() < size:
                 writer.write_batch(rows(BATCH, first))

@@ -1,6 +1,6 @@
 """The limit for a server: pylance in one process with an open dataset, driven line by line over its standard input.
 
-A line is a JSON object: {"do": "nearest" | "equal" | "write", …}; the answer is a line too.
+A line is a JSON object: {"do": "first" | "search" | "write", …}; the answer is a line too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 from bench.servers import TREE
 
 
-def together(work: Callable[[int], None], threads: int, seconds: float, warm_up: float) -> float:
+def together(work: Callable[[int], object], threads: int, seconds: float, warm_up: float) -> float:
     """How often a second several threads get through `work`."""
     begin = time.perf_counter() + warm_up
     end = begin + seconds
@@ -45,7 +45,7 @@ def together(work: Callable[[int], None], threads: int, seconds: float, warm_up:
 
 
 def search(dataset: lance.LanceDataset, query: dict[str, Any]) -> pa.Table:
-    """One query of `data.nearest_query` or `data.equal_query`, as one would write it with pylance."""
+    """One query of `data.nearest_queries` or `data.equal_queries`, as one would write it with pylance."""
     columns = query["columns"]["column_names"]
     if (vector := query.get("prepared")) is not None:
         nearest = {"column": query["vector_column"], "q": vector, "k": query["k"], "nprobes": query["nprobes"]}
@@ -74,28 +74,37 @@ def write(source: str, target: str) -> float:
     return seconds
 
 
+class Searches:
+    """An open dataset, and queries to search it with."""
+
+    def __init__(self, dataset: str, queries: str) -> None:
+        self._dataset = lance.dataset(dataset)
+        self._queries = _prepared(Path(queries))
+
+    def run(self, turn: int) -> pa.Table:
+        """One query after the other, over and over."""
+        return search(self._dataset, self._queries[turn % len(self._queries)])
+
+    def first(self, count: int) -> list[list[int]]:
+        """What the first queries find."""
+        return [self.run(turn).column("id").to_pylist() for turn in range(count)]
+
+
 def main() -> None:
     """Answer line by line until the input ends."""
-    datasets: dict[str, lance.LanceDataset] = {}
-    queries: dict[str, list[dict[str, Any]]] = {}
+    known: dict[tuple[str, str], Searches] = {}
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "write":
             answer: Any = write(order["source"], order["target"])
         else:
-            dataset = datasets.setdefault(order["dataset"], lance.dataset(order["dataset"]))
-            if order["queries"] not in queries:
-                queries[order["queries"]] = _prepared(Path(order["queries"]))
-            asked = queries[order["queries"]]
+            key = order["dataset"], order["queries"]
+            if key not in known:
+                known[key] = Searches(*key)
             if order["do"] == "first":
-                answer = [search(dataset, query).column("id").to_pylist() for query in asked[: order["count"]]]
+                answer = known[key].first(order["count"])
             else:
-                answer = together(
-                    lambda turn, asked=asked, dataset=dataset: search(dataset, asked[turn % len(asked)]) and None,
-                    order["threads"],
-                    order["seconds"],
-                    order["warm_up"],
-                )
+                answer = together(known[key].run, order["threads"], order["seconds"], order["warm_up"])
         print(json.dumps(answer), flush=True)
 
 

@@ -21,7 +21,7 @@ HEAD = [
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table: what was asked, what was measured, and whether it is enough; None where nothing is asked."""
+    """One line of the table: what was asked and measured, and whether it is enough (None where nothing is asked)."""
 
     row: str
     what: str
@@ -43,15 +43,16 @@ class Result:
 
 
 def at_least(row: str, what: str, sides: tuple[str, str], ratio: float, target: float | None) -> Result:
-    """A result for 'so many times as fast'; `sides` are the figures in words. Without a target it is for information."""
+    """A result for 'so many times as fast', with the figures in words; for information without a target."""
     if target is None:
-        return Result(row, what, "—", *sides, f"{ratio:.2f} ×", None)
-    return Result(row, what, f"{target:g} ×", *sides, f"{ratio:.2f} ×", ratio >= target)
+        return Result(row, what, "—", *sides, f"{ratio:.2f}x", None)
+    return Result(row, what, f"{target:g}x", *sides, f"{ratio:.2f}x", ratio >= target)
 
 
-def at_most(row: str, what: str, sides: tuple[str, str], value: float, limit: float, unit: str) -> Result:
-    """A result for 'no more than'."""
-    return Result(row, what, f"≤ {limit:g} {unit}", *sides, f"{value:.2f} {unit}", value <= limit)
+def at_most(row: str, what: str, sides: tuple[str, str], value: float, limit: tuple[float, str]) -> Result:
+    """A result for 'no more than'; the limit comes with its unit."""
+    most, unit = limit
+    return Result(row, what, f"≤ {most:g} {unit}", *sides, f"{value:.2f} {unit}", value <= most)
 
 
 def record(results: list[Result], command: str, settings: str, file: Path = FILE) -> None:
@@ -85,7 +86,7 @@ def _about(command: str, settings: str) -> str:
     facts = {
         "Last run": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {_commit()}",
         "Command": f"`{command}` ({settings})",
-        "Machine": f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, {platform.system()} {platform.release()}",
+        "Machine": f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, {platform.system()}",
         "Versions": f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in packages),
     }
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())

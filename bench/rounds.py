@@ -51,7 +51,7 @@ class Side:
         text = f"{self.rate:,.0f}/s, p50 {_time(p50)}, p99 {_time(self.p99)}, {_time(cpu)} CPU"
         if self.failed:
             kinds = sum((measured.failures for measured in self.rounds), Counter[int]())
-            text += ", failed: " + ", ".join(f"{count} × {status or 'no answer'}" for status, count in kinds.items())
+            text += ", failed: " + ", ".join(f"{count}x {status or 'no answer'}" for status, count in kinds.items())
         if (busy := max(measured.busy for measured in self.rounds)) > 0.9:
             text += f", load generator {busy:.0%} busy"
         return text

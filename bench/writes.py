@@ -33,7 +33,7 @@ def insert(ground: Ground) -> list[Result]:
     later = ours.p99 / theirs.p99
     return [
         at_least("insert", what, sides, ours.rate / theirs.rate, 20),
-        at_most("insert", f"{what}: p99", sides, later, 0.1, "×"),
+        at_most("insert", f"{what}: p99", sides, later, (0.1, "x")),
     ]
 
 
@@ -72,7 +72,9 @@ def one_upload(ground: Ground) -> list[Result]:
     memory = f"{min(grown):,.0f} to {max(grown):,.0f} MB", "—"
     return [
         at_least("upload", f"upload of {size:,.0f} MB", sides, slow / fast, 0.7),
-        at_most("upload", f"upload of {size:,.0f} MB: memory of the server goes up by", memory, max(grown), 300, "MB"),
+        at_most(
+            "upload", f"upload of {size:,.0f} MB: memory of the server goes up by", memory, max(grown), (300, "MB")
+        ),
     ]
 
 

@@ -7,7 +7,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 import lance
-from lance_namespace.errors import LanceNamespaceError, TableTagNotFoundError, TableVersionNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    TableTagNotFoundError,
+    TableVersionNotFoundError,
+)
 
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
@@ -58,8 +64,9 @@ class Datasets:
         if version is None or version == latest.version:
             return latest
         try:
-            return latest.checkout_version((None if not branch or branch == MAIN_BRANCH else branch, version))
-        except (ValueError, OSError) as error:
+            with lance_errors(latest):
+                return latest.checkout_version((None if not branch or branch == MAIN_BRANCH else branch, version))
+        except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
 
     def _latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
@@ -85,8 +92,9 @@ class Datasets:
 
     def _tagged(self, dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
         try:
-            return dataset.checkout_version(tag)
-        except (ValueError, OSError) as error:
+            with lance_errors(dataset):
+                return dataset.checkout_version(tag)
+        except InvalidInputError as error:  # no tag can have such a name
             raise TableTagNotFoundError(f"No tag '{tag}' on this table.") from error
 
     def forget(self, location: str) -> None:

@@ -1,0 +1,116 @@
+"""Group commit and locks, without tables."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.storage.gathering import Gathering, Waiting
+from tiltyard.storage.locks import Locks
+
+
+def test_submit_alone_runs_at_once() -> None:
+    def run(group: Sequence[Waiting[int]]) -> None:
+        group[0].outcome = group[0].item + 1
+
+    assert Gathering().submit("key", 1, run) == 2
+
+
+def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
+    gathering, sizes, results = Gathering(), [], {}
+
+    def run(group: Sequence[Waiting[int]]) -> None:
+        sizes.append(len(group))
+        time.sleep(0.005)
+        for member in group:
+            if member.item % 10 == 3:
+                member.error = ValueError(str(member.item))
+            else:
+                member.outcome = member.item * 2
+
+    def call(number: int) -> None:
+        try:
+            results[number] = gathering.submit(number % 2, number, run)
+        except ValueError as error:
+            results[number] = str(error)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert results == {number: str(number) if number % 10 == 3 else number * 2 for number in range(100)}
+    assert len(sizes) < 50
+    assert sum(sizes) == 100
+
+
+def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
+    gathering, failed = Gathering(), []
+
+    def run(group: Sequence[Waiting[int]]) -> None:
+        time.sleep(0.005)
+        raise RuntimeError("no")
+
+    def call(number: int) -> None:
+        with pytest.raises(RuntimeError):
+            gathering.submit("key", number, run)
+        failed.append(number)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert sorted(failed) == list(range(20))
+
+
+def test_hold_lets_one_in_at_a_time() -> None:
+    locks, inside, most = Locks(), [], []
+
+    def work() -> None:
+        with locks.hold("a", 10):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.001)
+            inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 16
+
+
+def test_hold_taken_too_long_is_a_conflict() -> None:
+    locks = Locks()
+    with locks.hold("a", 1), pytest.raises(ConcurrentModificationError), locks.hold("a", 0.01):
+        pass
+    with locks.hold("a", 1), locks.hold("b", 1):
+        pass
+
+
+def _hold(path: str) -> None:
+    for _ in range(50):
+        with Locks().hold("a", 20):
+            value = int(Path(path).read_text())
+            Path(path).write_text(str(value + 1))
+
+
+def test_hold_works_between_processes(tmp_path: Any) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    spawn = multiprocessing.get_context("spawn")
+    others = [spawn.Process(target=_hold, args=(str(counter),)) for _ in range(2)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert counter.read_text() == "100"

@@ -21,9 +21,10 @@ TYPES = [
     *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"), *map(pa.duration, UNITS)),
     *(pa.timestamp(unit, zone) for unit in UNITS for zone in (None, "UTC", "+05:30", "Europe/Berlin")),
     *(pa.decimal128(10, 2), pa.decimal128(38, 18), pa.decimal128(9, -3), pa.decimal256(50, 3)),
-    *(pa.dictionary(pa.int32(), pa.utf8()), pa.dictionary(pa.uint8(), pa.large_utf8()), pa.dictionary(pa.int8(), pa.int64())),
-    *(pa.list_(pa.int32()), pa.large_list(pa.utf8()), pa.list_(pa.float32(), 4), pa.list_(pa.list_(pa.float16(), 2), 3)),
-    *(pa.list_(pa.struct([("a", pa.int8())])), pa.struct([pa.field("a", pa.utf8(), nullable=False), ("b", pa.float16())])),
+    *(pa.dictionary(pa.int32(), pa.utf8()), pa.dictionary(pa.uint8(), pa.large_utf8())),
+    *(pa.dictionary(pa.int8(), pa.int64()), pa.list_(pa.int32()), pa.large_list(pa.utf8())),
+    *(pa.list_(pa.float32(), 4), pa.list_(pa.list_(pa.float16(), 2), 3), pa.list_(pa.struct([("a", pa.int8())]))),
+    pa.struct([pa.field("a", pa.utf8(), nullable=False), ("b", pa.float16())]),
     *(pa.json_(), pa.uuid()),
 ]  # fmt: skip
 FIELDS = [pa.field(f"c{number}", kind, metadata={"k": f"{number}"}) for number, kind in enumerate(TYPES)]

@@ -209,7 +209,8 @@ def test_parse_type_reads_what_other_writers_make(value: Any, kind: pa.DataType)
     ["", "foo", "time32:us", "decimal:128:99:2", "decimal:100:9:2", "decimal:128:9", "dict:string", "{bad", "[1]",
      "fixed_size_list:float:-1",
      "fixed_size_list:" * 2000, {}, {"type": 5}, {"type": "list"}, {"type": "list", "fields": []},
-     {"type": "decimal32"}, {"type": "fixed_size_binary"}, {"type": "fixed_size_list", "fields": [{"name": "x", "type": "int8"}]}],
+     {"type": "decimal32"}, {"type": "fixed_size_binary"},
+     {"type": "fixed_size_list", "fields": [{"name": "x", "type": "int8"}]}],
 )  # fmt: skip
 def test_parse_type_nonsense_is_invalid_input(value: Any) -> None:
     with pytest.raises(InvalidInputError):

@@ -12,6 +12,20 @@ from typing import Any
 import msgspec
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+BOUNDS = {
+    "port": (0, 65535),
+    "workers": (1, 1024),
+    "jobs": (0, 1024),
+    "max_json_bytes": (1 << 10, 1 << 40),
+    "max_upload_bytes": (0, 1 << 50),
+    "index_cache_bytes": (0, 1 << 50),
+    "metadata_cache_bytes": (0, 1 << 50),
+    "conflict_timeout": (0, 86400),
+}
+"""The least and the most that a setting may be."""
+
+
 class ConfigError(Exception):
     """A setting that cannot be used; the message says which and why."""
 
@@ -77,7 +91,13 @@ def load_settings(
     values |= {key: value for key, value in flags.items() if value is not None}
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"Unknown setting {unknown[0]!r}: choose from {', '.join(sorted(known))}.")
-    return Settings(**{name: _typed(name, value) for name, value in values.items()})
+    settings = Settings(**{name: _typed(name, value) for name, value in values.items()})
+    for name, (least, most) in BOUNDS.items():
+        if not least <= getattr(settings, name) <= most:
+            raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
+    if settings.log_level.lower() not in LOG_LEVELS:
+        raise ConfigError(f"The setting log_level cannot be {settings.log_level!r}: {', '.join(LOG_LEVELS)}.")
+    return settings
 
 
 def _read(file: Path) -> dict[str, Any]:

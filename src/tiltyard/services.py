@@ -21,7 +21,8 @@ def open_services(settings: Settings) -> Services:
 
     Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
     """
+    database = settings.database_url
     storage = Storage(settings)
     storage.prepare()
-    store = open_store(settings.database_url, clock=now_ms)
+    store = open_store(database, clock=now_ms)
     return Services(settings, store, storage, Paging(store.secret("paging")), now_ms)

@@ -23,7 +23,19 @@ def test_load_settings_reads_structures_from_variables() -> None:
     assert found.allowed_roots == ("/a", "/b") and found.storage_options == {"region": "x"}
 
 
-@pytest.mark.parametrize("text", ["port = 'many'", "colour = 'red'", "port =", "allowed_roots = 3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "port = 'many'",
+        "colour = 'red'",
+        "port =",
+        "allowed_roots = 3",
+        "port = 70000",
+        "jobs = -1",
+        "workers = 0",
+        "log_level = 'loud'",
+    ],
+)
 def test_load_settings_names_what_is_wrong(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)

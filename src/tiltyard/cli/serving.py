@@ -79,7 +79,11 @@ def handed_down_application() -> Application:
 
 
 def set_up_logging(settings: Settings) -> None:
-    """One line per event on standard error."""
+    """One line per event on standard error.
+
+    psycopg's pool logs each try to connect; the store says in one sentence what came of them.
+    """
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

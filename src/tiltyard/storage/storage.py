@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PUBLIC = re.compile(
     r"^(?:aws_)?(?:endpoint|endpoint_url|region|default_region|virtual_hosted_style_request)$|^allow_http$"
 )
+_FINAL = re.compile(r"^d?\d+\.manifest$")
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
@@ -121,9 +122,9 @@ class Storage:
         return Path(location).as_uri() if is_local(location) else location
 
     def has_table(self, location: str) -> bool:
-        """Whether there is a manifest of a Lance table at a location."""
+        """Whether there is a table at a location: a manifest that is committed, not just staged."""
         with lance_errors():
-            return any(_MANIFEST.match(name) for name in self.files(location).names(f"{location}/_versions"))
+            return any(_FINAL.match(name) for name in self.files(location).names(f"{location}/_versions"))
 
     def is_empty(self, location: str) -> bool:
         """Whether nothing at all lies at a location."""

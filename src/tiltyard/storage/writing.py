@@ -13,6 +13,7 @@ import lance
 from lance.fragment import write_fragments
 from lance_namespace.errors import TableAlreadyExistsError
 
+from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ def publish_first(
                 files.write_new(f"{location}/_transactions/{name}", files.read(f"{staging}/_transactions/{name}"))
             manifest = next(name for name in files.names(f"{staging}/_versions") if name.endswith(".manifest"))
             content = files.read(f"{staging}/_versions/{manifest}")
+            reach(Point.BEFORE_RECORD)
             if not files.write_new(f"{location}/_versions/{manifest}", content):
                 raise TableAlreadyExistsError("There is a table at this location already.")
+            reach(Point.AFTER_FINALIZE)
         finally:
             files.delete_folder(staging)
 
@@ -118,9 +121,12 @@ def commit_append(
     """
     operation = lance.LanceOperation.Append(list(fragments))
     transaction = lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
-    return lance.LanceDataset.commit(
+    reach(Point.BEFORE_RECORD)
+    committed = lance.LanceDataset.commit(
         dataset, transaction, max_retries=_MOST_REBASES, commit_timeout=timedelta(seconds=max(seconds, 1))
     )
+    reach(Point.AFTER_FINALIZE)
+    return committed
 
 
 def commit_overwrite(
@@ -128,4 +134,7 @@ def commit_overwrite(
 ) -> lance.LanceDataset:
     """Replace a table's rows and schema, whatever it has by now. Raises what Lance raises."""
     renewed = lance.Transaction(dataset.version, transaction.operation, transaction_properties=dict(properties or {}))
-    return lance.LanceDataset.commit(dataset, renewed)
+    reach(Point.BEFORE_RECORD)
+    committed = lance.LanceDataset.commit(dataset, renewed)
+    reach(Point.AFTER_FINALIZE)
+    return committed

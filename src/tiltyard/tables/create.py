@@ -16,6 +16,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.faults import Point, reach
 from tiltyard.ids import display
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import operation
@@ -149,6 +150,7 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
     ctx.store.doom(location, ctx.clock() + LEASE_MS, CREATING)
     try:
         version = _write_new(ctx, location, wanted)
+        reach(Point.BEFORE_RECORD)
         record = ctx.store.insert_table(path, location, wanted.properties or {}, in_creation=True)
     except BaseException as error:
         _sweep(ctx, location)

@@ -18,6 +18,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
+from tiltyard.faults import Point, reach
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
@@ -48,6 +49,7 @@ def create_table_version(ctx: Context, request: models.CreateTableVersionRequest
     """
     table = find_table(ctx, request.id)
     new = staged_version(ctx, table, request)
+    reach(Point.BEFORE_RECORD)
     record, inserted = ctx.store.record_version(new)
     check_same(new, record, inserted)
     return models.CreateTableVersionResponse(version=wire_version(table, finalize(ctx, table, record)))
@@ -183,11 +185,13 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> Version
     """
     if record.finalized:
         return record
+    reach(Point.AFTER_RECORD)
     try:
         found = ctx.storage.finalize_manifest(table.location, record.staged_path, record.manifest_path)
     except ConcurrentModificationError:
         ctx.store.delete_versions(table.id, record.branch, [(record.version, record.version + 1)])
         raise
+    reach(Point.AFTER_FINALIZE)
     ctx.store.mark_finalized(table.id, record.version, record.branch, manifest_size=found.size, e_tag=found.e_tag)
     if table.declared:
         ctx.store.mark_written(table.id)

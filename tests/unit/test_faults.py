@@ -1,0 +1,67 @@
+"""Faults strike where the variable says, and nowhere else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from lance_namespace.errors import ServiceUnavailableError
+
+from tiltyard import faults
+from tiltyard.faults import Action, Fault, FaultError, Point
+
+
+def test_reach_without_variable_passes() -> None:
+    for point in Point:
+        faults.reach(point)
+
+
+def test_parse_of_entries_gives_faults_by_point() -> None:
+    found = faults.parse("before_record, after_record=raise,before_answer=hold@/tmp/x")
+    assert found == {
+        Point.BEFORE_RECORD: Fault(Action.KILL, None),
+        Point.AFTER_RECORD: Fault(Action.RAISE, None),
+        Point.BEFORE_ANSWER: Fault(Action.HOLD, Path("/tmp/x")),
+    }
+
+
+@pytest.mark.parametrize("text", ["nowhere", "before_record=explode"])
+def test_parse_of_unknown_words_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a valid"):
+        faults.parse(text)
+
+
+def test_strike_with_file_strikes_once(tmp_path: Path) -> None:
+    file = tmp_path / "armed"
+    fault = Fault(Action.RAISE, file)
+    fault.strike(Point.BEFORE_RECORD)
+    file.touch()
+    with pytest.raises(FaultError, match="before_record"):
+        fault.strike(Point.BEFORE_RECORD)
+    fault.strike(Point.BEFORE_RECORD)
+
+
+def test_strike_unavailable_raises_what_a_lost_database_raises() -> None:
+    with pytest.raises(ServiceUnavailableError):
+        Fault(Action.UNAVAILABLE, None).strike(Point.AFTER_RECORD)
+
+
+def test_strike_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "held"
+    file.touch()
+    waiting = threading.Thread(target=Fault(Action.HOLD, file).strike, args=(Point.BEFORE_ANSWER,))
+    waiting.start()
+    assert waiting.is_alive()
+    file.unlink()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_reach_with_kill_ends_the_process() -> None:
+    code = "from tiltyard.faults import Point, reach; reach(Point.AFTER_FINALIZE); print('alive')"
+    environ = {"TILTYARD_FAULT": "after_finalize", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (-9, b"")

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-
 LOG_LEVELS = ("debug", "info", "warning", "error")
 BOUNDS = {
     "port": (0, 65535),
@@ -57,6 +56,9 @@ class Settings:
     conflict_timeout: float = field(
         default=30.0,
         metadata={"help": "Seconds for which a conflicting write is tried again before the caller hears of it."},
+    )
+    managed_versioning: bool = field(
+        default=True, metadata={"help": "Whether new tables commit through the catalog, unless their properties say."}
     )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 

@@ -10,18 +10,25 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.paging import Paging
     from tiltyard.storage import Storage
-    from tiltyard.store import Store
+    from tiltyard.storage.road import Road
+    from tiltyard.store import Store, TableRecord
+
+
+def straight(ctx: Context, record: TableRecord) -> Road | None:
+    """Every commit goes straight to storage."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What lives as long as the process."""
+    """What lives as long as the process; `road` says which way commits to a table take."""
 
     settings: Settings
     store: Store
     storage: Storage
     paging: Paging
     clock: Callable[[], int]
+    road: Callable[[Context, TableRecord], Road | None] = straight
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,10 @@ class Context:
     @property
     def paging(self) -> Paging:
         return self.services.paging
+
+    def road(self, record: TableRecord) -> Road | None:
+        """Which way commits to a table take; None is straight to storage."""
+        return self.services.road(self, record)
 
     @property
     def clock(self) -> Callable[[], int]:

@@ -9,6 +9,7 @@ from tiltyard.context import Services
 from tiltyard.paging import Paging
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
+from tiltyard.tables.own_commits import road
 
 
 def now_ms() -> int:
@@ -25,4 +26,4 @@ def open_services(settings: Settings) -> Services:
     storage = Storage(settings)
     storage.prepare()
     store = open_store(database, clock=now_ms)
-    return Services(settings, store, storage, Paging(store.secret("paging")), now_ms)
+    return Services(settings, store, storage, Paging(store.secret("paging")), now_ms, road)

@@ -18,6 +18,7 @@ from tiltyard.paging import tables_scope
 from tiltyard.schemas import to_json
 from tiltyard.spec import models
 from tiltyard.store import TableRecord
+from tiltyard.tables.managed import new_is_managed, registered_is_managed
 from tiltyard.tables.opening import find_table, open_for_reading, table_id
 from tiltyard.tables.stats import basic_stats
 
@@ -31,7 +32,10 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     path = table_id(request.id)
     given = request.location
     location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
-    record = ctx.store.insert_table(path, location, request.properties or {}, declared=True, registered=bool(given))
+    managed = new_is_managed(ctx, path, request.properties)
+    record = ctx.store.insert_table(
+        path, location, request.properties or {}, managed=managed, declared=True, registered=bool(given)
+    )
     return models.DeclareTableResponse(
         location=record.location,
         storage_options=ctx.storage.public_options(record.location) or None,
@@ -62,10 +66,11 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     if not ctx.storage.has_table(location):
         raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
     properties = request.properties or {}
+    managed = registered_is_managed(properties)
     if mode is RegisterMode.OVERWRITE:
-        record = ctx.store.replace_registration(path, location, properties)
+        record = ctx.store.replace_registration(path, location, properties, managed=managed)
     else:
-        record = ctx.store.insert_table(path, location, properties, declared=False, registered=True)
+        record = ctx.store.insert_table(path, location, properties, managed=managed, registered=True)
     return models.RegisterTableResponse(location=record.location, properties=record.properties)
 
 

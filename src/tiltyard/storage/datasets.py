@@ -17,6 +17,7 @@ from lance_namespace.errors import (
 
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.road import Road
 
 _MOST_HANDLES = 1024
 
@@ -35,13 +36,20 @@ class Datasets:
         self._handles: OrderedDict[tuple[str, str], lance.LanceDataset] = OrderedDict()
         self._lock = threading.Lock()
 
-    def writer(self, location: str, options: Mapping[str, str], branch: str | None = None) -> lance.LanceDataset:
-        """A handle of the latest version that the caller alone owns, and may write through.
+    def writer(
+        self, location: str, options: Mapping[str, str], branch: str | None = None, road: Road | None = None
+    ) -> lance.LanceDataset:
+        """A handle of the latest version that the caller alone owns, and may write through; its commits take `road`.
 
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
         with lance_errors():
-            dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
+            if road is None:
+                dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
+            else:
+                dataset = lance.dataset(
+                    namespace_client=road.client, table_id=list(road.table_id), session=self.session
+                )
             if not branch or branch == MAIN_BRANCH:
                 return dataset
             return dataset.checkout_version((branch, None))

@@ -11,7 +11,8 @@ from uuid import uuid4
 
 import lance
 from lance.fragment import write_fragments
-from lance_namespace.errors import TableAlreadyExistsError
+from lance_namespace import CreateTableVersionRequest
+from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance.fragment import FragmentMetadata
 
+    from tiltyard.storage.files import Files
+    from tiltyard.storage.road import Road
     from tiltyard.storage.storage import Storage
 
 Rows = Any  # a table or a reader of record batches
@@ -56,13 +59,17 @@ def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[st
 
 
 def publish_first(
-    storage: Storage, location: str, transaction: lance.Transaction, stable_row_ids: bool = False
+    storage: Storage,
+    location: str,
+    transaction: lance.Transaction,
+    road: Road | None = None,
+    stable_row_ids: bool = False,
 ) -> None:
     """Make written rows the first version of a table: of several writers exactly one succeeds.
 
     Lance's own creation is not exclusive: who finds the first version of another while committing overwrites it. So
-    the manifest is made in a folder of its own, and moved to its place only if none is there.
-    Raises TableAlreadyExistsError.
+    the manifest is made in a folder of its own, and moved to its place only if none is there; on a road, the catalog
+    decides who was first. Raises TableAlreadyExistsError.
     """
     files = storage.files(location)
     staging = f"{location}/_creating-{uuid4().hex}"
@@ -80,11 +87,26 @@ def publish_first(
             manifest = next(name for name in files.names(f"{staging}/_versions") if name.endswith(".manifest"))
             content = files.read(f"{staging}/_versions/{manifest}")
             reach(Point.BEFORE_RECORD)
-            if not files.write_new(f"{location}/_versions/{manifest}", content):
+            if road is not None:
+                _commit_first(files, road, f"{location}/_versions/{manifest}-{uuid4()}", content)
+            elif not files.write_new(f"{location}/_versions/{manifest}", content):
                 raise TableAlreadyExistsError("There is a table at this location already.")
             reach(Point.AFTER_FINALIZE)
         finally:
             files.delete_folder(staging)
+
+
+def _commit_first(files: Files, road: Road, staged: str, content: bytes) -> None:
+    files.write_new(staged, content)
+    try:
+        road.client.create_table_version(
+            CreateTableVersionRequest(
+                id=list(road.table_id), version=1, manifest_path=staged, manifest_size=len(content)
+            )
+        )
+    except ConcurrentModificationError as error:
+        files.delete([staged])
+        raise TableAlreadyExistsError("There is a table at this location already.") from error
 
 
 def fragments_of(transaction: lance.Transaction) -> list[FragmentMetadata]:

@@ -91,7 +91,7 @@ def _append(target: Target, additions: Sequence[Addition], patience: Patience) -
     brought = [fragment for addition in additions for fragment in addition.fragments]
     versions = [addition.read_version for addition in additions if addition.fragments]
     while True:
-        dataset = target.dataset()
+        dataset = target.to_commit()
         with lance_errors(dataset):
             written = _write(target, additions, dataset)
             try:

@@ -13,6 +13,7 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.store import TableRecord, UnitOfWork, VersionRecord
+from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.opening import table_id
 from tiltyard.tables.version_commits import (
     branch_key,
@@ -89,10 +90,16 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
+    managed = new_is_managed(batch.ctx, path, request.properties)
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
         record = catalog.insert_table(
-            path, location, request.properties or {}, declared=True, registered=bool(request.location)
+            path,
+            location,
+            request.properties or {},
+            managed=managed,
+            declared=True,
+            registered=bool(request.location),
         )
         return models.CommitTableResult(
             declare_table=models.DeclareTableResponse(

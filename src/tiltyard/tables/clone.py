@@ -9,6 +9,7 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING
+from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.opening import table_id
 
 LEASE_MS = 60 * 60 * 1000
@@ -37,7 +38,8 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
         with lance_errors(source):
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
-        record = ctx.store.insert_table(path, location, {}, in_creation=True)
+        managed = new_is_managed(ctx, path, None)
+        record = ctx.store.insert_table(path, location, {}, managed=managed, in_creation=True)
     except BaseException:
         ctx.store.doom(location, ctx.clock(), CREATING)
         raise

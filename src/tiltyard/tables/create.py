@@ -25,6 +25,7 @@ from tiltyard.storage.writing import discard, fragments_of, publish_first, write
 from tiltyard.store import CREATING
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import overwrite
+from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.opening import table_id
 from tiltyard.tables.target import Target
 
@@ -135,7 +136,8 @@ def _write_first(target: Target, wanted: Wanted) -> None:
     with incoming.errors():
         first = write_first(storage, target.location, incoming.reader(), wanted.options)
     try:
-        publish_first(storage, target.location, first, wanted.options.get("enable_stable_row_ids", False))
+        stable_row_ids = wanted.options.get("enable_stable_row_ids", False)
+        publish_first(storage, target.location, first, target.road, stable_row_ids)
     except BaseException:
         discard(storage, target.location, fragments_of(first))
         raise
@@ -151,7 +153,8 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
     try:
         version = _write_new(ctx, location, wanted)
         reach(Point.BEFORE_RECORD)
-        record = ctx.store.insert_table(path, location, wanted.properties or {}, in_creation=True)
+        managed = new_is_managed(ctx, path, wanted.properties)
+        record = ctx.store.insert_table(path, location, wanted.properties or {}, managed=managed, in_creation=True)
     except BaseException as error:
         _sweep(ctx, location)
         if not isinstance(error, TableAlreadyExistsError) or wanted.mode is CreateMode.CREATE:
@@ -209,7 +212,8 @@ def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTabl
     """A table where the client wants it: declared first, so that no two can have the same location."""
     if not ctx.storage.is_empty(location):
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
-    record = ctx.store.insert_table(wanted.path, location, wanted.properties or {}, declared=True)
+    managed = new_is_managed(ctx, wanted.path, wanted.properties)
+    record = ctx.store.insert_table(wanted.path, location, wanted.properties or {}, managed=managed, declared=True)
     try:
         return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))
     except BaseException:

@@ -17,6 +17,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.index_kinds import IndexType
 from tiltyard.tables.index_vectors import VectorColumn, model_of_few
+from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:
     import lance
@@ -57,7 +58,7 @@ def build_index(ctx: Context, running: Job) -> Mapping[str, str]:
     order = IndexOrder(**running.payload)
     if newer := _newer_order(ctx, running, order):
         return {"superseded_by": newer}
-    dataset = ctx.storage.datasets.writer(order.location, ctx.storage.options(order.location), order.branch)
+    dataset = open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), order.branch)
     built = ctx.store.describe_transaction(running.id).properties.get("index_uuid")
     if not _has_segment(dataset, order.name, built):
         _build(dataset, order, running)

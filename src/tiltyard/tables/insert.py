@@ -25,7 +25,7 @@ from tiltyard.tables.appends import append_fragments, append_rows
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.multipart import insert_part
-from tiltyard.tables.opening import find_table
+from tiltyard.tables.opening import find_table, open_to_commit
 from tiltyard.tables.target import Patience, Target
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _begin(target: Target, incoming: Incoming, rows: pa.Table | None) -> tuple[i
         return None
     fragments = fragments_of(first)
     try:
-        publish_first(storage, location, first)
+        publish_first(storage, location, first, target.road)
     except TableAlreadyExistsError:
         dataset = target.dataset()
         if has_schema(dataset, incoming.schema) and fragments:
@@ -112,7 +112,7 @@ def _adopt_columns(target: Target, incoming: Incoming) -> lance.LanceDataset:
     """Give a table that was created from an empty stream the columns of its first rows."""
     storage = target.ctx.storage
     with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
-        dataset = storage.datasets.writer(target.location, storage.options(target.location), target.branch)
+        dataset = open_to_commit(target.ctx, target.record, target.branch)
         if not dataset.schema.names:
             with lance_errors(dataset):
                 dataset.add_columns(incoming.schema)
@@ -144,7 +144,6 @@ def _replace(target: Target, dataset: lance.LanceDataset, replacing: lance.Trans
     while True:
         try:
             with lance_errors(dataset):
-                return commit_overwrite(dataset, replacing)
+                return commit_overwrite(target.to_commit(), replacing)
         except ConcurrentModificationError as error:
             patience.or_raise(error)
-        dataset = target.dataset()

@@ -17,7 +17,7 @@ from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import append
-from tiltyard.tables.opening import find_table
+from tiltyard.tables.opening import find_table, open_to_commit
 from tiltyard.tables.target import Patience, Target
 
 if TYPE_CHECKING:
@@ -140,9 +140,8 @@ def _execute(target: Target, incoming: Incoming, merge: Merge) -> models.MergeIn
     """The merge, tried again after conflicts for as long as its time lasts; a streamed body cannot be read again."""
     rows = incoming.table() if incoming.is_small else None
     patience = Patience(merge.seconds)
-    storage = target.ctx.storage
     while True:
-        dataset = storage.datasets.writer(target.location, storage.options(target.location), target.branch)
+        dataset = open_to_commit(target.ctx, target.record, target.branch)
         fitting = _fitting(merge, incoming.schema, dataset)
         with incoming.errors(dataset):
             source = incoming.reader(fitting) if rows is None else fitting.table(rows)

@@ -184,7 +184,7 @@ def _commit(target: Target, upload_id: str, parts: Sequence[UploadPart]) -> int:
     )
     if kind == FIRST:
         try:
-            publish_first(target.ctx.storage, target.location, replacing)
+            publish_first(target.ctx.storage, target.location, replacing, target.road)
             return target.written(1)
         except TableAlreadyExistsError:
             if not has_schema(target.dataset(), schema):
@@ -194,7 +194,7 @@ def _commit(target: Target, upload_id: str, parts: Sequence[UploadPart]) -> int:
     read_version = min(part.fragments["version"] for part in parts)
     patience = Patience(target.ctx.settings.conflict_timeout)
     while True:
-        dataset = target.dataset()
+        dataset = target.to_commit()
         try:
             with lance_errors(dataset):
                 if kind == InsertMode.OVERWRITE:

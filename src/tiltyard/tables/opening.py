@@ -59,5 +59,10 @@ def open_for_reading(
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:
     """A table with a handle of its own, to commit through. Raises what `open_for_reading` raises."""
     record = find_table(ctx, names)
+    return OpenTable(record, open_to_commit(ctx, record, branch))
+
+
+def open_to_commit(ctx: Context, record: TableRecord, branch: str | None) -> lance.LanceDataset:
+    """A handle of a table's latest version whose commits take the way they have to take. Raises as above."""
     storage = ctx.storage
-    return OpenTable(record, storage.datasets.writer(record.location, storage.options(record.location), branch))
+    return storage.datasets.writer(record.location, storage.options(record.location), branch, ctx.road(record))

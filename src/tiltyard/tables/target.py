@@ -13,6 +13,7 @@ from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import is_conflict
 from tiltyard.store import DROPPED
+from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.storage.road import Road
     from tiltyard.store import TableRecord
 
 _FIRST_PAUSE = 0.005
@@ -40,6 +42,11 @@ class Target:
         return self.record.location
 
     @property
+    def road(self) -> Road | None:
+        """Which way commits take."""
+        return self.ctx.road(self.record)
+
+    @property
     def key(self) -> str:
         """What identifies the line of versions that a commit extends."""
         return f"{self.location}#{self.branch or MAIN_BRANCH}"
@@ -51,6 +58,10 @@ class Target:
         """
         storage = self.ctx.storage
         return storage.datasets.reader(self.location, storage.options(self.location), self.branch)
+
+    def to_commit(self) -> lance.LanceDataset:
+        """The latest version, as a handle to commit through. Raises as `dataset` does."""
+        return open_to_commit(self.ctx, self.record, self.branch) if self.record.managed else self.dataset()
 
     def dataset_if_written(self) -> lance.LanceDataset | None:
         """The latest version, or None for a table that is only declared. Raises as `dataset` does."""
@@ -64,9 +75,12 @@ class Target:
     def committed(self, dataset: lance.LanceDataset) -> int:
         """Share the handle of a new version, note that the table has data, and return the version.
 
+        A handle that commits through the catalog asks it for every read as well, so it is not shared.
+
         Raises TableNotFoundError for the first version of a table that was dropped meanwhile.
         """
-        self.ctx.storage.datasets.keep(self.location, self.branch, dataset)
+        if not self.record.managed:
+            self.ctx.storage.datasets.keep(self.location, self.branch, dataset)
         return self.written(int(dataset.version))
 
     def written(self, version: int) -> int:

@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
+    TableBranchNotFoundError,
     TableNotFoundError,
 )
 
@@ -48,11 +49,14 @@ def create_table_version(ctx: Context, request: models.CreateTableVersionRequest
     ConcurrentModificationError (somebody else has the version).
     """
     table = find_table(ctx, request.id)
-    new = staged_version(ctx, table, request)
+    return models.CreateTableVersionResponse(version=wire_version(table, commit_staged(ctx, table, request)))
+
+
+def commit_staged(ctx: Context, table: TableRecord, entry: Entry) -> VersionRecord:
+    """Record a staged manifest as a version, and make it final. Raises what CreateTableVersion raises."""
+    new = staged_version(ctx, table, entry)
     reach(Point.BEFORE_RECORD)
-    record, inserted = ctx.store.record_version(new)
-    check_same(new, record, inserted)
-    return models.CreateTableVersionResponse(version=wire_version(table, finalize(ctx, table, record)))
+    return finalize(ctx, table, check_same(new, *ctx.store.record_version(new)))
 
 
 @operation
@@ -157,17 +161,22 @@ def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None)
     if latest is None:
         record = ctx.store.table_by_id(new.table_id)
         latest = _latest_at(ctx, record, entry.branch)
+    if latest is None:
+        return  # a branch begins at the version it leaves main, and is listed once it has that
     if new.version > latest + 1:
         raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
     if new.version <= latest and not _is_recorded(ctx, new):
         raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase on {latest}.")
 
 
-def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int:
+def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
+    """The latest version of a branch on storage: 0 without data, None for a branch that is just being made."""
     try:
         dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
     except InvalidTableStateError:  # nothing but what is staged
         return 0
+    except TableBranchNotFoundError:
+        return None
     return int(dataset.version)
 
 

@@ -14,7 +14,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.tables.committing import commit
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.version_commits import finalize_pending
+from tiltyard.tables.version_commits import branch_key, finalize_pending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.storage.files import FileStat
+    from tiltyard.store import TableRecord, VersionRecord
 
 
 _FEW = 16
@@ -38,20 +39,35 @@ def _find_manifest(ctx: Context, location: str, branch: str | None, version: int
     return None
 
 
-def _version(ctx: Context, location: str, branch: str | None, entry: Any) -> models.TableVersion:
-    """One version as clients see it: the path has no scheme, as object stores name files."""
+def _version(ctx: Context, table: TableRecord, branch: str | None, entry: Any) -> models.TableVersion:
+    """One version as clients see it: the path has no scheme, as object stores name files.
+
+    What a client said of it when it committed it is given back, besides what Lance knows.
+    """
+    location = table.location
     manifest = _find_manifest(ctx, location, branch, entry["version"])
     if manifest is None:
         raise TableVersionNotFoundError(f"No version {entry['version']}: it has just been cleaned up.")
     path, found = manifest
+    told = _told(ctx, table, branch, entry["version"])
     return models.TableVersion(
         version=entry["version"],
         manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
         manifest_size=found.size,
-        e_tag=found.e_tag,
+        e_tag=(told and told.e_tag) or found.e_tag,
         timestamp_millis=int(entry["timestamp"].timestamp() * 1000),
-        metadata={str(key): str(value) for key, value in entry["metadata"].items()},
+        metadata={str(key): str(value) for key, value in entry["metadata"].items()} | (told.metadata if told else {}),
     )
+
+
+def _told(ctx: Context, table: TableRecord, branch: str | None, version: int) -> VersionRecord | None:
+    """The record of a version that was committed through the catalog."""
+    if not table.managed:
+        return None
+    try:
+        return ctx.store.describe_version(table.id, version, branch_key(branch))
+    except TableVersionNotFoundError:
+        return None
 
 
 @operation
@@ -63,11 +79,15 @@ def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) 
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
-    record = find_table(ctx, request.id)
-    finalize_pending(ctx, record.id)
-    try:
-        dataset = open_for_reading(ctx, request.id, branch=request.branch).dataset
-    except InvalidTableStateError:
+    return list_versions(ctx, find_table(ctx, request.id), request)
+
+
+def list_versions(
+    ctx: Context, record: TableRecord, request: models.ListTableVersionsRequest
+) -> models.ListTableVersionsResponse:
+    """What ListTableVersions answers for a table. Raises TableBranchNotFoundError, InvalidInputError."""
+    dataset = _settled(ctx, record, request.branch)
+    if dataset is None:
         return models.ListTableVersionsResponse(versions=[])
     down = bool(request.descending)
 
@@ -83,7 +103,7 @@ def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) 
     with lance_errors(dataset):
         entries = _entries(dataset, request.branch, page)
     return models.ListTableVersionsResponse(
-        versions=[_version(ctx, record.location, request.branch, entry) for entry in entries], page_token=token
+        versions=[_version(ctx, record, request.branch, entry) for entry in entries], page_token=token
     )
 
 
@@ -110,15 +130,30 @@ def describe_table_version(
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, TableBranchNotFoundError.
     """
-    record = find_table(ctx, request.id)
+    found = describe_version(ctx, find_table(ctx, request.id), request.branch, request.version)
+    if found is None:
+        raise TableVersionNotFoundError("This table has no versions yet: it is only declared.")
+    return models.DescribeTableVersionResponse(version=found)
+
+
+def describe_version(
+    ctx: Context, record: TableRecord, branch: str | None, version: int | None
+) -> models.TableVersion | None:
+    """One version of a table, the latest without a number; None if it is only declared. Raises as the operation."""
+    dataset = _settled(ctx, record, branch, version)
+    return None if dataset is None else _version(ctx, record, branch, dataset.get_version())
+
+
+def _settled(
+    ctx: Context, record: TableRecord, branch: str | None, version: int | None = None
+) -> lance.LanceDataset | None:
+    """A table after all recorded commits; None without data."""
     finalize_pending(ctx, record.id)
     try:
-        dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
-    except InvalidTableStateError as error:
-        raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
-    return models.DescribeTableVersionResponse(
-        version=_version(ctx, record.location, request.branch, dataset.get_version())
-    )
+        options = ctx.storage.options(record.location)
+        return ctx.storage.datasets.reader(record.location, options, branch, version)
+    except InvalidTableStateError:
+        return None
 
 
 @operation

@@ -1,0 +1,180 @@
+"""Managed versioning: pylance and lancedb write by themselves, the server commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import lance
+import lance.namespace as rust
+import pyarrow as pa
+import pytest
+
+from tests.conformance.cases import World
+from tests.conformance.conftest import Raw
+from tests.conformance.test_catalog import code
+
+Fresh = Callable[[str], str]
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
+
+
+@pytest.fixture
+def made(rest: rust.RestNamespace, fresh: Fresh) -> list[str]:
+    """A table that pylance wrote through the server's namespace."""
+    table_id = [fresh("m")]
+    lance.write_dataset(ROWS, namespace_client=rest, table_id=table_id)
+    return table_id
+
+
+def opened(rest: Any, table_id: list[str], **options: Any) -> lance.LanceDataset:
+    return lance.dataset(namespace_client=rest, table_id=table_id, **options)
+
+
+def plain(server: Any, rest: Any, table_id: list[str]) -> lance.LanceDataset:
+    """The same table without the server."""
+    location = rest.describe_table(rust.DescribeTableRequest(id=table_id)).location
+    return lance.dataset(location, storage_options=server.options)
+
+
+def test_describe_says_that_tables_are_managed(raw: Raw, made: list[str]) -> None:
+    assert raw.post(f"/v1/table/{made[0]}/describe").json()["managed_versioning"] is True
+
+
+def test_create_and_append_are_committed_and_readable_without_the_server(rest: Any, server: Any, made: Any) -> None:
+    lance.write_dataset(ROWS, namespace_client=rest, table_id=made, mode="append")
+    assert opened(rest, made).count_rows() == 6
+    assert plain(server, rest, made).count_rows() == 6
+    assert [entry["version"] for entry in plain(server, rest, made).versions()] == [1, 2]
+
+
+def test_overwrite_delete_update_and_merge_are_versions(rest: Any, server: Any, made: Any) -> None:
+    lance.write_dataset(ROWS.slice(1), namespace_client=rest, table_id=made, mode="overwrite")
+    dataset = opened(rest, made)
+    dataset.delete("id = 2")
+    dataset.update({"text": "'z'"}, where="id = 3")
+    dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(ROWS)
+    assert opened(rest, made).version == 5 == plain(server, rest, made).version
+    assert sorted(opened(rest, made).to_table()["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_columns_and_indices_by_the_client(rest: Any, made: Any) -> None:
+    dataset = opened(rest, made)
+    dataset.add_columns({"twice": "id * 2"})
+    dataset.create_scalar_index("id", "BTREE")
+    again = opened(rest, made)
+    assert again.schema.names == ["id", "text", "twice"]
+    assert [index.name for index in again.describe_indices()] == ["id_idx"]
+
+
+def test_time_travel_and_tags_by_the_client(rest: Any, made: Any) -> None:
+    opened(rest, made).delete("id = 1")
+    assert opened(rest, made, version=1).count_rows() == 3
+    dataset = opened(rest, made)
+    dataset.tags.create("first", 1)
+    assert dataset.checkout_version("first").count_rows() == 3
+
+
+def test_branch_by_the_client_keeps_its_own_versions(rest: Any, raw: Raw, made: Any) -> None:
+    branch = opened(rest, made).create_branch("try")
+    branch.delete("id = 1")
+    assert opened(rest, made).count_rows() == 3
+    assert raw.post(f"/v1/table/{made[0]}/count_rows", {"branch": "try"}).text == "2"
+    listed = raw.post(f"/v1/table/{made[0]}/version/list?branch=try&descending=true&limit=1").json()["versions"]
+    assert listed[0]["version"] == 2
+
+
+def test_server_and_clients_extend_one_line_of_versions(rest: Any, remote: Any, made: Any) -> None:
+    served = remote.open_table(made[0])
+    served.add(ROWS)
+    lance.write_dataset(ROWS, namespace_client=rest, table_id=made, mode="append")
+    served.delete("id = 1")
+    assert opened(rest, made).count_rows() == 6 == served.count_rows()
+    assert opened(rest, made).version == 4
+
+
+def test_concurrent_writers_rebase_and_lose_nothing(rest: Any, remote: Any, server: Any, made: Any) -> None:
+    def write(number: int) -> None:
+        rows = pa.table({"id": pa.array([100 + number], pa.int64()), "text": [f"w{number}"]})
+        if number % 2:
+            remote.open_table(made[0]).add(rows)
+        else:
+            client = rust.RestNamespace(uri=server.url)
+            lance.write_dataset(rows, namespace_client=client, table_id=made, mode="append")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(24)))
+    found = sorted(opened(rest, made).to_table()["id"].to_pylist())
+    assert found == [1, 2, 3, *range(100, 124)]
+    assert plain(server, rest, made).count_rows() == 27
+
+
+def test_create_version_twice_is_one_commit_and_another_manifest_a_conflict(raw: Raw, server: Any) -> None:
+    world = World(raw, server.options)
+    table = world.table()
+    first, other = world.staged(table), world.staged(table)
+    assert raw.post(f"/v1/table/{table[0]}/version/create", first).status_code == 200
+    assert raw.post(f"/v1/table/{table[0]}/version/create", first).status_code == 200
+    assert code(raw.post(f"/v1/table/{table[0]}/version/create", other)) == (409, 14)
+    assert world.count(table) == 2
+
+
+def test_create_version_refuses_what_is_no_next_manifest_of_the_table(raw: Raw, server: Any) -> None:
+    world = World(raw, server.options)
+    table, stranger = world.table(), world.table()
+    foreign = world.staged(stranger)
+    where = f"/v1/table/{table[0]}/version/create"
+    assert code(raw.post(where, foreign)) == (400, 13)
+    good = world.staged(table)
+    for change in (
+        {"version": good["version"] + 1},
+        {"version": 0},
+        {"manifest_path": good["manifest_path"] + "x"},
+        {"manifest_path": "../../etc/passwd"},
+        {"manifest_path": good["manifest_path"].replace("_versions", "data")},
+        {"naming_scheme": "V9"},
+    ):
+        assert code(raw.post(where, good | change)) == (400, 13), change
+    assert raw.post(where, good).status_code == 200
+
+
+def test_create_version_gives_back_what_was_said_of_it(raw: Raw, server: Any) -> None:
+    world = World(raw, server.options)
+    table = world.table()
+    entry = {**world.staged(table), "metadata": {"job": "nightly"}}
+    assert raw.post(f"/v1/table/{table[0]}/version/create", entry).status_code == 200
+    described = raw.post(f"/v1/table/{table[0]}/version/describe", {"version": entry["version"]}).json()["version"]
+    assert described["metadata"]["job"] == "nightly" and described["manifest_size"] == entry["manifest_size"]
+    assert described["manifest_path"].endswith(f"{2**64 - 1 - entry['version']}.manifest")
+
+
+@pytest.mark.parametrize("where", ["table", "namespace"])
+def test_managed_versioning_is_off_where_a_property_says_so(raw: Raw, namespace: str, where: str) -> None:
+    off = {"properties": {"tiltyard.managed_versioning": "false"}}
+    raw.post(f"/v1/namespace/{namespace}$inner/create", off if where == "namespace" else {})
+    name = f"{namespace}$inner$t"
+    made = raw.post(f"/v1/table/{name}/declare", off if where == "table" else {}).json()
+    assert made["managed_versioning"] is False
+    assert raw.post(f"/v1/table/{name}/describe").json()["managed_versioning"] is False
+    wrong = {"properties": {"tiltyard.managed_versioning": "perhaps"}}
+    assert code(raw.post(f"/v1/table/{namespace}$inner$u/declare", wrong)) == (400, 13)
+
+
+def test_registered_tables_are_unmanaged_unless_asked(raw: Raw, server: Any) -> None:
+    world = World(raw, server.options)
+    for properties, managed in (({}, False), ({"tiltyard.managed_versioning": "true"}, True)):
+        table = world.table()
+        location = world.describe(table)["location"]
+        world.post(f"/v1/table/{table[0]}/deregister")
+        again = [world.name("again")]
+        world.post(f"/v1/table/{again[0]}/register", {"location": location, "properties": properties})
+        assert world.describe(again)["managed_versioning"] is managed
+        assert raw.post(f"/v1/table/{again[0]}/delete", {"predicate": "id = 1"}).json()["version"] == 2
+
+
+def test_commit_round_the_server_is_found(rest: Any, server: Any, raw: Raw, made: Any) -> None:
+    """A client that writes by the table's location alone never tells the server."""
+    plain(server, rest, made).delete("id = 1")
+    assert opened(rest, made).count_rows() == 2
+    lance.write_dataset(ROWS, namespace_client=rest, table_id=made, mode="append")
+    assert raw.post(f"/v1/table/{made[0]}/count_rows").text == "5"

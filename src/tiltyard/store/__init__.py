@@ -2,13 +2,16 @@
 
 from tiltyard.store.folders import CREATING, DROPPED
 from tiltyard.store.records import (
+    Claim,
     DoomedFolder,
     DroppedNamespace,
     ListedTable,
     NamespaceRecord,
+    NewRequest,
     NewVersion,
     Path,
     Properties,
+    RequestRecord,
     TableRecord,
     TransactionRecord,
     UploadPart,
@@ -21,13 +24,16 @@ from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_cl
 __all__ = [
     "CREATING",
     "DROPPED",
+    "Claim",
     "DoomedFolder",
     "DroppedNamespace",
     "ListedTable",
     "NamespaceRecord",
+    "NewRequest",
     "NewVersion",
     "Path",
     "Properties",
+    "RequestRecord",
     "Store",
     "StoreVersionError",
     "TableRecord",

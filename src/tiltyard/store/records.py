@@ -199,6 +199,63 @@ class UploadPart:
         return cls(upload_id, part_id, json.loads(fragments), num_rows, created_at)
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run a request with a key: its id, the server that holds the lease, and which attempt this is."""
+
+    id: str
+    owner: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request with a key, as it arrives; `fingerprint` is None while the body is still coming."""
+
+    id: str
+    scope: str
+    fingerprint: str | None
+    owner: str
+    lease_ms: int
+    memory_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A request with a key: running while `status` is None. `version` is what it has committed to a table's branch."""
+
+    id: str
+    scope: str
+    fingerprint: str | None
+    owner: str
+    lease_until: int
+    attempts: int
+    status: int | None
+    body: str | None
+    table_id: int | None
+    branch: str | None
+    version: int | None
+    heard: bool
+    created_at: int
+    expires_at: int
+
+    COLUMNS = (
+        "id, scope, fingerprint, owner, lease_until, attempts, status, body,"
+        " table_id, branch, version, heard, created_at, expires_at"
+    )
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> RequestRecord:
+        """Read a row of COLUMNS."""
+        *head, heard, created_at, expires_at = row
+        return cls(*head, bool(heard), created_at, expires_at)
+
+    @property
+    def claim(self) -> Claim:
+        """The right to run it, for whoever was given this record as its own."""
+        return Claim(self.id, self.owner, self.attempts)
+
+
 def encode(value: object) -> str:
     """Write JSON for a column; ASCII, so that no database minds what is in it."""
     return json.dumps(value, separators=(",", ":"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from tiltyard.store import schema
 from tiltyard.store.folders import Folders
+from tiltyard.store.idempotency import Requests
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.sqlite import SqliteDatabase
 from tiltyard.store.tables import Tables
@@ -27,7 +28,7 @@ from tiltyard.store.secrets import Secrets
 T = TypeVar("T")
 
 
-class UnitOfWork(Namespaces, Tables, Folders, Transactions, Versions, Uploads, Secrets):
+class UnitOfWork(Namespaces, Tables, Folders, Transactions, Versions, Uploads, Requests, Secrets):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""
 
     __slots__ = ()

@@ -1,0 +1,164 @@
+"""Requests with a key: each one is run once, and a repeat gets the answer of the first.
+
+A running one belongs to the server that holds its lease; a lease that ran out hands it to whoever repeats the request.
+A commit is noted in the transaction that makes it, and only while the lease is held: so of two servers that both
+believe they run a request, one commits.
+"""
+
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.store.records import Claim, NewRequest, RequestRecord
+from tiltyard.store.scope import Scope, reads, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+# An expired record is as good as none, one whose lease ran out is taken over with what is known of its commit.
+BEGIN = f"""
+    INSERT INTO requests ({RequestRecord.COLUMNS})
+    VALUES (?, ?, ?, ?, ?, 1, NULL, NULL, NULL, NULL, NULL, FALSE, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET
+        owner = excluded.owner, lease_until = excluded.lease_until, scope = excluded.scope,
+        fingerprint = CASE WHEN requests.expires_at <= excluded.created_at THEN excluded.fingerprint
+            ELSE COALESCE(excluded.fingerprint, requests.fingerprint) END,
+        status = NULL, body = NULL, heard = FALSE,
+        created_at = excluded.created_at, expires_at = excluded.expires_at,
+        attempts = CASE WHEN requests.expires_at <= excluded.created_at THEN 1 ELSE requests.attempts + 1 END,
+        table_id = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.table_id END,
+        branch = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.branch END,
+        version = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.version END
+    WHERE requests.lease_until <= excluded.created_at AND (
+        requests.expires_at <= excluded.created_at
+        OR (requests.status IS NULL AND requests.scope = excluded.scope
+            AND COALESCE(requests.fingerprint, excluded.fingerprint, '')
+                = COALESCE(excluded.fingerprint, requests.fingerprint, ''))
+    )
+    RETURNING {RequestRecord.COLUMNS}
+"""
+DESCRIBE = f"SELECT {RequestRecord.COLUMNS} FROM requests WHERE id = ?"
+UNHEARD = f"""
+    SELECT {RequestRecord.COLUMNS} FROM requests
+    WHERE NOT heard AND fingerprint = ? AND scope = ? AND created_at >= ? ORDER BY created_at, id
+"""
+TAKE_OVER = f"""
+    UPDATE requests SET owner = ?, lease_until = ?, attempts = attempts + 1
+    WHERE id = ? AND status IS NULL AND lease_until <= ? RETURNING {RequestRecord.COLUMNS}
+"""
+OURS = "WHERE id = ? AND owner = ? AND attempts = ? AND status IS NULL"
+FINISH = f"UPDATE requests SET status = ?, body = ?, fingerprint = ?, heard = ?, lease_until = 0 {OURS}"
+FORGET = f"DELETE FROM requests {OURS}"
+RELEASE = f"UPDATE requests SET lease_until = 0 {OURS}"
+IDENTIFY = f"UPDATE requests SET fingerprint = ? {OURS}"
+COMMITTED = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {OURS}"
+KEEP = "UPDATE requests SET lease_until = ? WHERE owner = ? AND status IS NULL AND lease_until > 0"
+HEAR = "UPDATE requests SET heard = ? WHERE id = ? AND heard <> ? AND status IS NOT NULL"
+SWEEP = """
+    DELETE FROM requests WHERE id IN (
+        SELECT id FROM requests WHERE expires_at <= ? AND lease_until <= ? ORDER BY expires_at LIMIT ?
+    )
+"""
+
+
+class Requests(Scope):
+    """The methods for requests with a key."""
+
+    __slots__ = ()
+
+    @writes
+    def begin_request(self, new: NewRequest) -> tuple[RequestRecord, bool]:
+        """Claim a request and return it with True; or, if it runs elsewhere or is done, what there is with False.
+
+        One whose lease ran out is claimed with `attempts` above 1: it may have committed already.
+        Raises ConcurrentModificationError if it is just being given up by another.
+        """
+        now = self._clock()
+        head = new.id, new.scope, new.fingerprint, new.owner, now + new.lease_ms
+        if row := self.connection.row(BEGIN, *head, now, now + new.memory_ms):
+            return RequestRecord.of(row), True
+        if row := self.connection.row(DESCRIBE, new.id):
+            return RequestRecord.of(row), False
+        raise ConcurrentModificationError("The first request with this key has just ended: try again.")
+
+    @writes
+    def claim_unheard(self, new: NewRequest, since_ms: int, but: Collection[str]) -> tuple[RequestRecord, bool] | None:
+        """Find a request like this one, under another key, whose client did not hear of its end; not one of `but`.
+
+        It is claimed, and returned with True, if its lease ran out; else it runs elsewhere, or is done.
+        """
+        now = self._clock()
+        for row in self.connection.rows(UNHEARD, new.fingerprint, new.scope, now - since_ms):
+            found = RequestRecord.of(row)
+            if found.id in but or found.id == new.id:
+                continue
+            if found.status is None and found.lease_until <= now:
+                taken = self.connection.row(TAKE_OVER, new.owner, now + new.lease_ms, found.id, now)
+                return (RequestRecord.of(taken), True) if taken else (found, False)
+            return found, False
+        return None
+
+    @reads
+    def describe_request(self, id_: str) -> RequestRecord | None:
+        """Return a request, or None if no such key is known."""
+        row = self.connection.row(DESCRIBE, id_)
+        return RequestRecord.of(row) if row else None
+
+    @writes
+    def identify_request(self, claim: Claim, fingerprint: str) -> None:
+        """Note what the body was, once it has all come. Raises ConcurrentModificationError if it is claimed anew."""
+        if not self.connection.change(IDENTIFY, fingerprint, *_ours(claim)):
+            raise _lost()
+
+    @writes
+    def mark_committed(self, claims: Iterable[Claim], table_id: int, branch: str, version: int) -> None:
+        """Note, in the transaction of a commit, which requests it fulfils.
+
+        Raises ConcurrentModificationError if one of them is claimed by another by now: it must not commit.
+        """
+        for claim in claims:
+            if not self.connection.change(COMMITTED, table_id, branch, version, *_ours(claim)):
+                raise _lost()
+
+    @writes
+    def finish_request(self, claim: Claim, status: int, body: str, fingerprint: str | None, heard: bool) -> bool:
+        """Keep the answer; whether the request was still ours."""
+        return bool(self.connection.change(FINISH, status, body, fingerprint, heard, *_ours(claim)))
+
+    @writes
+    def forget_request(self, claim: Claim) -> None:
+        """Let a repeat start afresh: this one changed nothing."""
+        self.connection.change(FORGET, *_ours(claim))
+
+    @writes
+    def release_request(self, claim: Claim) -> None:
+        """Let a repeat take over: this one ended, and may have committed."""
+        self.connection.change(RELEASE, *_ours(claim))
+
+    @writes
+    def keep_requests(self, owner: str, lease_ms: int) -> None:
+        """Extend the leases of all that a server runs."""
+        self.connection.change(KEEP, self._clock() + lease_ms, owner)
+
+    @writes
+    def hear_request(self, id_: str, heard: bool) -> bool:
+        """Note that a client took the answer, or that it did not after all; of several who try, one is told True."""
+        return bool(self.connection.change(HEAR, heard, id_, heard))
+
+    @writes
+    def sweep_requests(self, limit: int) -> int:
+        """Forget requests that have expired; return how many."""
+        now = self._clock()
+        return self.connection.change(SWEEP, now, now, limit)
+
+
+def _ours(claim: Claim) -> tuple[object, ...]:
+    return claim.id, claim.owner, claim.attempt
+
+
+def _lost() -> ConcurrentModificationError:
+    return ConcurrentModificationError("This request took so long that its repeat was begun: nothing was changed.")

@@ -1,0 +1,154 @@
+"""Requests with a key: claims, leases, answers, commits, on both databases."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.store import NewRequest
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import Claim, RequestRecord, Store
+
+LEASE, MEMORY = 10_000, 86_400_000
+NEW = NewRequest("k", "POST /v1/table/t/insert", "f", "one", LEASE, MEMORY)
+
+
+def begun(store: Store, new: NewRequest = NEW) -> Claim:
+    """Claim a request that is free."""
+    record, ours = store.begin_request(new)
+    assert ours
+    return record.claim
+
+
+def seen(store: Store, id_: str = "k") -> RequestRecord:
+    record = store.describe_request(id_)
+    assert record is not None
+    return record
+
+
+def test_begin_request_twice_gives_it_to_the_first(store: Store) -> None:
+    first, ours = store.begin_request(NEW)
+    assert ours and (first.status, first.attempts, first.heard) == (None, 1, False)
+    again, ours = store.begin_request(replace(NEW, owner="two"))
+    assert not ours and again == first
+
+
+def test_begin_request_by_many_at_once_gives_it_to_one(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: store.begin_request(replace(NEW, owner=f"o{n}"))[1], range(24)))
+    assert sum(found) == 1
+
+
+def test_begin_request_after_the_end_finds_the_answer(store: Store) -> None:
+    assert store.finish_request(begun(store), 200, '{"version":2}', "f", True)
+    record, ours = store.begin_request(NEW)
+    assert not ours and (record.status, record.body, record.heard) == (200, '{"version":2}', True)
+
+
+def test_begin_request_after_its_lease_takes_over_with_what_was_committed(store: Store, clock: Clock) -> None:
+    lost = begun(store)
+    store.mark_committed([lost], 7, "", 3)
+    clock.advance(LEASE)
+    record, ours = store.begin_request(replace(NEW, owner="two"))
+    assert ours and (record.attempts, record.table_id, record.branch, record.version) == (2, 7, "", 3)
+    assert not store.finish_request(lost, 200, "{}", "f", True)
+
+
+@pytest.mark.parametrize("other", [{"scope": "POST /v1/table/t/delete"}, {"fingerprint": "g"}])
+def test_begin_request_of_another_kind_never_takes_over(store: Store, clock: Clock, other: dict[str, str]) -> None:
+    begun(store)
+    clock.advance(LEASE)
+    record, ours = store.begin_request(replace(NEW, **other))
+    assert not ours and (record.scope, record.fingerprint) == (NEW.scope, "f")
+
+
+def test_begin_request_without_fingerprint_takes_over_and_keeps_it(store: Store, clock: Clock) -> None:
+    begun(store)
+    clock.advance(LEASE)
+    record, ours = store.begin_request(replace(NEW, fingerprint=None))
+    assert ours and record.fingerprint == "f"
+
+
+def test_begin_request_after_expiry_starts_afresh(store: Store, clock: Clock) -> None:
+    claim = begun(store)
+    store.mark_committed([claim], 7, "", 3)
+    store.finish_request(claim, 200, "{}", "f", True)
+    clock.advance(MEMORY)
+    record, ours = store.begin_request(replace(NEW, scope="POST /v1/table/u/insert"))
+    assert ours and (record.attempts, record.version, record.status) == (1, None, None)
+
+
+def test_forget_request_lets_the_repeat_start_afresh(store: Store) -> None:
+    store.forget_request(begun(store))
+    assert store.describe_request("k") is None
+    assert begun(store).attempt == 1
+
+
+def test_release_request_lets_the_repeat_take_over_at_once(store: Store) -> None:
+    store.release_request(begun(store))
+    assert begun(store).attempt == 2
+
+
+def test_keep_requests_extends_what_runs_and_nothing_released(store: Store, clock: Clock) -> None:
+    begun(store)
+    store.release_request(begun(store, replace(NEW, id="released")))
+    clock.advance(LEASE - 1)
+    store.keep_requests("one", LEASE)
+    clock.advance(LEASE - 1)
+    assert not store.begin_request(NEW)[1]
+    assert store.begin_request(replace(NEW, id="released"))[1]
+
+
+def test_mark_committed_after_a_takeover_refuses_the_commit(store: Store, clock: Clock) -> None:
+    lost = begun(store)
+    clock.advance(LEASE)
+    begun(store)  # by the same server: even then only one of the two commits
+    with pytest.raises(ConcurrentModificationError):
+        store.mark_committed([lost], 7, "", 3)
+
+
+def test_identify_request_notes_what_the_body_was(store: Store) -> None:
+    claim = begun(store, replace(NEW, fingerprint=None))
+    store.identify_request(claim, "late")
+    assert seen(store).fingerprint == "late"
+
+
+def test_claim_unheard_finds_the_same_request_under_another_key(store: Store, clock: Clock) -> None:
+    twin = replace(NEW, id="other", owner="two")
+    claim = begun(store)
+    found = store.claim_unheard(twin, 60_000, ())
+    assert found is not None and (found[0].id, found[1]) == ("k", False)
+    store.finish_request(claim, 200, "{}", "f", False)
+    assert store.claim_unheard(twin, 60_000, ["k"]) is None
+    assert store.claim_unheard(replace(twin, fingerprint="g"), 60_000, ()) is None
+    assert store.hear_request("k", True) and not store.hear_request("k", True)
+    assert store.claim_unheard(twin, 60_000, ()) is None
+    assert store.hear_request("k", False)
+    clock.advance(60_001)
+    assert store.claim_unheard(twin, 60_000, ()) is None
+
+
+def test_claim_unheard_after_a_lease_takes_over(store: Store, clock: Clock) -> None:
+    begun(store)
+    clock.advance(LEASE)
+    found = store.claim_unheard(replace(NEW, id="other", owner="two"), 60_000, ())
+    assert found is not None
+    record, ours = found
+    assert ours and (record.id, record.owner, record.attempts) == ("k", "two", 2)
+
+
+def test_sweep_requests_forgets_what_expired(store: Store, clock: Clock) -> None:
+    store.finish_request(begun(store), 200, "{}", "f", True)
+    clock.advance(MEMORY - 1)
+    begun(store, replace(NEW, id="young"))
+    assert store.sweep_requests(100) == 0
+    clock.advance(1)
+    assert store.sweep_requests(100) == 1
+    assert store.describe_request("k") is None
+    assert store.describe_request("young")

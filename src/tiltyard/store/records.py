@@ -247,8 +247,9 @@ class RequestRecord:
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> RequestRecord:
         """Read a row of COLUMNS."""
-        *head, heard, created_at, expires_at = row
-        return cls(*head, bool(heard), created_at, expires_at)
+        id_, scope, fingerprint, owner, lease_until, attempts, status, body, table_id, branch, version, heard, *times = row
+        head = id_, scope, fingerprint, owner, lease_until, attempts, status, body
+        return cls(*head, table_id, branch, version, bool(heard), *times)
 
     @property
     def claim(self) -> Claim:

@@ -14,6 +14,7 @@ import lance_namespace_urllib3_client as generated_client
 import lancedb
 import pytest
 
+import tiltyard
 from tests.services.postgres import find_binaries, postgres_server
 from tests.services.s3 import CREDENTIALS, s3_server
 from tests.services.server import ServerProcess
@@ -75,6 +76,13 @@ def generated(server: ServerProcess) -> generated_client.ApiClient:
 def rest(server: ServerProcess) -> lance.namespace.RestNamespace:
     """Client R: Rust, inside pylance."""
     return lance.namespace.RestNamespace(uri=server.url)
+
+
+@pytest.fixture(scope="session")
+def twin(server: ServerProcess) -> Iterator[tiltyard.Namespace]:
+    """The operations in this process, on the catalog of the running server."""
+    with tiltyard.Namespace(str(server.root), server.db, storage_options=server.options, jobs=0) as namespace:
+        yield namespace
 
 
 @pytest.fixture

@@ -100,6 +100,16 @@ def call_http(client: httpx.Client, case: Case, fields: Fields) -> Any:
     return json.loads(response.content, object_hook=Answer)
 
 
+def call_twin(namespace: Any, case: Case, fields: Fields) -> Any:
+    """Through `tiltyard.Namespace`, in this process."""
+    method = getattr(namespace, snake(case.operation))
+    try:
+        request = model(case.operation, fields)
+    except NoSuchCallError:
+        request = fields
+    return method(request) if case.body is None else method(request, case.body)
+
+
 def call_rust(client: rust.RestNamespace, case: Case, fields: Fields) -> Any:
     """Through `lance.namespace.RestNamespace`."""
     method = getattr(client, snake(case.operation), None)

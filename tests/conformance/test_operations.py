@@ -8,7 +8,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.conformance.cases import CASES, Case, World
-from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust
+from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust, call_twin
 from tiltyard.spec import operations
 
 UPSTREAM_ONLY_LATER = {"AlterTableBackfillColumns", "CreateMaterializedView", "RefreshMaterializedView"}
@@ -39,6 +39,12 @@ def test_operation_through_the_generated_client(world: World, generated: Any, ca
 def test_operation_by_plain_http(world: World, raw: Any, case: Case) -> None:
     fields = case.prepare(world)
     case.check(world, fields, call_http(raw.http, case, fields))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
+def test_operation_through_the_twin_in_process(world: World, twin: Any, case: Case) -> None:
+    fields = case.prepare(world)
+    case.check(world, fields, call_twin(twin, case, fields))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)

@@ -18,6 +18,7 @@ class ServerProcess:
 
     def __init__(self, root: Path | str, *flags: str, environ: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self.db = flags[flags.index("--db") + 1] if "--db" in flags else None
         self.options: dict[str, str] = json.loads((environ or {}).get("TILTYARD_STORAGE_OPTIONS", "{}"))
         self.log: list[str] = []
         self._flags = flags

@@ -1,0 +1,120 @@
+"""`tiltyard.Namespace`: the operations without a server, as a namespace for pylance and lancedb."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import lance_namespace
+import lancedb
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError, TableNotFoundError, UnsupportedOperationError
+
+import tiltyard
+from tests.services.server import ServerProcess
+
+ROWS = pa.table(
+    {"id": pa.array([1, 2, 3], pa.int64()), "vector": pa.array([[1.0, 0.0]] * 3, pa.list_(pa.float32(), 2))}
+)
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> Iterator[tiltyard.Namespace]:
+    """A catalog of its own, without any server."""
+    with tiltyard.Namespace(str(tmp_path)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["tiltyard", "tiltyard.Namespace", "tiltyard.twin.Namespace"])
+def test_connect_by_name_or_class_path(tmp_path: Path, name: str) -> None:
+    namespace: Any = lance_namespace.connect(name, {"root": str(tmp_path), "jobs": "0"})
+    namespace.create_namespace(lance_namespace.CreateNamespaceRequest(id=["n"]))
+    assert namespace.list_namespaces(lance_namespace.ListNamespacesRequest(id=[])).namespaces == ["n"]
+    namespace.close()
+
+
+def test_pylance_writes_and_reads_managed_tables(namespace: Any) -> None:
+    lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
+    lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"], mode="append")
+    dataset = lance.dataset(namespace_client=namespace, table_id=["t"])
+    dataset.delete("id = 1")
+    assert lance.dataset(namespace_client=namespace, table_id=["t"]).count_rows() == 4
+    assert namespace.count_table_rows(lance_namespace.CountTableRowsRequest(id=["t"])).count == 4
+    described = namespace.describe_table(lance_namespace.DescribeTableRequest(id=["t"]))
+    assert described.managed_versioning and lance.dataset(described.location).version == 3
+
+
+def test_lancedb_takes_it_as_its_namespace(tmp_path: Path) -> None:
+    db = lancedb.connect_namespace("tiltyard", {"root": str(tmp_path)})
+    table = db.create_table("t", ROWS)
+    table.add(ROWS)
+    assert db.open_table("t").search([1.0, 0.0]).limit(6).to_arrow().num_rows == 6
+
+
+def test_queued_work_runs_in_this_process(namespace: Any) -> None:
+    lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
+    request = lance_namespace.CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE")
+    made = namespace.create_table_scalar_index(request)
+    wanted = lance_namespace.DescribeTransactionRequest(id=[made.transaction_id])
+    until = time.monotonic() + 30
+    while namespace.describe_transaction(wanted).status != "Succeeded":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert len(lance.dataset(namespace_client=namespace, table_id=["t"]).describe_indices()) == 1
+
+
+def test_errors_are_those_of_the_specification(namespace: Any) -> None:
+    with pytest.raises(TableNotFoundError):
+        namespace.describe_table({"id": ["none"]})
+    with pytest.raises(InvalidInputError):
+        namespace.create_namespace({"id": ["n"], "mode": "Perhaps"})
+    with pytest.raises(InvalidInputError):
+        namespace.create_table({"id": ["t"]}, b"no arrow")
+    with pytest.raises(UnsupportedOperationError):
+        namespace.alter_table_backfill_columns({"id": ["t"], "column": "c"})
+
+
+def test_pickled_it_opens_the_same_catalog(namespace: Any) -> None:
+    lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
+    with pickle.loads(pickle.dumps(namespace)) as again:
+        assert again.list_tables({"id": []}).tables == ["t"]
+
+
+def test_next_to_a_running_server_each_sees_the_others_commits(
+    tmp_path: Path, until_stopped: Callable[[Any], Any]
+) -> None:
+    server = until_stopped(ServerProcess(tmp_path))
+    remote = lancedb.connect("db://x", api_key="none", host_override=server.url)
+    table = remote.create_table("t", ROWS)
+    with tiltyard.Namespace(str(tmp_path), jobs=0) as namespace:
+        lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"], mode="append")
+        assert table.count_rows() == 6
+        table.delete("id = 1")
+        assert lance.dataset(namespace_client=namespace, table_id=["t"]).count_rows() == 4
+
+
+def test_import_of_the_package_is_cheap() -> None:
+    """`tiltyard --help` must not wait for upstream's models."""
+    program = "import sys, tiltyard; sys.exit('lance_namespace' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.fixture
+def until_stopped() -> Iterator[Callable[[ServerProcess], ServerProcess]]:
+    """Stops a server at the end."""
+    servers: list[ServerProcess] = []
+
+    def keep(server: ServerProcess) -> ServerProcess:
+        servers.append(server)
+        return server
+
+    yield keep
+    for server in servers:
+        server.stop()

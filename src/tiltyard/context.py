@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from tiltyard.paging import Paging
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
-    from tiltyard.store import Store, TableRecord
+    from tiltyard.store import Claim, Store, TableRecord
 
 
 def straight(ctx: Context, record: TableRecord) -> Road | None:
     """Every commit goes straight to storage."""
     return None
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,16 @@ class Services:
 class Context:
     """One request: the services, and what came with it.
 
-    `entries` are the context entries of the specification; `clock` counts milliseconds since 1970.
+    `entries` are the context entries of the specification; `clock` counts milliseconds since 1970. `claims` are the
+    requests with a key that a commit made here fulfils (`docs/exactly-once.md`); `confirm` is called when the whole
+    body has come and before it is committed, and raises if it must not be.
     """
 
     services: Services
     request_id: str = ""
     entries: Mapping[str, str] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    confirm: Callable[[], None] = nothing
 
     @property
     def settings(self) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tiltyard.modes import TransactionStatus
@@ -247,9 +247,8 @@ class RequestRecord:
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> RequestRecord:
         """Read a row of COLUMNS."""
-        id_, scope, fingerprint, owner, lease_until, attempts, status, body, table_id, branch, version, heard, *times = row
-        head = id_, scope, fingerprint, owner, lease_until, attempts, status, body
-        return cls(*head, table_id, branch, version, bool(heard), *times)
+        record = cls(*row)
+        return replace(record, heard=bool(record.heard))
 
     @property
     def claim(self) -> Claim:

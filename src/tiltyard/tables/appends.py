@@ -5,7 +5,7 @@ A commit costs two to three milliseconds, whether it brings one row or a thousan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.writing import commit_append, discard, write_rows
+from tiltyard.storage.writing import commit_append, count_rows, discard, write_rows
 from tiltyard.tables.fitting import Fitting
+from tiltyard.tables.marks import marks
 from tiltyard.tables.target import Patience
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.storage.gathering import Waiting
+    from tiltyard.store import Claim
     from tiltyard.tables.target import Target
 
 
@@ -36,6 +38,12 @@ class Addition:
     schema: pa.Schema | None = None
     fragments: tuple[FragmentMetadata, ...] = ()
     read_version: int = 0
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it brings."""
+        return count_rows(self.fragments) if self.rows is None else self.rows.num_rows
 
 
 def append_rows(target: Target, rows: pa.Table, schema: pa.Schema) -> int:
@@ -43,7 +51,7 @@ def append_rows(target: Target, rows: pa.Table, schema: pa.Schema) -> int:
 
     Raises TableSchemaValidationError, ConcurrentModificationError, InvalidTableStateError, ServiceUnavailableError.
     """
-    return _submit(target, Addition(rows=rows, schema=schema))
+    return _submit(target, Addition(rows=rows, schema=schema, claims=target.ctx.claims))
 
 
 def append_fragments(
@@ -54,7 +62,8 @@ def append_fragments(
     Raises as `append_rows` does; ConcurrentModificationError, too, if the table was overwritten after `read_version`.
     """
     try:
-        return _submit(target, Addition(fragments=tuple(fragments), read_version=read_version))
+        target.ctx.confirm()
+        return _submit(target, Addition(None, None, tuple(fragments), read_version, target.ctx.claims))
     except BaseException:
         discard(target.ctx.storage, dataset.uri, fragments)
         raise
@@ -90,12 +99,16 @@ def _append(target: Target, additions: Sequence[Addition], patience: Patience) -
     """One commit of several additions, tried again after a conflict that goes away."""
     brought = [fragment for addition in additions for fragment in addition.fragments]
     versions = [addition.read_version for addition in additions if addition.fragments]
+    claims = tuple(claim for addition in additions for claim in addition.claims)
+    target = replace(target, ctx=replace(target.ctx, claims=claims))
+    properties = marks({claim.id: addition.num_rows for addition in additions for claim in addition.claims})
     while True:
         dataset = target.to_commit()
         with lance_errors(dataset):
             written = _write(target, additions, dataset)
             try:
-                return commit_append(dataset, [*brought, *written], min([dataset.version, *versions]), patience.left)
+                read_version = min([dataset.version, *versions])
+                return commit_append(dataset, [*brought, *written], read_version, patience.left, properties)
             except BaseException as error:
                 discard(target.ctx.storage, dataset.uri, written)
                 if brought and isinstance(error, CommitConflictError) and not error.retryable:

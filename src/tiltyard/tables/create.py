@@ -21,7 +21,7 @@ from tiltyard.ids import display
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.storage.writing import discard, fragments_of, publish_first, write_first
+from tiltyard.storage.writing import count_rows, discard, fragments_of, publish_first, write_first
 from tiltyard.store import CREATING
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import overwrite
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tiltyard.bodies import ArrowBody
     from tiltyard.context import Context
     from tiltyard.ids import Id
-    from tiltyard.store import TableRecord
+    from tiltyard.store import TableRecord, UnitOfWork
 
 log = logging.getLogger("tiltyard.tables")
 
@@ -135,6 +135,7 @@ def _write_first(target: Target, wanted: Wanted) -> None:
     incoming = Incoming(wanted.data)
     with incoming.errors():
         first = write_first(storage, target.location, incoming.reader(), wanted.options)
+    first.transaction_properties = target.marks(count_rows(fragments_of(first)))
     try:
         stable_row_ids = wanted.options.get("enable_stable_row_ids", False)
         publish_first(storage, target.location, first, target.road, stable_row_ids)
@@ -153,8 +154,7 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
     try:
         version = _write_new(ctx, location, wanted)
         reach(Point.BEFORE_RECORD)
-        managed = new_is_managed(ctx, path, wanted.properties)
-        record = ctx.store.insert_table(path, location, wanted.properties or {}, managed=managed, in_creation=True)
+        record = _enter(ctx, location, wanted, version)
     except BaseException as error:
         _sweep(ctx, location)
         if not isinstance(error, TableAlreadyExistsError) or wanted.mode is CreateMode.CREATE:
@@ -163,6 +163,19 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
             raise ConcurrentModificationError("Another request created this table just now: try again.") from error
         return _created(ctx, ctx.store.describe_table(path), None)
     return _created(ctx, record, version)
+
+
+def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRecord:
+    """Enter a written table into the catalog, together with the request that it fulfils."""
+    managed = new_is_managed(ctx, wanted.path, wanted.properties)
+
+    def work(catalog: UnitOfWork) -> TableRecord:
+        record = catalog.insert_table(wanted.path, location, wanted.properties or {}, managed=managed, in_creation=True)
+        if ctx.claims:
+            catalog.mark_committed(ctx.claims, record.id, "", version)
+        return record
+
+    return ctx.store.transact(work) if ctx.claims else work(ctx.store)
 
 
 def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
@@ -90,6 +91,7 @@ def _begin(target: Target, incoming: Incoming, rows: pa.Table | None) -> tuple[i
     except TableAlreadyExistsError:
         return None
     fragments = fragments_of(first)
+    first.transaction_properties = target.marks(count_rows(fragments))
     try:
         publish_first(storage, location, first, target.road)
     except TableAlreadyExistsError:
@@ -112,7 +114,8 @@ def _adopt_columns(target: Target, incoming: Incoming) -> lance.LanceDataset:
     """Give a table that was created from an empty stream the columns of its first rows."""
     storage = target.ctx.storage
     with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
-        dataset = open_to_commit(target.ctx, target.record, target.branch)
+        preparing = replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
+        dataset = open_to_commit(preparing, target.record, target.branch)
         if not dataset.schema.names:
             with lance_errors(dataset):
                 dataset.add_columns(incoming.schema)
@@ -144,6 +147,7 @@ def _replace(target: Target, dataset: lance.LanceDataset, replacing: lance.Trans
     while True:
         try:
             with lance_errors(dataset):
-                return commit_overwrite(target.to_commit(), replacing)
+                rows = count_rows(fragments_of(replacing))
+                return commit_overwrite(target.to_commit(), replacing, target.marks(rows))
         except ConcurrentModificationError as error:
             patience.or_raise(error)

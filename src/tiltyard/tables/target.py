@@ -13,6 +13,7 @@ from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import is_conflict
 from tiltyard.store import DROPPED
+from tiltyard.tables.marks import marks
 from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Target:
     def key(self) -> str:
         """What identifies the line of versions that a commit extends."""
         return f"{self.location}#{self.branch or MAIN_BRANCH}"
+
+    def marks(self, rows: int) -> dict[str, str]:
+        """Properties of a transaction that fulfils the request."""
+        return marks({claim.id: rows for claim in self.ctx.claims})
 
     def dataset(self) -> lance.LanceDataset:
         """The latest version, as a shared handle.

@@ -25,7 +25,7 @@ from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.manifests import NamingScheme, check_manifest, manifest_name, versions_folder
-from tiltyard.store import NewVersion, TableRecord, VersionRecord
+from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.opening import find_table, open_for_reading
 
 if TYPE_CHECKING:
@@ -56,7 +56,20 @@ def commit_staged(ctx: Context, table: TableRecord, entry: Entry) -> VersionReco
     """Record a staged manifest as a version, and make it final. Raises what CreateTableVersion raises."""
     new = staged_version(ctx, table, entry)
     reach(Point.BEFORE_RECORD)
-    return finalize(ctx, table, check_same(new, *ctx.store.record_version(new)))
+    return finalize(ctx, table, check_same(new, *_record(ctx, new)))
+
+
+def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
+    """Record a version together with the requests that it fulfils."""
+    if not ctx.claims:
+        return ctx.store.record_version(new)
+
+    def work(catalog: UnitOfWork) -> tuple[VersionRecord, bool]:
+        catalog.mark_committed(ctx.claims, new.table_id, new.branch, new.version)
+        record, inserted = catalog.record_version(new)
+        return check_same(new, record, inserted), inserted
+
+    return ctx.store.transact(work)
 
 
 @operation

@@ -24,6 +24,7 @@ ROWS: dict[str, Callable[[Ground], list[Result]]] = {
     "declare": catalog.declare,
     "create": catalog.create,
     "nearest": searches.nearest,
+    "nearest-ids": searches.nearest_ids,
     "equal": searches.equal,
     "count": searches.counting,
     "answer": searches.answer,

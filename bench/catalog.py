@@ -7,19 +7,21 @@ from itertools import count, repeat
 
 from bench import data
 from bench.data import NAMESPACE
-from bench.ground import MANY_TABLES, TABLES, Ground, Pair
+from bench.ground import MANY_TABLES, TABLES, Ground, Placed
 from bench.load import drive
 from bench.results import Result, at_least, at_most
-from bench.rounds import Requests, alternate
+from bench.rounds import Requests, Side, alternate
 from bench.wire import of_table, post, request
 
 _numbers = count()
 
 
 def _compare(
-    ground: Ground, title: tuple[str, str], requests: Requests, target: float | None, pair: Pair | None = None
+    ground: Ground, title: tuple[str, str], requests: Requests, target: float | None, pair: list[Placed] | None = None
 ) -> list[Result]:
-    ours, theirs = alternate(pair or ground.catalog, requests, ground.load(), ground.rounds)
+    ours, theirs = alternate(
+        (placed.server for placed in pair or ground.catalog), requests, ground.load(), ground.rounds
+    )
     row, what = title[0], f"{title[1]}, 32 connections"
     result = at_least(row, what, (ours.words(), f"RestAdapter: {theirs.words()}"), ours.rate / theirs.rate, target)
     return [result]
@@ -76,11 +78,8 @@ def create(ground: Ground) -> list[Result]:
 
 def scale(ground: Ground) -> list[Result]:
     """DescribeTable with 100,000 tables against the same with 1,000, both by Tiltyard."""
-    small, _ = ground.catalog
-    few = data.on_tables("describe", TABLES)
-    many = data.on_tables("describe", MANY_TABLES)
-    ours = alternate([ground.many], lambda: many, ground.load(), 0)[0]
-    base = alternate([small], lambda: few, ground.load(), 0)[0]
+    few, many = data.on_tables("describe", TABLES), data.on_tables("describe", MANY_TABLES)
+    ours, base = Side(ground.many.server), Side(ground.catalog[0].server)
     for _ in range(ground.rounds):
         base.take(lambda: few, ground.load())
         ours.take(lambda: many, ground.load())
@@ -92,7 +91,7 @@ def scale(ground: Ground) -> list[Result]:
 
 def memory(ground: Ground) -> list[Result]:
     """Memory of a worker with 100,000 tables, after it was asked about them."""
-    server = ground.many
+    server = ground.many.server
     for requests in (data.on_tables("describe", MANY_TABLES), data.on_tables("exists", MANY_TABLES)):
         drive(server.address, requests, ground.load())
     listed = request("GET", f"/v1/namespace/{NAMESPACE}/table/list?limit=1000")

@@ -24,8 +24,8 @@ ROWS = 100_000
 BATCH = 8_192
 SEED = 20_260_101
 NAMESPACE = "bench"
-VECTORS = "vectors"
-LARGE = "large"
+VECTORS = f"{NAMESPACE}$vectors"
+LARGE = f"{NAMESPACE}$large"
 
 Id = Callable[[str], str]
 """Where a table of the catalog is: its id from its name."""
@@ -80,9 +80,9 @@ def reader(total: int) -> pa.RecordBatchReader:
 
 def indexed_table(folder: Path) -> Path:
     """100,000 rows with IVF_PQ on the vectors and a BTREE on the ids; made once per work folder."""
-    target = folder / VECTORS
+    target = folder / "vectors"
     if not target.exists():
-        making = folder / f"{VECTORS}.making"
+        making = folder / "vectors.making"
         shutil.rmtree(making, ignore_errors=True)
         dataset = lance.write_dataset(reader(ROWS), str(making))
         dataset.create_index("vector", "IVF_PQ", num_partitions=256, num_sub_vectors=16)
@@ -93,7 +93,7 @@ def indexed_table(folder: Path) -> Path:
 
 def large_table(folder: Path, total: int) -> Path:
     """A table whose answer is large; made once per work folder."""
-    target = folder / LARGE
+    target = folder / "large"
     if not target.exists():
         lance.write_dataset(reader(total), str(target))
     return target
@@ -115,7 +115,7 @@ def stream_file(folder: Path, size: int) -> Path:
 
 def register(source: Path, root: Path, name: str, address: Address) -> None:
     """Give a server a table that is there: its files linked into the root, then registered."""
-    folder = f"{name}.lance"
+    folder = "registered.lance"
     shutil.copytree(source, root / folder, copy_function=_link)
     for location in (str(root / folder), folder):  # Tiltyard takes the whole path, RestAdapter one below its root
         try:
@@ -131,8 +131,8 @@ def _link(source: str, target: str) -> None:
     Path(target).hardlink_to(source)
 
 
-def nearest_queries(count: int = 1_000) -> list[dict[str, Any]]:
-    """Ten nearest rows, twenty partitions probed."""
+def nearest_queries(columns: list[str], count: int = 1_000) -> list[dict[str, Any]]:
+    """Ten nearest rows, twenty partitions probed (what lancedb asks for unless told)."""
     vectors = np.random.default_rng(SEED + 1).standard_normal((count, DIMENSION), dtype=np.float32)
     return [
         {
@@ -140,7 +140,7 @@ def nearest_queries(count: int = 1_000) -> list[dict[str, Any]]:
             "vector_column": "vector",
             "k": 10,
             "nprobes": 20,
-            "columns": {"column_names": ["id"]},
+            "columns": {"column_names": columns},
         }
         for vector in vectors
     ]

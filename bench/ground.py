@@ -19,11 +19,15 @@ ANSWER_ROWS = 960_000
 """Rows of 128 numbers, an id and a name: a little over 500 MB."""
 
 
-class Pair(NamedTuple):
-    """The two servers."""
+OURS, THEIRS, SHARING = "tiltyard", "peer", "peer-session"
+"""Tiltyard; RestAdapter as it comes; RestAdapter with one session that its requests share."""
 
-    ours: Server
-    theirs: Server
+
+class Placed(NamedTuple):
+    """A server, and the folder of its tables."""
+
+    server: Server
+    root: Path
 
 
 @dataclass
@@ -41,63 +45,55 @@ class Ground:
         """The load of a round."""
         return Load(connections, self.seconds)
 
-    def _start(self, name: str, *, ours: bool, session: bool = False) -> tuple[Server, Path]:
-        root = self.roots / name
-        root.mkdir(parents=True)
-        log = self.roots / f"{name}.log"
-        server = servers.tiltyard(root, log, self.workers) if ours else servers.peer(root, log, session=session)
+    def _start(self, name: str, kind: str, tables: int, place: data.Id = data.in_namespace) -> Placed:
+        root = self.roots / f"{name}-{kind}"
+        root.mkdir(parents=True, exist_ok=True)
+        log = self.roots / f"{name}-{kind}.log"
+        if kind == OURS:
+            server = servers.tiltyard(root, log, self.workers)
+        else:
+            server = servers.peer(root, log, session=kind == SHARING)
         self.stack.callback(server.stop)
-        return server, root
+        data.fill_catalog(server.address, tables, 32 if tables > TABLES else 8, place)
+        return Placed(server, root)
 
     @cached_property
-    def catalog(self) -> Pair:
+    def catalog(self) -> list[Placed]:
         """Both servers, each with 1,000 tables in one namespace."""
-        return self._catalog("catalog", data.in_namespace)
+        return [self._start("catalog", kind, TABLES) for kind in (OURS, THEIRS)]
 
     @cached_property
-    def root_catalog(self) -> Pair:
+    def root_catalog(self) -> list[Placed]:
         """Both servers, each with 1,000 tables in the root."""
-        return self._catalog("root-catalog", data.in_root)
-
-    def _catalog(self, name: str, place: data.Id) -> Pair:
-        pair = Pair(self._start(name, ours=True)[0], self._start(f"{name}-peer", ours=False)[0])
-        for server in pair:
-            data.fill_catalog(server.address, TABLES, connections=8, place=place)
-        return pair
+        return [self._start("root", kind, TABLES, data.in_root) for kind in (OURS, THEIRS)]
 
     @cached_property
-    def many(self) -> Server:
+    def many(self) -> Placed:
         """Tiltyard with 100,000 tables in one namespace."""
-        server, _ = self._start("many", ours=True)
-        data.fill_catalog(server.address, MANY_TABLES, connections=32)
-        return server
+        return self._start("many", OURS, MANY_TABLES)
 
     @cached_property
-    def vectors(self) -> list[Server]:
-        """Tiltyard, RestAdapter, and RestAdapter with a shared session, over the same indexed table."""
+    def vectors(self) -> list[Placed]:
+        """Tiltyard, RestAdapter, and RestAdapter with a shared session, each with the indexed table as its 1,001st."""
         source = data.indexed_table(self.work)
-        found = []
-        for name, ours, session in (("v", True, False), ("v-peer", False, False), ("v-peer-session", False, True)):
-            server, root = self._start(name, ours=ours, session=session)
+        found = [self._start("vectors", kind, TABLES) for kind in (OURS, THEIRS, SHARING)]
+        for server, root in found:
             data.register(source, root, data.VECTORS, server.address)
-            found.append(server)
         return found
 
     @cached_property
-    def writing(self) -> Pair:
-        """Both servers, empty."""
-        return Pair(self._start("writing", ours=True)[0], self._start("writing-peer", ours=False)[0])
+    def large(self) -> list[Placed]:
+        """Both servers, each with a table of more than 500 MB."""
+        source = data.large_table(self.work, ANSWER_ROWS)
+        found = [self._start("large", kind, 1) for kind in (OURS, THEIRS)]
+        for server, root in found:
+            data.register(source, root, data.LARGE, server.address)
+        return found
 
     @cached_property
-    def large(self) -> Pair:
-        """Both servers over a table of more than 500 MB."""
-        source = data.large_table(self.work, ANSWER_ROWS)
-        found = []
-        for name, ours in (("large", True), ("large-peer", False)):
-            server, root = self._start(name, ours=ours)
-            data.register(source, root, data.LARGE, server.address)
-            found.append(server)
-        return Pair(*found)
+    def writing(self) -> list[Placed]:
+        """Both servers, each with 1,000 tables, to write further ones."""
+        return [self._start("writing", kind, TABLES) for kind in (OURS, THEIRS)]
 
     @cached_property
     def embedded(self) -> Embedded:

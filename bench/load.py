@@ -64,7 +64,7 @@ class _Run:
 
     def __init__(self, requests: Iterator[bytes], load: Load) -> None:
         self._requests = requests
-        self._left = load.count or None
+        self._left: int | None = load.count or None
         self.begin = time.perf_counter() + (0 if load.count else load.warm_up)
         self.end = float("inf") if load.count else self.begin + load.seconds
         self.latencies: list[float] = []

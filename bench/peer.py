@@ -22,10 +22,10 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     session = lance.Session() if given.session else None
     adapter = RestAdapter("dir", {"root": given.root}, session=session, host=given.host, port=given.port)
-    adapter.start()
+    adapter.start()  # type: ignore[no-untyped-call]  # pylance types little of this class
     print(f"RestAdapter serves {given.root} on http://{given.host}:{adapter.port}", file=sys.stderr, flush=True)
     signal.sigwait(signals)
-    adapter.stop()
+    adapter.stop()  # type: ignore[no-untyped-call]  # as above
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _numbers = count()
 def insert(ground: Ground) -> list[Result]:
     """One row at a time into one table by 32 callers; each round has a new table."""
     prepared = [data.one_row(number) for number in range(PREPARED)]
-    ours, theirs = (Side(server) for server in ground.writing)
+    ours, theirs = (Side(placed.server) for placed in ground.writing)
     kept = {"Tiltyard": "", "RestAdapter": ""}
     for _ in range(ground.rounds):
         for side in (ours, theirs):
@@ -39,7 +39,7 @@ def insert(ground: Ground) -> list[Result]:
 
 def _insert_round(ground: Ground, side: Side, prepared: list[bytes]) -> str:
     """One round; in words, what of the acknowledged rows is missing. Raises RuntimeError if Tiltyard lost one."""
-    name, address = f"inserts-{next(_numbers)}", side.server.address
+    name, address = data.in_namespace(f"inserts-{next(_numbers)}"), side.server.address
     call(address, "POST", of_table(name, "create"), prepared[0], ARROW)
     asked = [request("POST", of_table(name, "insert"), body, ARROW) for body in prepared]
     measured: Measured = side.take(lambda: (asked[number % PREPARED] for number in count()), ground.load())
@@ -55,11 +55,11 @@ def _insert_round(ground: Ground, side: Side, prepared: list[bytes]) -> str:
 def one_upload(ground: Ground) -> list[Result]:
     """A new table from 1 GB, against `lance.write_dataset` of the same file in one process."""
     file = data.stream_file(ground.work, UPLOAD_BYTES)
-    server = ground.writing.ours
+    server = ground.writing[0].server
     ours, limits, grown = [], [], []
     for _ in range(ground.rounds):
         limits.append(_embedded_write(ground, file))
-        name = f"upload-{next(_numbers)}"
+        name = data.in_namespace(f"upload-{next(_numbers)}")
         os.sync()  # what earlier rounds left in the page cache would be written out during this one
         before = server.memory()
         server.reset_peak()

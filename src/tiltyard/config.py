@@ -21,6 +21,8 @@ BOUNDS = {
     "index_cache_bytes": (0, 1 << 50),
     "metadata_cache_bytes": (0, 1 << 50),
     "conflict_timeout": (0, 86400),
+    "repeat_memory": (0, 30 * 86400),
+    "repeat_lease": (0.5, 3600),
 }
 """The least and the most that a setting may be."""
 
@@ -59,6 +61,16 @@ class Settings:
     )
     managed_versioning: bool = field(
         default=True, metadata={"help": "Whether new tables commit through the catalog, unless their properties say."}
+    )
+    repeat_memory: int = field(
+        default=86400,
+        metadata={
+            "help": "Seconds for which a write with a key is remembered, so that a repeat changes nothing; 0: off."
+        },
+    )
+    repeat_lease: float = field(
+        default=10.0,
+        metadata={"help": "Seconds after which a write whose server died may be taken up by its repeat."},
     )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 

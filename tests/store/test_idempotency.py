@@ -122,22 +122,23 @@ def test_identify_request_notes_what_the_body_was(store: Store) -> None:
 def test_claim_unheard_finds_the_same_request_under_another_key(store: Store, clock: Clock) -> None:
     twin = replace(NEW, id="other", owner="two")
     claim = begun(store)
-    found = store.claim_unheard(twin, 60_000, ())
+    found = store.claim_unheard(twin, 60_000, (), clock.now + 1)
     assert found is not None and (found[0].id, found[1]) == ("k", False)
     store.finish_request(claim, 200, "{}", "f", False)
-    assert store.claim_unheard(twin, 60_000, ["k"]) is None
-    assert store.claim_unheard(replace(twin, fingerprint="g"), 60_000, ()) is None
+    assert store.claim_unheard(twin, 60_000, (), clock.now - 1) is None
+    assert store.claim_unheard(twin, 60_000, ["k"], clock.now + 1) is None
+    assert store.claim_unheard(replace(twin, fingerprint="g"), 60_000, (), clock.now + 1) is None
     assert store.hear_request("k", True) and not store.hear_request("k", True)
-    assert store.claim_unheard(twin, 60_000, ()) is None
+    assert store.claim_unheard(twin, 60_000, (), clock.now + 1) is None
     assert store.hear_request("k", False)
     clock.advance(60_001)
-    assert store.claim_unheard(twin, 60_000, ()) is None
+    assert store.claim_unheard(twin, 60_000, (), clock.now + 1) is None
 
 
 def test_claim_unheard_after_a_lease_takes_over(store: Store, clock: Clock) -> None:
     begun(store)
     clock.advance(LEASE)
-    found = store.claim_unheard(replace(NEW, id="other", owner="two"), 60_000, ())
+    found = store.claim_unheard(replace(NEW, id="other", owner="two"), 60_000, (), clock.now)
     assert found is not None
     record, ours = found
     assert ours and (record.id, record.owner, record.attempts) == ("k", "two", 2)

@@ -17,12 +17,14 @@ from lance_namespace.errors import UnsupportedOperationError
 from tiltyard.api import plain, remote
 from tiltyard.api.downloads import encode, media_type
 from tiltyard.api.problems import problem
+from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
 from tiltyard.api.threads import Threads
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.bodies import ArrowAnswer
 from tiltyard.context import Context, Services
+from tiltyard.faults import Point, reach
 from tiltyard.spec import JSON, Shape
 
 Send = Callable[[Any], Awaitable[None]]
@@ -40,6 +42,7 @@ class Api:
         self._router = Router()
         self._binders: dict[str, Binder] = {}
         self._threads = Threads()
+        self._repeats = Repeats(services, self._threads.catalog)
         self._inline = services.store.inline_reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,10 +74,11 @@ class Api:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
         binder = self._binder(route)
         ctx = Context(self._services, exchange.request_id, context_entries(headers))
+        once = self._repeats.find(route.operation, scope, headers, exchange.remote)
         if route.operation.request_shape is Shape.ARROW:
             request = binder.bind(segments, query, headers, b"")
-            upload = await open_upload(receive, self._services.settings.max_upload_bytes)
-            result = await self._run_upload(route, ctx, request, upload)
+            upload = await open_upload(receive, self._services.settings.max_upload_bytes, once is not None)
+            result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
             body = await read_body(receive, self._services.settings.max_json_bytes)
             rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
@@ -84,8 +88,9 @@ class Api:
             if self._inline and route.served.inline(request):
                 result = route.served.function(ctx, request)
             else:
-                result = await self._run(route, ctx, request, headers.get(b"accept", b""))
-        await self._render(route, ctx, result, receive, exchange)
+                accept = headers.get(b"accept", b"")
+                result = await self._run(route, ctx, request, accept, body, once, receive)
+        await self._render(route, ctx, result, receive, exchange, once)
 
     def _binder(self, route: Route) -> Binder:
         name = route.operation.name
@@ -93,25 +98,54 @@ class Api:
             self._binders[name] = Binder(route.operation)
         return self._binders[name]
 
-    async def _run(self, route: Route, ctx: Context, request: Any, accept: bytes) -> Any:
+    async def _run(
+        self,
+        route: Route,
+        ctx: Context,
+        request: Any,
+        accept: bytes,
+        body: bytes,
+        once: Once | None,
+        receive: Receive,
+    ) -> Any:
         """The operation in a thread; an Arrow answer comes back with its first chunks encoded."""
         assert route.served is not None
-        function = route.served.function
+        function, pool = route.served.function, self._threads.of(route.operation)
 
-        def work() -> Any:
+        def work(ctx: Context) -> Any:
             result = function(ctx, request)
+            reach(Point.BEFORE_ANSWER)
             return Download(result, media_type(accept)) if isinstance(result, ArrowAnswer) else result
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads.of(route.operation), work)
+        if once is None:
+            return await asyncio.get_running_loop().run_in_executor(pool, work, ctx)
+        once.watch(_gone(receive))
+        return await once.run(ctx, request, body, work, pool)
 
-    async def _run_upload(self, route: Route, ctx: Context, request: Any, upload: MemoryBody | StreamedBody) -> Any:
+    async def _run_upload(
+        self,
+        route: Route,
+        ctx: Context,
+        request: Any,
+        upload: MemoryBody | StreamedBody,
+        once: Once | None,
+        receive: Receive,
+    ) -> Any:
         assert route.served is not None
+        function, pool = route.served.function, self._threads.of(route.operation)
         loop = asyncio.get_running_loop()
         feeding = loop.create_task(upload.feed()) if isinstance(upload, StreamedBody) else None
+
+        def work(ctx: Context) -> Any:
+            result = function(ctx, request, upload)
+            reach(Point.BEFORE_ANSWER)
+            return result
+
         try:
-            return await loop.run_in_executor(
-                self._threads.of(route.operation), route.served.function, ctx, request, upload
-            )
+            if once is None:
+                return await loop.run_in_executor(pool, work, ctx)
+            once.watch(_gone(receive, feeding))
+            return await once.run(ctx, request, upload, work, pool)
         except Exception as error:
             raise upload.failure or error from error
         finally:
@@ -120,7 +154,13 @@ class Api:
                 with contextlib.suppress(asyncio.CancelledError):
                     await feeding
 
-    async def _render(self, route: Route, ctx: Context, result: Any, receive: Receive, exchange: Exchange) -> None:
+    async def _render(
+        self, route: Route, ctx: Context, result: Any, receive: Receive, exchange: Exchange, once: Once | None
+    ) -> None:
+        if once is not None and isinstance(result, Replay):
+            once.repeated(result)
+            await exchange.send(result.status, result.body, JSON, REPLAYED)
+            return
         if isinstance(result, Download):
             await self._stream(route, result, receive, exchange)
             return
@@ -130,7 +170,10 @@ class Api:
             result = {}
         elif route.operation.response_shape in (Shape.STRING, Shape.MAP, Shape.INTEGER):
             result = _bare(result)
-        await exchange.send(route.operation.status, msgspec.json.encode(result), JSON)
+        body = msgspec.json.encode(result)
+        if once is not None:
+            once.settle(route.operation.status, body)
+        await exchange.send(route.operation.status, body, JSON)
 
     async def _stream(self, route: Route, download: Download, receive: Receive, exchange: Exchange) -> None:
         """Send an Arrow answer; the next chunk is made while the last one goes out."""
@@ -210,8 +253,10 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
 
-async def _gone(receive: Receive) -> None:
-    """Return when the client has left."""
+async def _gone(receive: Receive, feeding: asyncio.Task[None] | None = None) -> None:
+    """Return when the client has left; what still feeds a body has its turn first."""
+    if feeding is not None:
+        await asyncio.wait([feeding])
     while (await receive())["type"] != "http.disconnect":
         pass
 

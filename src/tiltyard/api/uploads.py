@@ -7,6 +7,7 @@ also has to close with Arrow's end-of-stream mark.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from lance_namespace.errors import ErrorCode, InvalidInputError
 from tiltyard.api.problems import HttpError
 
 Receive = Callable[[], Awaitable[Any]]
+Fingerprint = hashlib.blake2b
 
 IN_MEMORY = 1 << 20
 WINDOW = 8 << 20
@@ -28,6 +30,18 @@ FILE_MAGIC = b"ARROW1\x00\x00"
 
 class ClientGoneError(InvalidInputError):
     """The client left before its body was complete."""
+
+
+def new_fingerprint() -> Fingerprint:
+    """The state of a fingerprint: two bodies with the same one are the same."""
+    return hashlib.blake2b(digest_size=16)
+
+
+def fingerprint_of(body: bytes) -> str:
+    """The fingerprint of a whole body."""
+    fingerprint = new_fingerprint()
+    fingerprint.update(body)
+    return fingerprint.hexdigest()
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
@@ -44,8 +58,11 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def open_upload(receive: Receive, limit: int) -> MemoryBody | StreamedBody:
-    """The Arrow body of a request, once it is complete or known to be large (`limit` 0: any size)."""
+async def open_upload(receive: Receive, limit: int, identified: bool = False) -> MemoryBody | StreamedBody:
+    """The Arrow body of a request, once it is complete or known to be large (`limit` 0: any size).
+
+    If `identified`, a large one has a fingerprint once it is read; it is made by the thread that reads.
+    """
     chunks: deque[bytes] = deque()
     total, more = 0, True
     while more and total < IN_MEMORY:
@@ -55,7 +72,7 @@ async def open_upload(receive: Receive, limit: int) -> MemoryBody | StreamedBody
     if limit and total > limit:
         raise HttpError(413, ErrorCode.INVALID_INPUT, f"The upload has more than {limit} bytes.")
     if more:
-        return StreamedBody(receive, chunks, limit)
+        return StreamedBody(receive, chunks, limit, new_fingerprint() if identified else None)
     return MemoryBody(b"".join(chunks))
 
 
@@ -81,6 +98,11 @@ class MemoryBody:
     def size(self) -> int | None:
         return len(self._data)
 
+    @property
+    def fingerprint(self) -> str | None:
+        """What the body is."""
+        return fingerprint_of(self._data)
+
     def reader(self) -> pa.RecordBatchReader:
         """See ArrowBody."""
         data = self._data
@@ -103,7 +125,7 @@ class StreamedBody:
 
     size = None
 
-    def __init__(self, receive: Receive, first: deque[bytes], limit: int) -> None:
+    def __init__(self, receive: Receive, first: deque[bytes], limit: int, fingerprint: Fingerprint | None) -> None:
         self._receive = receive
         self._limit = limit
         self._chunks = first
@@ -115,6 +137,22 @@ class StreamedBody:
         self._error: BaseException | None = None
         self.failure: BaseException | None = None
         self._tail = b""
+        self._fingerprint = fingerprint
+        self._ended = False
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What the body was, once all of it was read; None before, or if nobody asked for it."""
+        return self._fingerprint.hexdigest() if self._ended and self._fingerprint else None
+
+    def drain(self) -> str | None:
+        """Read the rest of the body, for its fingerprint alone. Raises what broke it off."""
+        try:
+            while self.read_buffer(IN_MEMORY):
+                pass
+        except OSError as error:
+            raise self._failure(error) from error
+        return self.fingerprint
 
     async def feed(self) -> None:
         """Take chunks off the wire until the body ends; runs on the event loop beside the reading thread."""
@@ -197,6 +235,9 @@ class StreamedBody:
                 view[at : at + len(part)] = part
                 at += len(part)
         self._tail = (self._tail + bytes(view[max(0, at - 8) : at]))[-8:]
+        self._ended = at < count
+        if self._fingerprint is not None:
+            self._fingerprint.update(view[:at])
         return buffer if at == count else pa.py_buffer(bytes(view[:at]))
 
     def _wait(self, most: int) -> list[bytes]:

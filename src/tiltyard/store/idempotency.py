@@ -86,15 +86,18 @@ class Requests(Scope):
         raise ConcurrentModificationError("The first request with this key has just ended: try again.")
 
     @writes
-    def claim_unheard(self, new: NewRequest, since_ms: int, but: Collection[str]) -> tuple[RequestRecord, bool] | None:
+    def claim_unheard(
+        self, new: NewRequest, since_ms: int, but: Collection[str], before: int
+    ) -> tuple[RequestRecord, bool] | None:
         """Find a request like this one, under another key, whose client did not hear of its end; not one of `but`.
 
-        It is claimed, and returned with True, if its lease ran out; else it runs elsewhere, or is done.
+        It is claimed, and returned with True, if its lease ran out; else it runs elsewhere, or is done. Only those
+        begun earlier than `before` (or then, with a lesser id) count, so that of two none waits for the other.
         """
         now = self._clock()
         for row in self.connection.rows(UNHEARD, new.fingerprint, new.scope, now - since_ms):
             found = RequestRecord.of(row)
-            if found.id in but or found.id == new.id:
+            if found.id in but or (found.created_at, found.id) >= (before, new.id):
                 continue
             if found.status is None and found.lease_until <= now:
                 taken = self.connection.row(TAKE_OVER, new.owner, now + new.lease_ms, found.id, now)

@@ -107,10 +107,10 @@ def _create_again(ctx: Context, record: TableRecord, wanted: Wanted) -> models.C
     if wanted.mode is CreateMode.CREATE:
         raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}")
     if wanted.mode is CreateMode.EXIST_OK:
-        return _created(ctx, record, target.written(target.dataset().version))
+        return created(ctx, record, target.written(target.dataset().version))
     with target.leaving_nothing():
         version, _ = overwrite(target, Incoming(wanted.data))
-    return _created(ctx, ctx.store.set_table_properties(record.id, wanted.properties or {}), version)
+    return created(ctx, ctx.store.set_table_properties(record.id, wanted.properties or {}), version)
 
 
 def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
@@ -121,13 +121,13 @@ def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> model
             _write_first(target, wanted)
         except TableAlreadyExistsError:
             if wanted.mode is CreateMode.EXIST_OK:
-                return _created(ctx, ctx.store.mark_written(record.id), target.dataset().version)
+                return created(ctx, ctx.store.mark_written(record.id), target.dataset().version)
             if wanted.mode is CreateMode.OVERWRITE:
                 raise ConcurrentModificationError("Another request created this table just now: try again.") from None
             raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}") from None
     if wanted.properties is not None:
         record = ctx.store.set_table_properties(record.id, wanted.properties)
-    return _created(ctx, record, 1)
+    return created(ctx, record, 1)
 
 
 def _write_first(target: Target, wanted: Wanted) -> None:
@@ -161,8 +161,8 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
             raise
         if wanted.mode is CreateMode.OVERWRITE:
             raise ConcurrentModificationError("Another request created this table just now: try again.") from error
-        return _created(ctx, ctx.store.describe_table(path), None)
-    return _created(ctx, record, version)
+        return created(ctx, ctx.store.describe_table(path), None)
+    return created(ctx, record, version)
 
 
 def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRecord:
@@ -246,7 +246,8 @@ def _withdraw(ctx: Context, path: Id, record: TableRecord) -> None:
         log.warning("cannot take back %s: %s", record.location, error)
 
 
-def _created(ctx: Context, record: TableRecord, version: int | None) -> models.CreateTableResponse:
+def created(ctx: Context, record: TableRecord, version: int | None) -> models.CreateTableResponse:
+    """What CreateTable answers."""
     return models.CreateTableResponse(
         location=record.location,
         version=version,

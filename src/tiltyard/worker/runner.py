@@ -33,6 +33,7 @@ LEASE_MS = 30_000
 MOST_ATTEMPTS = 5
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
+SWEPT_REQUESTS = 1_000
 RETRY_MS = 1_000
 
 
@@ -86,7 +87,7 @@ class Worker:
     def _sweep(self) -> None:
         ctx = Context(self._services, "sweep")
         while not self._stopping.wait(SWEEP_SECONDS):
-            while not self._stopping.is_set() and self._guarded(lambda: bool(sweep(ctx) + finalize_pending(ctx))):
+            while not self._stopping.is_set() and self._guarded(lambda: _swept(ctx)):
                 pass
 
     def _guarded(self, step: Callable[[], bool]) -> bool:
@@ -99,6 +100,11 @@ class Worker:
             log.exception("a worker's step failed")
         self._stopping.wait(POLL_SECONDS * 4)
         return False
+
+
+def _swept(ctx: Context) -> bool:
+    """Do a little of all that is swept; whether there may be more."""
+    return bool(sweep(ctx) + finalize_pending(ctx) + ctx.store.sweep_requests(SWEPT_REQUESTS))
 
 
 class _Run:

@@ -1,0 +1,194 @@
+"""What a request with a key did before its server went away: the answer it would have got, made from its commit.
+
+On a managed table the commit's record names the request, whatever kind of commit it is; elsewhere Lance's own
+transaction does, for appends and overwrites (`docs/exactly-once.md` has the table).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lance
+from lance_namespace.errors import (
+    InvalidTableStateError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    TableBranchNotFoundError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+)
+
+from tiltyard.ids import MAIN_BRANCH
+from tiltyard.modes import CreateMode, parse_mode
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.create import created
+from tiltyard.tables.marks import marked_rows
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.target import Target
+from tiltyard.tables.version_commits import finalize_pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tiltyard.context import Context
+    from tiltyard.store import RequestRecord
+
+GONE = (
+    InvalidTableStateError,
+    NamespaceNotFoundError,
+    TableBranchNotFoundError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+)
+RECENT = 1000
+"""So many of a table's last commits are looked through for one that the catalog knows nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A version that a request made; `rows` is what it brought, as far as the transaction says."""
+
+    target: Target
+    version: int
+    dataset: lance.LanceDataset
+    transaction: lance.Transaction | None
+    rows: int | None
+
+    @property
+    def written(self) -> int:
+        """How many rows an update wrote anew."""
+        operation = self.transaction.operation if self.transaction else None
+        if not isinstance(operation, lance.LanceOperation.Update):
+            return 0
+        return sum(fragment.physical_rows for fragment in operation.new_fragments)
+
+    @property
+    def growth(self) -> int:
+        """By how many rows the table grew; 0 where the version before is gone."""
+        branch = None if self.target.branch in (None, MAIN_BRANCH) else self.target.branch
+        try:
+            with lance_errors(self.dataset):
+                before = self.dataset.checkout_version((branch, self.version - 1))
+                return int(self.dataset.count_rows() - before.count_rows())
+        except LanceNamespaceError:
+            return 0
+
+
+def recovered(ctx: Context, operation: str, request: Any, record: RequestRecord) -> Any | None:
+    """The response of an interrupted request that has committed; None if it has not, or it is the same to run again.
+
+    Raises ServiceUnavailableError and what else keeps a table from being looked at.
+    """
+    answer = _ANSWERS.get(operation)
+    if answer is None:
+        return None
+    commit = _recorded(ctx, record) if record.version is not None else _marked(ctx, request, record)
+    return None if commit is None else answer(ctx, request, commit)
+
+
+def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
+    """The commit that the catalog has noted, unless it was taken back or the table is gone."""
+    assert record.table_id is not None
+    assert record.version is not None
+    try:
+        table = ctx.store.table_by_id(record.table_id)
+        finalize_pending(ctx, table.id)
+        options = ctx.storage.options(table.location)
+        dataset = ctx.storage.datasets.reader(table.location, options, record.branch or None, record.version)
+    except GONE:
+        return None
+    with lance_errors(dataset):
+        transaction = dataset.read_transaction(record.version)
+    rows = marked_rows(transaction, record.id)
+    return Commit(Target(ctx, table, record.branch or None), record.version, dataset, transaction, rows)
+
+
+def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
+    """The commit whose transaction names the request."""
+    try:
+        target = Target(ctx, find_table(ctx, request.id), getattr(request, "branch", None))
+        latest = target.dataset_if_written()
+    except GONE:
+        return None
+    if latest is None:
+        return None
+    with lance_errors(latest):
+        for age, transaction in enumerate(latest.get_transactions(RECENT)):
+            if (rows := marked_rows(transaction, record.id)) is not None:
+                return Commit(target, int(latest.version) - age, latest, transaction, rows)
+    return None
+
+
+def _inserted(ctx: Context, request: models.InsertIntoTableRequest, commit: Commit) -> models.InsertIntoTableResponse:
+    return models.InsertIntoTableResponse(version=commit.version, num_inserted_rows=commit.rows)
+
+
+def _merged(
+    ctx: Context, request: models.MergeInsertIntoTableRequest, commit: Commit
+) -> models.MergeInsertIntoTableResponse:
+    """Of a merge that both inserts and deletes, only the difference is known by now."""
+    if commit.rows is not None:  # into a table without data: an append
+        inserted = written = commit.rows
+        deleted = 0
+    else:
+        inserted, deleted, written = max(commit.growth, 0), max(-commit.growth, 0), commit.written
+    return models.MergeInsertIntoTableResponse(
+        version=commit.version,
+        num_inserted_rows=inserted,
+        num_updated_rows=max(written - inserted, 0),
+        num_deleted_rows=deleted,
+        num_attempts=1,
+        num_rows=max(written, inserted),
+    )
+
+
+def _updated(ctx: Context, request: models.UpdateTableRequest, commit: Commit) -> models.UpdateTableResponse:
+    """The properties come after the commit, so they may be missing."""
+    table = commit.target.record
+    if request.properties:
+        table = ctx.store.set_table_properties(table.id, table.properties | request.properties)
+    return models.UpdateTableResponse(updated_rows=commit.written, version=commit.version, properties=table.properties)
+
+
+def _deleted(ctx: Context, request: models.DeleteFromTableRequest, commit: Commit) -> models.DeleteFromTableResponse:
+    return models.DeleteFromTableResponse(version=commit.version, num_deleted_rows=max(-commit.growth, 0))
+
+
+def _created(ctx: Context, request: models.CreateTableRequest, commit: Commit) -> models.CreateTableResponse:
+    """What comes after the commit may be missing: that the table has data, and its properties."""
+    table = commit.target.record
+    if table.declared:
+        table = ctx.store.mark_written(table.id)
+    if (
+        request.properties is not None
+        or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
+    ):
+        table = ctx.store.set_table_properties(table.id, request.properties or {})
+    return created(ctx, table, commit.version)
+
+
+def _columns_added(ctx: Context, request: Any, commit: Commit) -> models.AlterTableAddColumnsResponse:
+    return models.AlterTableAddColumnsResponse(version=commit.version)
+
+
+def _columns_altered(ctx: Context, request: Any, commit: Commit) -> models.AlterTableAlterColumnsResponse:
+    return models.AlterTableAlterColumnsResponse(version=commit.version)
+
+
+def _columns_dropped(ctx: Context, request: Any, commit: Commit) -> models.AlterTableDropColumnsResponse:
+    return models.AlterTableDropColumnsResponse(version=commit.version)
+
+
+_ANSWERS: Mapping[str, Callable[[Context, Any, Commit], Any]] = {
+    "InsertIntoTable": _inserted,
+    "MergeInsertIntoTable": _merged,
+    "UpdateTable": _updated,
+    "DeleteFromTable": _deleted,
+    "CreateTable": _created,
+    "AlterTableAddColumns": _columns_added,
+    "AlterTableAlterColumns": _columns_altered,
+    "AlterTableDropColumns": _columns_dropped,
+}
+"""Operations that must not run twice; of all others a second run changes nothing, or is refused."""

@@ -2,9 +2,9 @@
 
 `TILTYARD_FAULT` holds entries `point[=action][@file]`, parted by commas; without it a point costs one look into an
 empty dict. The actions are `kill` (SIGKILL, the default), `raise` (an error that nobody foresaw), `unavailable` (a
-ServiceUnavailableError) and `hold` (wait for as long as the file is there). With a file, `kill`, `raise` and
-`unavailable` strike only if it is there, and delete it first: so a test chooses the moment, and a fault strikes once,
-whatever is started again.
+ServiceUnavailableError) and `hold` (wait for as long as the file is there, and make one named `<file>.reached` to say
+so). With a file, `kill`, `raise` and `unavailable` strike only if it is there, and delete it first: so a test chooses
+the moment, and a fault strikes once, whatever is started again.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class Fault:
     def strike(self, point: Point) -> None:
         """Do it. Raises FaultError, ServiceUnavailableError."""
         if self.action is Action.HOLD:
-            while self.file is not None and self.file.exists():
-                time.sleep(_PAUSE_SECONDS)
+            if self.file is not None and self.file.exists():
+                self.file.with_name(f"{self.file.name}.reached").touch()
+                while self.file.exists():
+                    time.sleep(_PAUSE_SECONDS)
             return
         if self.file is not None and not _taken(self.file):
             return

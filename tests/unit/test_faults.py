@@ -54,6 +54,8 @@ def test_strike_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:
     file.touch()
     waiting = threading.Thread(target=Fault(Action.HOLD, file).strike, args=(Point.BEFORE_ANSWER,))
     waiting.start()
+    while not (tmp_path / "held.reached").exists():
+        assert waiting.is_alive()
     assert waiting.is_alive()
     file.unlink()
     waiting.join(10)

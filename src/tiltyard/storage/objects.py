@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
-from obstore.store import from_url
+from obstore.exceptions import AlreadyExistsError
 
+from tiltyard.object_stores import open_object_store
 from tiltyard.storage.files import FileStat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-CLIENT_OPTIONS = frozenset(
-    {
-        "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "http1_only",
-        "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url", "timeout", "user_agent",
-    }
-)  # fmt: skip
-_FLAGS = frozenset({"allow_http", "allow_invalid_certificates", "http1_only", "http2_only"})
 _DELETE_AT_ONCE = 1000
-_RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 
 
 class ObjectFiles:
@@ -32,13 +23,7 @@ class ObjectFiles:
     def __init__(self, base: str, options: Mapping[str, str]) -> None:
         """Be ready to connect to `base`, such as s3://bucket. Raises obstore's errors for options it cannot use."""
         self._base = base
-        client = {
-            name: value.lower() == "true" if name in _FLAGS else value
-            for name, value in options.items()
-            if name in CLIENT_OPTIONS
-        }
-        config = {name: value for name, value in options.items() if name not in CLIENT_OPTIONS}
-        self._store = _connected(base, config, {"timeout": "30s", "connect_timeout": "5s", **client})
+        self._store = open_object_store(base, options)
 
     def _path(self, location: str) -> str:
         return location.removeprefix(self._base).strip("/")
@@ -95,15 +80,3 @@ class ObjectFiles:
         path = self._path(f"{root}/.tiltyard-probe-{uuid4().hex}")
         obstore.put(self._store, path, b"probe", use_multipart=False)
         obstore.delete(self._store, [path])
-
-
-def _connected(base: str, config: dict[str, str], client: Any) -> Any:
-    """A store with those options it knows; the others are Lance's own."""
-    while True:
-        try:
-            return from_url(base, config=config, client_options=client, retry_config=_RETRY)  # type: ignore[call-overload]  # kinds of stores differ in their options' types
-        except UnknownConfigurationKeyError as error:
-            unknown = [name for name in config if f"'{name}'" in str(error)]
-            if not unknown:
-                raise
-            config = {name: value for name, value in config.items() if name not in unknown}

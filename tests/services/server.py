@@ -24,12 +24,11 @@ class ServerProcess:
         self._flags = flags
         self._environ = {**os.environ, **(environ or {})}
         self._port = 0
-        self._ready = threading.Event()
         self.start()
 
     def start(self) -> None:
         """Start, or start again on the same port."""
-        self._ready.clear()
+        self._ready = threading.Event()  # its own: the reader of a killed process may still be at work
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -46,20 +45,20 @@ class ServerProcess:
             text=True,
             env=self._environ,
         )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process, self._ready), daemon=True).start()
         if not self._ready.wait(60) or self.process.poll() is not None:
             self.process.kill()
             raise RuntimeError("The server did not start:\n" + "".join(self.log))
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             self.log.append(line)
             if found := re.search(r"on http://(\S+):(\d+)", line):
                 self._port = int(found[2])
                 self.url = f"http://{found[1]}:{found[2]}"
-                self._ready.set()
-        self._ready.set()
+                ready.set()
+        ready.set()
 
     def stop(self, timeout: float = 15) -> int:
         """Ask it to stop; its exit status."""

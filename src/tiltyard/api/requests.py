@@ -49,7 +49,7 @@ class Binder:
         if self.model is None:
             return None
         named = self._from_query(query)
-        request = self._rewritten(rewrite(body)) if rewrite else self._from_body(body, named)
+        request = self._rewritten(rewrite(body), named) if rewrite else self._from_body(body, named)
         for name, value in named.items():
             setattr(request, name, value)
         delimiter = _delimiter(query)
@@ -81,9 +81,10 @@ class Binder:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInputError(f"The body is not what {self.operation.name} takes: {error}") from error
 
-    def _rewritten(self, fields: Any) -> Any:
+    def _rewritten(self, fields: Any, named: Mapping[str, Any]) -> Any:
+        """A body of another dialect; what its model requires may be in the query."""
         try:
-            return msgspec.convert(fields, self.model)
+            return msgspec.convert({**fields, **named} if isinstance(fields, dict) else fields, self.model)
         except msgspec.ValidationError as error:
             raise InvalidInputError(f"The body is not what {self.operation.name} takes: {error}") from error
 

@@ -15,6 +15,22 @@ import boto3
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
+PROGRAM = """
+import sys, threading
+from moto.s3.responses import S3Response
+from moto.server import main
+
+put, lock = S3Response._key_response_put, threading.Lock()
+
+def put_alone(self, *arguments, **options):
+    with lock:
+        return put(self, *arguments, **options)
+
+S3Response._key_response_put = put_alone
+main(["-H", "127.0.0.1", "-p", sys.argv[1]])
+"""
+"""moto looks whether an object is there, and then puts it: of two conditional puts at once both succeeded."""
+
 
 @dataclass(frozen=True)
 class S3Server:
@@ -52,7 +68,7 @@ def s3_server() -> Iterator[S3Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-c", f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"]
+    command = [sys.executable, "-c", PROGRAM, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server = S3Server(f"http://127.0.0.1:{port}")

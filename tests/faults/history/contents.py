@@ -1,0 +1,73 @@
+"""What lies on the storage, read without the server: every version of a table by its plain location."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import lance
+
+from tests.faults.history.journal import Row
+
+COLUMNS = ["key", "by"]
+_MARK = re.compile(r"by <> '([^']+)'")
+
+
+class TornTableError(Exception):
+    """A version cannot be opened, or is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version's rows, and the commit that made it; `mark` names the attempt of a delete, `restored` a version."""
+
+    number: int
+    operation: str
+    rows: Counter[Row]
+    mark: str = ""
+    restored: int = 0
+
+
+def predicate(name: str, keys: tuple[str, ...]) -> str:
+    """What a delete asks for: its second half is always true, and says in Lance's own log whose delete it was."""
+    listed = ", ".join(f"'{key}'" for key in keys)
+    return f"key IN ({listed}) AND by <> '{name}'"
+
+
+def numbers_of(location: str, options: Mapping[str, str]) -> list[int]:
+    """The versions that a reader without the server finds."""
+    dataset = lance.dataset(location, storage_options=dict(options))
+    return sorted(found["version"] for found in dataset.version_refs())
+
+
+def tags_of(location: str, options: Mapping[str, str]) -> dict[str, int]:
+    """The tags that a reader without the server finds."""
+    found = lance.dataset(location, storage_options=dict(options)).tags.list()
+    return {name: tag["version"] for name, tag in found.items()}
+
+
+def read_versions(location: str, options: Mapping[str, str]) -> Iterator[Version]:
+    """Every version, from the first on. Raises TornTableError for a gap, or for one that does not open."""
+    numbers = numbers_of(location, options)
+    if missing := sorted(set(range(1, max(numbers) + 1)) - set(numbers)):
+        raise TornTableError(f"versions {missing[:10]} are missing below {max(numbers)}")
+    for number in numbers:
+        try:
+            yield _read(location, options, number)
+        except Exception as error:
+            raise TornTableError(f"version {number} does not open: {error}") from error
+
+
+def _read(location: str, options: Mapping[str, str], number: int) -> Version:
+    dataset = lance.dataset(location, version=number, storage_options=dict(options))
+    table = dataset.to_table(columns=COLUMNS)
+    rows: Counter[Row] = Counter(zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True))
+    transaction = dataset.read_transaction(number)
+    if transaction is None:
+        raise TornTableError("it has no transaction")
+    operation = transaction.operation
+    found = _MARK.search(getattr(operation, "predicate", ""))
+    restored = operation.version if isinstance(operation, lance.LanceOperation.Restore) else 0
+    return Version(number, type(operation).__name__, rows, found[1] if found else "", restored)

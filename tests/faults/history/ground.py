@@ -1,0 +1,144 @@
+"""What a run stands on: servers, their catalog, their storage, and how each of them can be struck."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.proxy import Proxy
+from tests.services.s3 import S3Server, s3_server
+from tests.services.server import ServerProcess
+
+SERVERS = 2
+"""On SQLite, too: they share its file as the processes of `--workers` do, but each can be killed."""
+
+
+class Variant(StrEnum):
+    """Where a run takes place."""
+
+    EMBEDDED = "embedded"  # SQLite and a local folder
+    REPLICAS = "replicas"  # PostgreSQL and a local folder
+    OBJECTS = "objects"  # PostgreSQL and an object store
+
+
+@dataclass(slots=True)
+class Ground:
+    """What is running; `options` open the storage without the server, on a wire that is never cut."""
+
+    servers: list[ServerProcess]
+    postgres: PostgresServer | None = None
+    proxy: Proxy | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    strikes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers]
+
+    def count(self, strike: str) -> None:
+        """Note that something was struck."""
+        self.strikes[strike] = self.strikes.get(strike, 0) + 1
+
+
+@contextmanager
+def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
+    """Start all that a variant needs."""
+    with ExitStack() as stack:
+        if variant is Variant.EMBEDDED:
+            yield Ground(_servers(stack, folder / "root"))
+            return
+        binaries = find_binaries()
+        assert binaries is not None, "this needs a PostgreSQL server: install the package postgresql"
+        postgres = stack.enter_context(postgres_server(binaries))
+        root, proxy = str(folder / "root"), None
+        options: Mapping[str, str] = {}
+        environ: dict[str, str] = {}
+        if variant is Variant.OBJECTS:
+            objects = stack.enter_context(s3_server())
+            proxy = stack.enter_context(Proxy(objects.endpoint))
+            root, options = f"{objects.new_bucket('history')}/tables", objects.options
+            environ["TILTYARD_STORAGE_OPTIONS"] = json.dumps(S3Server(proxy.url).options)
+        database = postgres.new_database()
+        yield Ground(_servers(stack, root, "--db", database, environ=environ), postgres, proxy, options)
+
+
+def _servers(stack: ExitStack, root: Path | str, *flags: str, **options: Any) -> list[ServerProcess]:
+    servers = []
+    for _ in range(SERVERS):
+        servers.append(ServerProcess(root, *flags, **options))
+        stack.callback(servers[-1].kill)
+    return servers
+
+
+class Storm:
+    """Kills servers about every second, crashes PostgreSQL, cuts the wire to the object store."""
+
+    def __init__(self, ground: Ground, seed: int) -> None:
+        self._ground = ground
+        self._stop = threading.Event()
+        self._failed: list[BaseException] = []
+        strikes = [partial(self._kill_server, server) for server in ground.servers]
+        strikes += [partial(self._crash_postgres, ground.postgres)] if ground.postgres else []
+        strikes += [partial(self._cut_wire, ground.proxy)] if ground.proxy else []
+        self._threads = [
+            threading.Thread(target=self._run, args=(strike, random.Random(f"{seed} {number}")))
+            for number, strike in enumerate(strikes)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failed and error[0] is None:
+            raise self._failed[0]
+
+    def _run(self, strike: Callable[[random.Random], None], chance: random.Random) -> None:
+        try:
+            strike(chance)
+        except BaseException as error:  # noqa: BLE001  # told where the storm is waited for
+            self._failed.append(error)
+
+    def _wait(self, chance: random.Random, seconds: float) -> bool:
+        return not self._stop.wait(chance.uniform(0.5, 1.5) * seconds)
+
+    def _kill_server(self, server: ServerProcess, chance: random.Random) -> None:
+        while self._wait(chance, SERVERS):
+            server.kill()
+            self._ground.count("kill")
+            _start_again(server)
+
+    def _crash_postgres(self, postgres: PostgresServer, chance: random.Random) -> None:
+        while self._wait(chance, 4):
+            postgres.stop(chance.choice(["immediate", "fast"]))
+            self._ground.count("crash of PostgreSQL")
+            postgres.start()
+
+    def _cut_wire(self, proxy: Proxy, chance: random.Random) -> None:
+        while self._wait(chance, 2):
+            proxy.cut()
+            self._ground.count("cut")
+            self._stop.wait(chance.uniform(0.02, 0.5))
+            proxy.mend()
+
+
+def _start_again(server: ServerProcess, attempts: int = 20) -> None:
+    """Start a server; one that finds its database or storage gone is started once more."""
+    for _ in range(attempts - 1):
+        with suppress(RuntimeError):
+            server.start()
+            return
+    server.start()

@@ -1,0 +1,129 @@
+"""What writers tried and were told, and what readers saw: one file of JSON lines for each of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Row: TypeAlias = tuple[str, str]
+"""A row's key, and the attempt that wrote it."""
+
+FOR_EVER = 1 << 62
+
+
+class Kind(StrEnum):
+    """What an attempt does."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+    MERGE = "merge"
+    DELETE = "delete"
+    RESTORE = "restore"
+    TAG = "tag"
+    BATCH = "batch"
+
+
+class Outcome(StrEnum):
+    """What its writer was told."""
+
+    ACKNOWLEDGED = "acknowledged"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One write. `keys` are those it writes, or deletes, by table; `target` is the version it restores or tags."""
+
+    name: str
+    kind: Kind
+    keys: Mapping[str, tuple[str, ...]]
+    target: int = 0
+    client: str = ""
+    start: int = 0
+    end: int = FOR_EVER
+    outcome: Outcome = Outcome.UNKNOWN
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """The versions that the answer named, by table."""
+    error: str = ""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self.keys)
+
+    def rows(self, table: str) -> list[Row]:
+        """The rows it writes to a table."""
+        return [(key, self.name) for key in self.keys[table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a reader saw of one table; `version` is 0 where the client does not tell it."""
+
+    reader: str
+    table: str
+    start: int
+    end: int
+    digest: str
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that writers and readers wrote down."""
+
+    attempts: Mapping[str, Attempt]
+    reads: tuple[Read, ...] = ()
+
+
+def digest_of(rows: Iterable[Row]) -> str:
+    """A text that two tables share only if they have the same rows, as often."""
+    return hashlib.sha256("\n".join(sorted("\t".join(row) for row in rows)).encode()).hexdigest()[:24]
+
+
+class Journal:
+    """A file that is written before each attempt and after it. One thread's own."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def write(self, entry: Attempt | Read) -> None:
+        """Note an entry; an attempt noted again replaces what was noted before."""
+        record = {"type": type(entry).__name__, **asdict(entry)}
+        self._file.write(json.dumps(record) + "\n")
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
+
+def load(folder: Path) -> History:
+    """The journals of a folder."""
+    attempts: dict[str, Attempt] = {}
+    reads: list[Read] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            record: dict[str, Any] = json.loads(line)
+            if record.pop("type") == Read.__name__:
+                reads.append(Read(**record))
+            else:
+                attempt = _attempt(record)
+                attempts[attempt.name] = attempt
+    return History(attempts, tuple(reads))
+
+
+def _attempt(record: dict[str, Any]) -> Attempt:
+    keys = {table: tuple(found) for table, found in record.pop("keys").items()}
+    kind, outcome = Kind(record.pop("kind")), Outcome(record.pop("outcome"))
+    return Attempt(keys=keys, kind=kind, outcome=outcome, **record)
+
+
+def now() -> int:
+    """Time that all processes of a machine share, in nanoseconds."""
+    return time.monotonic_ns()

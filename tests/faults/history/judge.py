@@ -1,0 +1,86 @@
+"""The verdict: does what lies on the storage agree with what writers were told, and readers saw?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from tests.faults.history.contents import Version
+from tests.faults.history.journal import Attempt, History, Kind, Outcome
+from tests.faults.history.order import check_order
+from tests.faults.history.replay import Timeline, replay
+
+
+def judge(
+    history: History, tables: Mapping[str, Iterable[Version]], tags: Mapping[str, Mapping[str, int]] | None = None
+) -> list[str]:
+    """All complaints about the tables after a run; none if every promise was kept."""
+    lines = {table: replay(table, versions, history.attempts) for table, versions in tables.items()}
+    complaints = [complaint for line in lines.values() for complaint in line.complaints]
+    complaints += check_attempts(history, lines)
+    complaints += check_restores(history, lines)
+    if tags is not None:
+        complaints += check_tags(history, lines, tags)
+    return complaints + check_order(history, lines)
+
+
+def check_attempts(history: History, lines: Mapping[str, Timeline]) -> Iterator[str]:
+    """What was acknowledged is there once, what was refused is not, a batch is there as a whole."""
+    for attempt in history.attempts.values():
+        if attempt.kind in {Kind.RESTORE, Kind.TAG}:
+            continue
+        found = {table: lines[table].placed.get(attempt.name, []) for table in attempt.tables}
+        there = [table for table, versions in found.items() if versions]
+        told = f"{attempt.kind} {attempt.name} ({attempt.client}, {attempt.outcome} {attempt.error[:120]!r})"
+        for table, versions in found.items():
+            if len(versions) > 1:
+                yield f"{table}: {told} is there more than once: versions {versions}"
+            if versions and attempt.outcome is Outcome.REFUSED:
+                yield f"{table}: {told} is there: version {versions[0]}"
+            if versions and attempt.versions.get(table, versions[0]) not in versions:
+                yield f"{table}: {told} is version {versions[0]}; its answer said {attempt.versions[table]}"
+            if not versions and attempt.outcome is Outcome.ACKNOWLEDGED and attempt.kind is not Kind.DELETE:
+                yield f"{table}: {told} is lost; its answer said version {attempt.versions.get(table)}"
+        if attempt.kind is Kind.BATCH and 0 < len(there) < len(found):
+            yield f"{told} is half visible: in {there}, not in {sorted(set(found) - set(there))}"
+
+
+def check_restores(history: History, lines: Mapping[str, Timeline]) -> Iterator[str]:
+    """Restores bear no name: each version was restored as often as was acknowledged, or unknown besides."""
+    told: dict[Outcome, Counter[tuple[str, int]]] = {outcome: Counter() for outcome in Outcome}
+    for attempt in history.attempts.values():
+        if attempt.kind is Kind.RESTORE:
+            told[attempt.outcome][attempt.tables[0], attempt.target] += 1
+    for table, line in lines.items():
+        for version in range(1, line.latest + 1):
+            least = told[Outcome.ACKNOWLEDGED][table, version]
+            most = least + told[Outcome.UNKNOWN][table, version]
+            if not least <= line.restored[version] <= most:
+                yield (
+                    f"{table}: version {version} was restored {line.restored[version]} times; "
+                    f"{least} acknowledged, {most - least} unknown"
+                )
+
+
+def check_tags(history: History, lines: Mapping[str, Timeline], tags: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """A tag is there if that was acknowledged, and names the version it was given."""
+    for attempt in history.attempts.values():
+        if attempt.kind is Kind.TAG:
+            (table,) = attempt.tables
+            yield from _check_tag(attempt, table, tags[table].get(attempt.name))
+    for table, found in tags.items():
+        for name, version in found.items():
+            if not 1 <= version <= lines[table].latest:
+                yield f"{table}: tag {name} is of version {version}, which is not there"
+            if name not in history.attempts:
+                yield f"{table}: tag {name} was made by nobody"
+
+
+def _check_tag(attempt: Attempt, table: str, version: int | None) -> Iterator[str]:
+    if version is None:
+        if attempt.outcome is Outcome.ACKNOWLEDGED:
+            yield f"{table}: tag {attempt.name} ({attempt.client}) was acknowledged, and is lost"
+    elif attempt.outcome is Outcome.REFUSED:
+        yield f"{table}: tag {attempt.name} ({attempt.client}) was refused ({attempt.error[:120]!r}), and is there"
+    elif version != attempt.target:
+        yield f"{table}: tag {attempt.name} is of version {version}, not {attempt.target}"

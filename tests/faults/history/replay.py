@@ -1,0 +1,111 @@
+"""One table's versions, explained one after another by the attempts that made them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.faults.history.contents import TornTableError, Version
+from tests.faults.history.journal import Attempt, Kind, Row, digest_of
+
+MOST_COMPLAINTS = 20
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What a table's versions hold; index 0 of `digests` is the table before its first version."""
+
+    table: str
+    digests: list[str] = field(default_factory=lambda: [digest_of(())])
+    placed: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The versions that each attempt made."""
+    restored: Counter[int] = field(default_factory=Counter)
+    """How often each version was restored."""
+    turns: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The versions at which a key comes, goes, comes again, …"""
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def latest(self) -> int:
+        return len(self.digests) - 1
+
+    def holds(self, key: str, version: int) -> bool:
+        """Whether a version has the key."""
+        return bisect_right(self.turns[key], version) % 2 == 1
+
+    def lacks(self, keys: Iterable[str], first: int, last: int) -> bool:
+        """Whether one of these versions has none of the keys."""
+        return any(not any(self.holds(key, number) for key in keys) for number in range(first, last + 1))
+
+    def complain(self, complaint: str) -> None:
+        """Note what is wrong; the first of many such things say enough."""
+        if len(self.complaints) < MOST_COMPLAINTS:
+            self.complaints.append(f"{self.table}: {complaint}")
+
+
+def replay(table: str, versions: Iterable[Version], attempts: Mapping[str, Attempt]) -> Timeline:
+    """Walk through a table's versions; each must be the one before it, changed as its attempts say."""
+    line = Timeline(table)
+    before: Counter[Row] = Counter()
+    try:
+        for version in versions:
+            _explain(line, before, version, attempts)
+            _note_turns(line, before, version)
+            line.digests.append(digest_of(version.rows.elements()))
+            before = version.rows
+    except TornTableError as error:
+        line.complain(str(error))
+    return line
+
+
+def _note_turns(line: Timeline, before: Counter[Row], version: Version) -> None:
+    old, new = {key for key, _ in before}, {key for key, _ in version.rows}
+    for key in old ^ new:
+        line.turns[key].append(version.number)
+    if len(new) < version.rows.total():
+        doubled = [key for key, times in Counter(key for key, _ in version.rows.elements()).items() if times > 1]
+        line.complain(f"version {version.number} has keys twice: {sorted(doubled)[:5]}")
+
+
+def _explain(line: Timeline, before: Counter[Row], version: Version, attempts: Mapping[str, Attempt]) -> None:
+    if version.operation == "Restore":
+        line.restored[version.restored] += 1
+        if digest_of(version.rows.elements()) != line.digests[version.restored]:
+            line.complain(f"version {version.number} restored {version.restored}, and has other rows")
+        return
+    marks = {version.mark} if version.operation == "Delete" else {by for _, by in version.rows - before}
+    made_by = []
+    for name in sorted(marks):
+        if name not in attempts or line.table not in attempts[name].keys:
+            line.complain(f"version {version.number} has a change of {name!r}, which nobody tried")
+        else:
+            line.placed[name].append(version.number)
+            made_by.append(attempts[name])
+    if len(made_by) == len(marks) and (expected := _applied(line.table, before, made_by)) != version.rows:
+        lost, extra = (sorted(rows.elements())[:5] for rows in (expected - version.rows, version.rows - expected))
+        line.complain(
+            f"version {version.number} ({version.operation} by {sorted(marks)}) lacks {lost} and has {extra} too much"
+        )
+
+
+def _applied(table: str, before: Counter[Row], made_by: Sequence[Attempt]) -> Counter[Row]:
+    """The rows after a version's attempts: several appends, or one of anything else."""
+    kinds = {attempt.kind for attempt in made_by}
+    if kinds <= {Kind.APPEND, Kind.BATCH}:
+        return sum((Counter(attempt.rows(table)) for attempt in made_by), Counter(before))
+    attempt = made_by[0]
+    keys = set(attempt.keys[table])
+    match attempt.kind:
+        case _ if len(made_by) > 1:
+            return Counter(before)  # these never come together
+        case Kind.OVERWRITE:
+            return Counter(attempt.rows(table))
+        case Kind.MERGE:
+            kept = Counter({row: times for row, times in before.items() if row[0] not in keys})
+            return kept + Counter(attempt.rows(table))
+        case Kind.DELETE:
+            return Counter({row: times for row, times in before.items() if row[0] not in keys})
+        case _:
+            return Counter(before)

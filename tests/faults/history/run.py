@@ -1,0 +1,147 @@
+"""A run: tables, writers and readers, a storm, and the verdict. `python -m tests.faults.history --help`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import lance.namespace
+import lance_namespace as ns
+
+from tests.faults.history.clients import Generated, wait_until_readable
+from tests.faults.history.contents import numbers_of, read_versions, tags_of
+from tests.faults.history.ground import Ground, Storm, Variant, stand
+from tests.faults.history.journal import Attempt, History, Journal, Kind, Outcome, load, now
+from tests.faults.history.judge import judge
+from tests.faults.history.writer_process import HOT, Orders
+from tests.services.s3 import CREDENTIALS
+
+TABLES = ("t0", "t1", "t2", "t3", "t4")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long, and how many writers in how many processes, each with a reader."""
+
+    variant: Variant
+    seconds: float
+    seed: int
+    writers: int = 16
+    processes: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened, and what is wrong."""
+
+    history: History
+    versions: Mapping[str, int]
+    strikes: Mapping[str, int]
+    complaints: Sequence[str]
+
+    def count(self, kind: Kind, outcome: Outcome = Outcome.ACKNOWLEDGED) -> int:
+        """How many attempts of a kind ended so."""
+        return sum(attempt.kind is kind and attempt.outcome is outcome for attempt in self.history.attempts.values())
+
+    def __str__(self) -> str:
+        lines = [f"struck: {dict(self.strikes)}; versions: {dict(self.versions)}; reads: {len(self.history.reads)}"]
+        told = Counter((f"{found.kind} by {found.client}", found.outcome) for found in self.history.attempts.values())
+        lines += [
+            f"  {what}: " + ", ".join(f"{told[what, outcome]} {outcome}" for outcome in Outcome)
+            for what in sorted({what for what, _ in told})
+        ]
+        return "\n".join([*lines, *self.complaints])
+
+
+def run(plan: Plan, folder: Path) -> Report:
+    """Do it all in an empty folder, which keeps the journals."""
+    journals = folder / "journals"
+    journals.mkdir(parents=True)
+    with _writers(plan, journals) as processes, stand(plan.variant, folder) as ground:
+        locations = _begin(ground, journals)
+        for number, process in enumerate(processes):
+            _tell(process, _orders(plan, ground, journals, number))
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        with Storm(ground, plan.seed):
+            for process in processes:
+                _tell(process, "go")
+            time.sleep(plan.seconds)  # the run is as long as it was told to be
+        for process in processes:
+            process.communicate()
+        assert "Traceback" not in (said := (journals / "writers.log").read_text()), said
+        return _verdict(ground, load(journals), locations)
+
+
+@contextmanager
+def _writers(plan: Plan, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that load what they need while the servers start."""
+    command = [sys.executable, "-m", "tests.faults.history.writer_process"]
+    log = (folder / "writers.log").open("w")
+    environ = {**os.environ, **CREDENTIALS}  # clients that read an object store by themselves bring their own
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environ)
+        for _ in range(plan.processes)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        log.close()
+
+
+def _orders(plan: Plan, ground: Ground, folder: Path, number: int) -> str:
+    share = plan.writers // plan.processes
+    orders = Orders(ground.urls, list(TABLES), str(folder), plan.seed, number * share, share, 1)
+    return json.dumps(vars(orders))
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def _begin(ground: Ground, journals: Path) -> dict[str, str]:
+    """Make the tables, and find out where they lie."""
+    client = Generated(ground.urls[0])
+    journal = Journal(journals / "beginning.jsonl")
+    start = now()
+    beginning = Attempt("beginning", Kind.OVERWRITE, dict.fromkeys(TABLES, HOT), client=client.name, start=start)
+    for table in TABLES:
+        client.create(table, beginning.rows(table))
+    journal.write(replace(beginning, end=now(), outcome=Outcome.ACKNOWLEDGED, versions=dict.fromkeys(TABLES, 1)))
+    journal.close()
+    namespace = lance.namespace.RestNamespace(uri=ground.urls[0])
+    return {table: namespace.describe_table(ns.DescribeTableRequest(id=[table])).location for table in TABLES}
+
+
+def _verdict(ground: Ground, history: History, locations: Mapping[str, str]) -> Report:
+    """Look at the storage twice: as the storm left it, and once the next reader has come by."""
+    complaints = []
+    for server in ground.servers:
+        server.kill()
+    for table, location in locations.items():
+        there = set(numbers_of(location, ground.options))
+        told = {found.versions[table] for found in history.attempts.values() if table in found.versions}
+        if missing := sorted(told - there):
+            complaints.append(f"{table}: versions {missing[:10]} were acknowledged, and no file shows them")
+    for server in ground.servers:
+        server.start()
+    wait_until_readable(ground.urls[0], TABLES)
+    versions = {table: read_versions(location, ground.options) for table, location in locations.items()}
+    tags = {table: tags_of(location, ground.options) for table, location in locations.items()}
+    complaints += judge(history, versions, tags)
+    latest = {table: max(numbers_of(location, ground.options)) for table, location in locations.items()}
+    return Report(history, latest, ground.strikes, complaints)

@@ -1,0 +1,21 @@
+"""The short form of the long run: each variant for a few seconds, from a seed of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.history.ground import Variant
+from tests.faults.history.journal import Kind
+from tests.faults.history.run import Plan, run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant, seconds", [(Variant.EMBEDDED, 8), (Variant.REPLICAS, 8), (Variant.OBJECTS, 10)])
+def test_history_of_writers_in_a_storm_keeps_every_promise(tmp_path: Path, variant: Variant, seconds: float) -> None:
+    report = run(Plan(variant, seconds, seed=3, processes=2), tmp_path)
+    assert not report.complaints, str(report)
+    assert report.strikes["kill"] >= 3, str(report)
+    assert report.history.reads, str(report)
+    assert all(report.count(kind) for kind in (Kind.APPEND, Kind.BATCH)), str(report)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import catalog, searches, writes
 from bench.ground import Ground
-from bench.results import FILE, Result, record
+from bench.results import FILE, Result, begin, record
 
 ROWS: dict[str, Callable[[Ground], list[Result]]] = {
     "describe": catalog.describe,
@@ -81,6 +81,8 @@ def main() -> int:
     """Run rows; status 0 if every target was met."""
     given = _arguments()
     names = [name for name in ROWS if not given.rows or name in given.rows]
+    settings = f"{given.rounds} rounds of {given.seconds:g} s, medians; Tiltyard with --workers {given.workers}"
+    run = begin(" ".join(["python -m bench", *given.rows]), settings)
     with tempfile.TemporaryDirectory(prefix="tiltyard-bench-", dir=given.work and given.work.parent) as folder:
         roots = Path(folder)
         work: Path = given.work or roots / "work"
@@ -91,8 +93,7 @@ def main() -> int:
         finally:
             ground.close()
     if not given.dry and results:
-        settings = f"{given.rounds} rounds of {given.seconds:g} s, medians; Tiltyard with --workers {given.workers}"
-        record(results, " ".join(["python -m bench", *given.rows]), settings)
+        record(results, run, list(ROWS))
     return 0 if whole and all(result.met is not False for result in results) else 1
 
 

@@ -64,10 +64,10 @@ def _prepared(file: Path) -> list[dict[str, Any]]:
     return queries
 
 
-def write(source: str, target: str) -> float:
-    """Seconds to write an Arrow IPC file, mapped into memory, as a table, which is removed again."""
+def write(source: str, target: str, *, mapped: bool) -> float:
+    """Seconds to write an Arrow IPC file, read or mapped into memory, as a table, which is removed again."""
     began = time.perf_counter()
-    with pa.memory_map(source) as file, pa.ipc.open_stream(file) as reader:
+    with pa.memory_map(source) if mapped else pa.OSFile(source) as file, pa.ipc.open_stream(file) as reader:
         lance.write_dataset(reader, target)
     seconds = time.perf_counter() - began
     shutil.rmtree(target)
@@ -96,7 +96,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "write":
-            answer: Any = write(order["source"], order["target"])
+            answer: Any = write(order["source"], order["target"], mapped=order["mapped"])
         else:
             key = order["dataset"], order["queries"]
             if key not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -55,20 +56,34 @@ def at_most(row: str, what: str, sides: tuple[str, str], value: float, limit: tu
     return Result(row, what, f"≤ {most:g} {unit}", *sides, f"{value:.2f} {unit}", value <= most)
 
 
-def record(results: list[Result], command: str, settings: str, file: Path = FILE) -> None:
-    """Put the results in the place of older ones of the same rows, and say how they came about."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How results came about; `seen` is when it began, and of which commit."""
+
+    command: str
+    settings: str
+    seen: str
+
+
+def begin(command: str, settings: str) -> Run:
+    """A run that begins now."""
+    return Run(command, settings, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {_commit()}")
+
+
+def record(results: list[Result], run: Run, order: Sequence[str], file: Path = FILE) -> None:
+    """Put the results in the place of older ones of the same rows, in the order of the rows, and say how they came."""
     text = file.read_text()
-    seen = f"{datetime.now(UTC):%Y-%m-%d %H:%M}, {_commit()}"
-    lines = {_key(line): line for line in _between(text, ROWS).splitlines()[2:] if line}
-    lines |= {(result.row, result.what): result.line(seen) for result in results}
-    text = _replaced(text, ROWS, "\n".join([*HEAD, *lines.values()]))
-    text = _replaced(text, RUN, _about(command, settings))
+    new = {result.row for result in results}
+    lines = [line for line in _between(text, ROWS).splitlines()[2:] if line and _row(line) not in new]
+    lines += [result.line(run.seen) for result in results]
+    lines.sort(key=lambda line: order.index(_row(line)) if _row(line) in order else len(order))
+    text = _replaced(text, ROWS, "\n".join([*HEAD, *lines]))
+    text = _replaced(text, RUN, _about(run))
     file.write_text(text)
 
 
-def _key(line: str) -> tuple[str, str]:
-    cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-    return cells[0], cells[1]
+def _row(line: str) -> str:
+    return line.strip("| ").partition(" | ")[0].strip()
 
 
 def _between(text: str, marks: tuple[str, str]) -> str:
@@ -80,12 +95,12 @@ def _replaced(text: str, marks: tuple[str, str], content: str) -> str:
     return f"{head}{marks[0]}\n{content}\n{marks[1]}{rest.partition(marks[1])[2]}"
 
 
-def _about(command: str, settings: str) -> str:
+def _about(run: Run) -> str:
     packages = "pylance", "pyarrow", "uvicorn", "uvloop", "httptools", "starlette", "msgspec"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     facts = {
-        "Last run": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {_commit()}",
-        "Command": f"`{command}` ({settings})",
+        "Last run": run.seen,
+        "Command": f"`{run.command}` ({run.settings})",
         "Machine": f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, {platform.system()}",
         "Versions": f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in packages),
     }

@@ -21,7 +21,7 @@ class Threads:
     def __init__(self) -> None:
         processors = os.cpu_count() or 1
         self.catalog = ThreadPoolExecutor(CATALOG_THREADS, "catalog")
-        self._queries = ThreadPoolExecutor(max(4, 2 * processors), "query")
+        self._queries = ThreadPoolExecutor(max(8, 4 * processors), "query")
         self._writes = ThreadPoolExecutor(WRITE_THREADS, "write")
 
     def of(self, operation: Operation) -> ThreadPoolExecutor:

@@ -253,6 +253,7 @@ ODD_TABLES = {
     "views": pa.table({"a": pa.array(["x"], pa.string_view())}),
     "map": pa.table({"a": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))}),
     "dictionary": pa.table({"a": pa.array(["x"]).dictionary_encode()}),
+    "decimals, anywhere": pa.table({"a": [1], "b" * 9: pa.array([1], pa.decimal128(20, 2))}),
     "decimal256": pa.table({"a": pa.array([1], pa.decimal256(50, 2))}),
     "reserved name": pa.table({"_rowid": pa.array([1], pa.uint64())}),
     "deep": pa.table({"a": pa.array([None], pa.list_(pa.struct([("b", pa.list_(pa.struct([("c", pa.int8())])))])))}),
@@ -270,6 +271,25 @@ def test_arrow_of_odd_types_is_taken_or_refused(furnished: Wire, name: str, odd:
     if name == "CreateTable" and response.status_code == 200:
         assert furnished.table(["odd"], "count_rows").text == str(ODD_TABLES[odd].num_rows)
         assert furnished.table(["odd"], "describe", query={"load_detailed_metadata": "true"}).status_code == 200
+
+
+def broken_offsets(rows: int) -> bytes:
+    """Texts of which the second last claims to begin far outside its buffer."""
+    texts = pa.array(["x" * 100] * rows)
+    offsets = bytearray(texts.buffers()[1].to_pybytes())
+    at = 4 * (rows - 1)
+    offsets[at : at + 4] = (1 << 30).to_bytes(4, "little")
+    array = pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), texts.buffers()[2]])
+    return stream(pa.table({"text": array}))
+
+
+@pytest.mark.parametrize("rows", [4, 40_000], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("name", ARROW_IN)
+def test_arrow_whose_offsets_lead_nowhere_is_400(furnished: Wire, name: str, rows: int) -> None:
+    identifier = "lost" if name == "CreateTable" else "t"
+    url = url_of(SERVED[name], identifier)
+    refused(furnished.http.post(url, content=broken_offsets(rows), params={"on": "text"}), 400)
+    assert furnished.table(["lost"], "exists").status_code == 404
 
 
 def test_answer_to_a_broken_request_is_whole(server: Any) -> None:

@@ -42,7 +42,7 @@ def exchange(url: str, request: bytes | str, *, close_after: bool = False) -> An
             connection.sendall(raw)
             if close_after:
                 connection.shutdown(socket.SHUT_WR)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             pass  # refused before it was all sent: there may be an answer
         return read_answer(connection)
 

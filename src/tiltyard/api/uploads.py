@@ -17,6 +17,7 @@ import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.problems import HttpError
+from tiltyard.api.sound import aligned, check_names, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b
@@ -78,7 +79,8 @@ async def open_upload(receive: Receive, limit: int, identified: bool = False) ->
 
 async def _next(receive: Receive) -> tuple[bytes, bool]:
     try:
-        message = await asyncio.wait_for(receive(), STALL_SECONDS)
+        async with asyncio.timeout(STALL_SECONDS):  # not wait_for: before Python 3.12 that costs a task each time
+            message = await receive()
     except TimeoutError as error:
         raise HttpError(408, ErrorCode.INVALID_INPUT, f"No byte of the body came for {STALL_SECONDS:.0f} s.") from error
     if message["type"] == "http.disconnect":
@@ -114,9 +116,12 @@ class MemoryBody:
             else:
                 _check_end(data[-8:])
                 table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-            table.validate()
+            table.validate(full=True)
+            check_names(table.schema)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise not_arrow(error) from error
+        if decimals := with_decimals(table.schema):
+            table = pa.Table.from_batches([aligned(batch, decimals) for batch in table.to_batches()], table.schema)
         return table.to_reader()
 
 
@@ -184,13 +189,17 @@ class StreamedBody:
         """See ArrowBody."""
         try:
             source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
+            check_names(source.schema)
             return pa.RecordBatchReader.from_batches(source.schema, self._batches(source))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
 
     def _batches(self, source: pa.RecordBatchReader) -> Any:
+        decimals = with_decimals(source.schema)
         try:
-            yield from source
+            for batch in source:
+                batch.validate(full=True)  # offsets that lead out of a buffer would end the process
+                yield aligned(batch, decimals)
             while self.read_buffer(1 << 16):
                 pass
             _check_end(self._tail)

@@ -1,0 +1,48 @@
+"""What pyarrow takes and Lance does not: Rust would panic on it, long after the request was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+
+def check_names(schema: pa.Schema) -> None:
+    """Read every name of a schema, nested ones too. Raises UnicodeDecodeError for one that is not UTF-8."""
+    for _ in _fields(schema):
+        pass
+
+
+def with_decimals(schema: pa.Schema) -> list[int]:
+    """Positions of the columns that hold decimals anywhere inside."""
+    return [at for at, field in enumerate(schema) if any(kinds.is_decimal(inner.type) for inner in _below(field))]
+
+
+def aligned(batch: pa.RecordBatch, columns: list[int]) -> pa.RecordBatch:
+    """The same batch with these columns in memory of their own.
+
+    IPC aligns buffers to 8 bytes, while decimals in Rust need 16.
+    """
+    for at in columns:
+        column = batch.column(at)
+        batch = batch.set_column(at, batch.schema.field(at), pa.concat_arrays([column, column.slice(0, 0)]))
+    return batch
+
+
+def _fields(schema: pa.Schema) -> Iterator[pa.Field]:
+    for field in schema:
+        yield from _below(field)
+
+
+def _below(field: pa.Field) -> Iterator[pa.Field]:
+    """A field and all fields inside it; reads their names."""
+    field.name  # noqa: B018 - reading decodes it
+    yield field
+    kind = field.type
+    if kinds.is_dictionary(kind):
+        kind = kind.value_type
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    for at in range(kind.num_fields):
+        yield from _below(kind.field(at))

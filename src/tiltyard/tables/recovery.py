@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lance
 from lance_namespace.errors import (
+    InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
     NamespaceNotFoundError,
@@ -95,30 +96,34 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
     try:
         table = ctx.store.table_by_id(record.table_id)
         finalize_pending(ctx, table.id)
-        options = ctx.storage.options(table.location)
-        dataset = ctx.storage.datasets.reader(table.location, options, record.branch or None, record.version)
-    except GONE:
+        target = Target(ctx, table, record.branch or None)
+        latest = _own(target)
+        with lance_errors(latest):
+            at = latest.checkout_version((target.branch, record.version))
+            transaction = latest.read_transaction(record.version)
+    except (*GONE, InvalidInputError):
         return None
-    with lance_errors(dataset):
-        transaction = dataset.read_transaction(record.version)
-    rows = marked_rows(transaction, record.id)
-    return Commit(Target(ctx, table, record.branch or None), record.version, dataset, transaction, rows)
+    return Commit(target, record.version, at, transaction, marked_rows(transaction, record.id))
 
 
 def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
     """The commit whose transaction names the request."""
     try:
         target = Target(ctx, find_table(ctx, request.id), getattr(request, "branch", None))
-        latest = target.dataset_if_written()
+        latest = _own(target)
     except GONE:
-        return None
-    if latest is None:
         return None
     with lance_errors(latest):
         for age, transaction in enumerate(latest.get_transactions(RECENT)):
             if (rows := marked_rows(transaction, record.id)) is not None:
                 return Commit(target, int(latest.version) - age, latest, transaction, rows)
     return None
+
+
+def _own(target: Target) -> lance.LanceDataset:
+    """A handle of one's own: Lance locks the one it reads transactions through against all other use."""
+    storage = target.ctx.storage
+    return storage.datasets.writer(target.location, storage.options(target.location), target.branch)
 
 
 def _inserted(ctx: Context, request: models.InsertIntoTableRequest, commit: Commit) -> models.InsertIntoTableResponse:

@@ -1,0 +1,415 @@
+"""Exactly once: answers lost on the way, servers killed around the commit, and clients that try again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import lancedb
+import pyarrow as pa
+import pytest
+
+from tests.services.lossy import LossyProxy, wait_for
+from tests.services.postgres import find_binaries, postgres_server
+from tests.services.server import ServerProcess
+from tests.services.wire import stream
+
+ROWS = pa.table({"id": [1, 2, 3], "n": [0, 0, 0]})
+MORE = pa.table({"id": [3, 4], "n": [7, 7]})
+LARGE = pa.table({"id": range(300_000), "n": [0] * 300_000})  # more than a body that is held in memory
+POINTS = ["before_record", "after_record", "after_finalize", "before_answer"]
+keys = (f"key-{number}" for number in itertools.count())
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+
+
+class Struck:
+    """A server with faults at hand: `arm` makes it die at a point, `held` keeps it at the last one."""
+
+    def __init__(self, root: Path, *flags: str) -> None:
+        self.folder = root
+        self.held = root / "held"
+        kills = [f"{point}=kill@{root / point}" for point in POINTS[:3]]
+        last = f"before_answer=hold@{self.held}"
+        self._environ = {"TILTYARD_FAULT": ",".join([*kills, last]), "TILTYARD_REPEAT_LEASE": "0.5"}
+        self.process = ServerProcess(root / "data", *flags, environ=self._environ)
+        self.http = httpx.Client(base_url=self.process.url, timeout=60)
+
+    def arm(self, point: str) -> None:
+        (self.folder / point).touch()
+
+    def post(self, table: str, action: str, body: Any = None, key: str | None = None, **query: Any) -> httpx.Response:
+        headers = {} if key is None else {"idempotency-key": key}
+        content: dict[str, Any] = {"json": body or {}}
+        if isinstance(body, bytes):
+            content, headers = {"content": body}, headers | ARROW
+        return self.http.post(f"/v1/table/{table}/{action}", params=query, headers=headers, **content)
+
+    def create(self, table: str, rows: pa.Table = ROWS, **options: Any) -> None:
+        answer = self.post(table, "create", stream(rows), **options)
+        assert answer.status_code == 200, answer.text
+
+    def rows(self, table: str, predicate: str | None = None) -> int:
+        count: int = self.post(table, "count_rows", {"predicate": predicate} if predicate else {}).json()
+        return count
+
+    def version(self, table: str) -> int:
+        version: int = self.post(table, "describe", {"load_detailed_metadata": True}).json()["version"]
+        return version
+
+    def restart(self) -> None:
+        self.process.process.wait(30)
+        self.process.start()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
+    root = tmp_path_factory.mktemp("struck")
+    if request.param == "sqlite":
+        running = Struck(root)
+        yield running
+        running.process.stop()
+        return
+    binaries = find_binaries()
+    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
+    with postgres_server(binaries) as postgres:
+        running = Struck(root, "--db", postgres.new_database())
+        yield running
+        running.process.stop()
+
+
+@pytest.fixture
+def table(struck: Struck, fresh: Callable[[str], str]) -> str:
+    name = fresh("t")
+    struck.create(name)
+    return name
+
+
+@pytest.fixture
+def proxy(struck: Struck) -> Iterator[LossyProxy]:
+    with LossyProxy(struck.process.url) as running:
+        yield running
+
+
+@pytest.fixture
+def through(proxy: LossyProxy) -> Any:
+    """lancedb behind a load balancer that loses answers."""
+    return lancedb.connect("db://tests", api_key="none", host_override=proxy.url)
+
+
+def replayed(answer: httpx.Response) -> bool:
+    return answer.headers.get("idempotent-replayed") == "true"
+
+
+# lancedb, whose answer is lost after the commit.
+
+
+def test_insert_answer_lost_lancedb_adds_rows_once(struck: Struck, table: str, proxy: LossyProxy, through: Any) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/insert", struck.held)
+    added = opened.add(MORE)
+    first, second = proxy.tries("/insert")
+    assert first != second  # lancedb takes a new id for each try of an insert: the rows have to tell
+    assert (struck.rows(table), struck.version(table), added.version) == (5, 2, 2)
+
+
+def test_insert_answer_cut_and_tried_again_by_hand_adds_rows_once(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/insert", struck.held, status=0)
+    with pytest.raises(Exception, match="error sending request"):
+        opened.add(MORE)
+    assert opened.add(MORE).version == 2
+    assert struck.rows(table) == 5
+    assert opened.add(MORE).version == 3  # heard of: the same rows once more are meant
+    assert struck.rows(table) == 7
+
+
+def test_insert_of_many_rows_answer_lost_lancedb_adds_them_once(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/insert", struck.held)
+    assert opened.add(LARGE).version == 2
+    assert len(proxy.tries("/insert")) == 2
+    assert struck.rows(table) == 3 + LARGE.num_rows
+
+
+def test_insert_of_the_same_rows_on_purpose_adds_them_each_time(struck: Struck, table: str, through: Any) -> None:
+    opened = through.open_table(table)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: opened.add(MORE), range(12)))
+    assert struck.rows(table) == 3 + 12 * 2
+
+
+def test_merge_insert_answer_lost_lancedb_merges_once(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/merge_insert", struck.held)
+    merge = opened.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    done = merge.execute(MORE)
+    assert len(proxy.tries("/merge_insert")) == 2
+    assert (done.num_inserted_rows, done.num_updated_rows, done.version) == (1, 1, 2)
+    assert (struck.rows(table), struck.version(table)) == (4, 2)
+
+
+def test_delete_answer_lost_lancedb_hears_what_was_deleted(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/delete", struck.held)
+    done = opened.delete("id > 1")
+    first, second = proxy.tries("/delete")
+    assert first == second
+    assert (done.num_deleted_rows, done.version, struck.version(table)) == (2, 2, 2)
+
+
+def test_update_answer_lost_lancedb_counts_once(struck: Struck, table: str, proxy: LossyProxy, through: Any) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/update", struck.held)
+    assert opened.update(values_sql={"n": "n + 1"}).rows_updated == 3
+    assert len(proxy.tries("/update")) == 2
+    assert struck.rows(table, "n = 1") == 3
+
+
+@pytest.mark.parametrize("status", [0, 502])
+def test_create_table_answer_lost_leaves_one_table(
+    struck: Struck, fresh: Callable[[str], str], proxy: LossyProxy, through: Any, status: int
+) -> None:
+    name = fresh("made")
+    proxy.lose("/create", struck.held, status)
+    with pytest.raises(Exception, match=r"error sending request|502"):
+        through.create_table(name, ROWS)
+    with pytest.raises(ValueError, match="already exists"):
+        through.create_table(name, ROWS)
+    assert (struck.rows(name), struck.version(name)) == (3, 1)
+
+
+def test_complete_multipart_answer_lost_lancedb_adds_rows_once(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/multipart_write/complete", struck.held)
+    parts = pa.concat_tables([LARGE.slice(0, 100_000), LARGE.slice(100_000)])
+    assert opened.add(parts, write_parallelism=2).version == 2
+    assert len(proxy.tries("upload_part_id")) == 2
+    assert len(proxy.tries("/multipart_write/complete")) == 2
+    assert struck.rows(table) == 3 + LARGE.num_rows
+
+
+# Any client, by the header.
+
+
+@pytest.mark.parametrize("rows", [MORE, LARGE], ids=["small", "large"])
+def test_insert_repeated_answers_the_first_and_writes_nothing(struck: Struck, table: str, rows: pa.Table) -> None:
+    key, body = next(keys), stream(rows)
+    first = struck.post(table, "insert", body, key)
+    again = struck.post(table, "insert", body, key)
+    assert (first.status_code, again.status_code, again.json()) == (200, 200, first.json())
+    assert (replayed(first), replayed(again)) == (False, True)
+    assert (struck.rows(table), struck.version(table)) == (3 + rows.num_rows, 2)
+
+
+@pytest.mark.parametrize("rows", [MORE, LARGE], ids=["small", "large"])
+def test_insert_repeated_with_another_body_is_409(struck: Struck, table: str, rows: pa.Table) -> None:
+    key = next(keys)
+    assert struck.post(table, "insert", stream(rows), key).status_code == 200
+    other = rows.set_column(1, "n", pa.array([9] * rows.num_rows))
+    refused = struck.post(table, "insert", stream(other), key)
+    assert (refused.status_code, refused.json()["code"]) == (409, 13)
+    assert struck.rows(table) == 3 + rows.num_rows
+
+
+def test_key_of_another_operation_is_409(struck: Struck, table: str) -> None:
+    key = next(keys)
+    assert struck.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 200
+    assert struck.post(table, "update", {"updates": [["n", "1"]]}, key).status_code == 409
+    assert struck.post(table, "delete", {"predicate": "id = 2"}, key).status_code == 409
+
+
+def test_key_of_somebody_else_is_another_key(struck: Struck, table: str) -> None:
+    key, body = next(keys), {"predicate": "id = 1"}
+    answers = [
+        struck.http.post(f"/v1/table/{table}/delete", json=body, headers={"idempotency-key": key, "x-api-key": who})
+        for who in ("one", "two")
+    ]
+    assert [answer.json()["num_deleted_rows"] for answer in answers] == [1, 0]
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+def test_key_of_impossible_length_is_400(struck: Struck, table: str, key: str) -> None:
+    assert struck.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 400
+
+
+def test_key_on_a_read_means_nothing(struck: Struck, table: str) -> None:
+    key = next(keys)
+    assert struck.post(table, "count_rows", {}, key).json() == 3
+    struck.post(table, "delete", {"predicate": "id = 1"})
+    assert struck.post(table, "count_rows", {}, key).json() == 2
+
+
+def test_namespace_created_again_by_key_answers_the_first(struck: Struck, fresh: Callable[[str], str]) -> None:
+    name, headers = fresh("space"), {"idempotency-key": next(keys)}
+    answers = [
+        struck.http.post(f"/v1/namespace/{name}/create", json={"properties": {"a": "b"}}, headers=headers)
+        for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert replayed(answers[1]) and answers[1].json() == answers[0].json()
+
+
+def test_failure_that_changed_nothing_is_not_remembered(struck: Struck, fresh: Callable[[str], str]) -> None:
+    name, key = fresh("later"), next(keys)
+    assert struck.post(name, "insert", stream(MORE), key).status_code == 404
+    struck.create(name)
+    answer = struck.post(name, "insert", stream(MORE), key)
+    assert (answer.status_code, replayed(answer), struck.rows(name)) == (200, False, 5)
+
+
+def test_repeat_while_the_first_runs_waits_for_its_answer(struck: Struck, table: str) -> None:
+    key = next(keys)
+    reached = struck.held.with_name("held.reached")
+    reached.unlink(missing_ok=True)
+    struck.held.touch()
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(struck.post, table, "insert", stream(MORE), key)
+        wait_for(reached.exists)
+        others = [pool.submit(struck.post, table, "insert", stream(MORE), key) for _ in range(3)]
+        assert not any(other.done() for other in others)
+        struck.held.unlink()
+        answers = [first.result(), *(other.result() for other in others)]
+    assert {answer.text for answer in answers} == {answers[0].text}
+    assert [replayed(answer) for answer in answers] == [False, True, True, True]
+    assert (struck.rows(table), struck.version(table)) == (5, 2)
+
+
+# Servers killed around the commit.
+
+CHANGES: dict[str, tuple[str, Any, dict[str, Any], dict[str, int], str, int]] = {
+    # action, body, query, what the answer says, rows to look for, how many
+    "append": ("insert", stream(MORE), {}, {"num_inserted_rows": 2}, "true", 5),
+    "large": ("insert", stream(LARGE), {}, {"num_inserted_rows": LARGE.num_rows}, "true", 3 + LARGE.num_rows),
+    "overwrite": ("insert", stream(MORE), {"mode": "overwrite"}, {"num_inserted_rows": 2}, "true", 2),
+    "merge": (
+        "merge_insert",
+        stream(MORE),
+        {"on": "id", "when_matched_update_all": "true", "when_not_matched_insert_all": "true"},
+        {"num_inserted_rows": 1, "num_updated_rows": 1, "num_deleted_rows": 0},
+        "n = 7",
+        2,
+    ),
+    "update": ("update", {"updates": [["n", "n + 1"]]}, {}, {"updated_rows": 3}, "n = 1", 3),
+    "delete": ("delete", {"predicate": "id > 1"}, {}, {"num_deleted_rows": 2}, "true", 1),
+    "add_columns": ("add_columns", {"new_columns": [{"name": "m", "expression": "n + 1"}]}, {}, {}, "m = 1", 3),
+}
+
+
+KILLS = [
+    *(("sqlite", "after_record", change) for change in CHANGES),
+    *(("sqlite", point, change) for point in ("before_record", "after_finalize") for change in ("append", "update")),
+    *(("postgres", "after_record", change) for change in ("append", "update")),
+]
+
+
+@pytest.mark.parametrize("struck, point, change", KILLS, indirect=["struck"])
+def test_change_killed_at_a_point_and_repeated_happens_once(
+    struck: Struck, table: str, point: str, change: str
+) -> None:
+    action, body, query, said, predicate, count = CHANGES[change]
+    key = next(keys)
+    struck.arm(point)
+    with pytest.raises(httpx.TransportError):
+        struck.post(table, action, body, key, **query)
+    struck.restart()
+    again = struck.post(table, action, body, key, **query)
+    assert again.status_code == 200, "".join(struck.process.log[-40:])
+    assert again.json().items() >= {**said, "version": 2}.items()
+    assert (struck.rows(table, predicate), struck.version(table)) == (count, 2)
+
+
+@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("change", ["append", "large", "overwrite"])
+def test_change_straight_to_storage_killed_after_the_commit_and_repeated_happens_once(
+    struck: Struck, fresh: Callable[[str], str], change: str
+) -> None:
+    name, key = fresh("plain"), next(keys)
+    struck.create(name, properties='{"tiltyard.managed_versioning": "false"}')
+    action, body, query, said, predicate, count = CHANGES[change]
+    struck.arm("after_finalize")
+    with pytest.raises(httpx.TransportError):
+        struck.post(name, action, body, key, **query)
+    struck.restart()
+    again = struck.post(name, action, body, key, **query)
+    assert again.json().items() >= {**said, "version": 2}.items()
+    assert (struck.rows(name, predicate), struck.version(name)) == (count, 2)
+
+
+@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("mode", ["create", "overwrite"])
+def test_create_table_killed_before_its_record_and_repeated_makes_one(
+    struck: Struck, fresh: Callable[[str], str], mode: str
+) -> None:
+    name, key = fresh("made"), next(keys)
+    struck.arm("before_record")
+    with pytest.raises(httpx.TransportError):
+        struck.post(name, "create", stream(ROWS), key, mode=mode)
+    struck.restart()
+    again = struck.post(name, "create", stream(ROWS), key, mode=mode)
+    assert (again.status_code, struck.rows(name), struck.version(name)) == (200, 3, 1)
+
+
+def test_create_table_killed_after_its_record_answers_as_if_it_had_not(
+    struck: Struck, fresh: Callable[[str], str]
+) -> None:
+    name, key = fresh("made"), next(keys)
+    struck.held.touch()
+    struck.held.with_name("held.reached").unlink(missing_ok=True)
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(struck.post, name, "create", stream(ROWS), key)
+        wait_for(struck.held.with_name("held.reached").exists)
+        struck.process.kill()
+        assert isinstance(lost.exception(), httpx.TransportError)
+    struck.held.unlink()
+    struck.restart()
+    again = struck.post(name, "create", stream(ROWS), key)
+    assert (again.status_code, again.json()["version"]) == (200, 1)
+    assert (struck.rows(name), struck.version(name)) == (3, 1)
+
+
+def test_inserts_gathered_into_commits_killed_and_repeated_happen_once_each(struck: Struck, table: str) -> None:
+    inserts = [(next(keys), stream(pa.table({"id": [100 + number], "n": [0]}))) for number in range(24)]
+
+    def insert(entry: tuple[str, bytes]) -> int:
+        key, body = entry
+        try:
+            return struck.post(table, "insert", body, key).status_code
+        except httpx.TransportError:
+            return 0
+
+    struck.arm("after_finalize")
+    with ThreadPoolExecutor(24) as pool:
+        assert 0 in set(pool.map(insert, inserts))
+        struck.restart()
+        assert set(pool.map(insert, inserts)) == {200}
+    assert struck.rows(table) == 3 + 24
+    assert all(struck.rows(table, f"id = {100 + number}") == 1 for number in range(24))
+
+
+def test_insert_killed_behind_a_load_balancer_lancedb_adds_rows_once(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/insert", struck.held)
+    with ThreadPoolExecutor(1) as pool:
+        adding = pool.submit(opened.add, MORE)
+        wait_for(struck.held.with_name("held.reached").exists)
+        struck.process.kill()
+        struck.held.unlink(missing_ok=True)
+        struck.restart()
+        assert adding.result().version == 2
+    assert (struck.rows(table), struck.version(table)) == (5, 2)

@@ -21,12 +21,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Served:
     """A function and how it may run.
 
-    `inline(request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
+    `inline(ctx, request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
     (SQLite), the server then answers on its event loop, without a thread.
     """
 
     function: Callable[..., Any]
-    inline: Callable[[Any], bool]
+    inline: Callable[[Any, Any], bool]
 
 
 _served: dict[str, Served] = {}
@@ -36,11 +36,16 @@ class UnknownOperationError(RuntimeError):
     """A decorated function has no operation of its name in the specification, or two have the same."""
 
 
+def never(ctx: Any, request: Any) -> bool:
+    """For `inline`: this operation always takes a thread."""
+    return False
+
+
 @overload
 def operation(function: Function, /) -> Function: ...
 @overload
-def operation(*, inline: Callable[[Any], bool]) -> Callable[[Function], Function]: ...
-def operation(function: Any = None, /, *, inline: Callable[[Any], bool] = lambda request: False) -> Any:
+def operation(*, inline: Callable[[Any, Any], bool]) -> Callable[[Function], Function]: ...
+def operation(function: Any = None, /, *, inline: Callable[[Any, Any], bool] = never) -> Any:
     """Serve the operation of this function's name with it."""
 
     def register(function: Function) -> Function:
@@ -52,7 +57,7 @@ def operation(function: Any = None, /, *, inline: Callable[[Any], bool] = lambda
     return register if function is None else register(function)
 
 
-def always(request: Any) -> bool:
+def always(ctx: Any, request: Any) -> bool:
     """For `inline`: this operation only ever reads a little of the catalog."""
     return True
 

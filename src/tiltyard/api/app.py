@@ -85,7 +85,7 @@ class Api:
             request = binder.bind(segments, query, headers, body, rewrite)
             if exchange.remote:
                 remote.amend(route.operation, ctx, request)
-            if self._inline and route.served.inline(request):
+            if self._inline and route.served.inline(ctx, request):
                 result = route.served.function(ctx, request)
             else:
                 accept = headers.get(b"accept", b"")

@@ -74,7 +74,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     return models.RegisterTableResponse(location=record.location, properties=record.properties)
 
 
-def _reads_catalog_only(request: models.DescribeTableRequest) -> bool:
+def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> bool:
     """Whether a description needs nothing from storage."""
     return not (
         request.load_detailed_metadata
@@ -104,7 +104,7 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
         properties=record.properties,
         managed_versioning=record.managed,
     )
-    if not _reads_catalog_only(request):
+    if not _reads_catalog_only(ctx, request):
         response.is_only_declared = _only_declared(ctx, record)
         if not response.is_only_declared and (request.load_detailed_metadata or not request.check_declared):
             _add_details(ctx, request, response)
@@ -136,7 +136,7 @@ def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
 
 
-@operation(inline=lambda request: request.version is None)
+@operation(inline=lambda ctx, request: request.version is None)
 def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
     """Answer if a table exists, at a version if one is named.
 

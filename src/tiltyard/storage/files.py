@@ -42,6 +42,9 @@ class Files(Protocol):
     def write_new(self, location: str, content: bytes) -> bool:
         """Write a whole file unless there is one: whether it was written. Of several writers, one wins."""
 
+    def move_new(self, source: str, target: str) -> bool:
+        """Give a whole file another name unless that is taken: whether it was moved. Raises FileNotFoundError."""
+
     def delete(self, locations: Iterable[str]) -> None:
         """Delete files; missing ones are fine."""
 
@@ -97,6 +100,17 @@ class LocalFiles:
             return False
         finally:
             staged.unlink(missing_ok=True)
+        return True
+
+    def move_new(self, source: str, target: str) -> bool:
+        """See Files: a second name first, which fails if there is one, then the old one goes."""
+        with Path(source).open("rb") as file:
+            os.fsync(file.fileno())
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return False
+        Path(source).unlink(missing_ok=True)
         return True
 
     def delete(self, locations: Iterable[str]) -> None:

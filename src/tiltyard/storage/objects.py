@@ -59,6 +59,13 @@ class ObjectFiles:
             return False
         return True
 
+    def move_new(self, source: str, target: str) -> bool:
+        """See Files: a conditional put of the content, then the old object goes."""
+        if not self.write_new(target, self.read(source)):
+            return False
+        self.delete([source])
+        return True
+
     def delete(self, locations: Iterable[str]) -> None:
         """See Files."""
         paths = [self._path(location) for location in locations]

@@ -126,6 +126,10 @@ class Storage:
         with lance_errors():
             return any(_FINAL.match(name) for name in self.files(location).names(f"{location}/_versions"))
 
+    def at_hand(self, location: str) -> bool:
+        """Whether a table's latest version is known at the cost of looking for a local file."""
+        return is_local(location) and self.datasets.holds(location)
+
     def is_empty(self, location: str) -> bool:
         """Whether nothing at all lies at a location."""
         with lance_errors():
@@ -201,12 +205,12 @@ class Storage:
             if staged == final:
                 return _existing(files.stat(final))
             try:
-                content = files.read(staged)
+                if not files.move_new(staged, final):
+                    if files.read(final) != files.read(staged):
+                        raise ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
+                    files.delete([staged])
             except FileNotFoundError:
-                return _existing(files.stat(final))
-            if not files.write_new(final, content) and files.read(final) != content:
-                raise ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
-            files.delete([staged])
+                pass  # somebody else has moved it meanwhile
             return _existing(files.stat(final))
 
 

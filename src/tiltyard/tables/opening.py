@@ -51,9 +51,18 @@ def open_for_reading(
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
     """
     record = find_table(ctx, names)
+    _settle(ctx, record)
     storage = ctx.storage
     dataset = storage.datasets.reader(record.location, storage.options(record.location), branch, version, tag)
     return OpenTable(record, dataset)
+
+
+def _settle(ctx: Context, record: TableRecord) -> None:
+    """Finish what is recorded of a table and not yet final: a batch is seen on all its tables, or on none."""
+    if record.managed and ctx.store.pending_versions(record.id, limit=1):
+        from tiltyard.tables.version_commits import finalize_pending  # noqa: PLC0415  # which opens tables itself
+
+        finalize_pending(ctx, record.id)
 
 
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:

@@ -15,7 +15,7 @@ from lance_namespace.errors import TableVersionNotFoundError
 from tiltyard.spec import models
 from tiltyard.storage.road import Road
 from tiltyard.tables.version_commits import commit_staged, wire_version
-from tiltyard.tables.versions import describe_version, list_versions
+from tiltyard.tables.versions import describe_version, latest_manifest, list_versions
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -43,8 +43,12 @@ class OwnCommits(upstream.LanceNamespace):
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
         """The versions of a branch."""
-        asked = _read(request, models.ListTableVersionsRequest)
-        found = list_versions(self._ctx, self._table(request), asked)
+        asked, record = _read(request, models.ListTableVersionsRequest), self._table(request)
+        if asked.descending and asked.limit == 1:  # how Lance asks for the latest: it needs the file's name alone
+            latest = latest_manifest(self._ctx, record, asked.branch)
+            found = models.ListTableVersionsResponse(versions=[latest] if latest else [])
+        else:
+            found = list_versions(self._ctx, record, asked)
         return upstream.ListTableVersionsResponse.model_validate(msgspec.to_builtins(found))
 
     def describe_table_version(self, request: Any) -> upstream.DescribeTableVersionResponse:
@@ -58,7 +62,7 @@ class OwnCommits(upstream.LanceNamespace):
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
         """Commit what Lance staged. Raises ConcurrentModificationError."""
         record = self._table(request)
-        committed = commit_staged(self._ctx, record, _read(request, models.CreateTableVersionRequest))
+        committed = commit_staged(self._ctx, record, _read(request, models.CreateTableVersionRequest), ours=True)
         version = msgspec.to_builtins(wire_version(record, committed))
         return upstream.CreateTableVersionResponse.model_validate({"version": version})
 

@@ -7,6 +7,7 @@ finishes. A version that storage holds already, because somebody committed round
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -52,9 +53,12 @@ def create_table_version(ctx: Context, request: models.CreateTableVersionRequest
     return models.CreateTableVersionResponse(version=wire_version(table, commit_staged(ctx, table, request)))
 
 
-def commit_staged(ctx: Context, table: TableRecord, entry: Entry) -> VersionRecord:
-    """Record a staged manifest as a version, and make it final. Raises what CreateTableVersion raises."""
-    new = staged_version(ctx, table, entry)
+def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool = False) -> VersionRecord:
+    """Record a staged manifest as a version, and make it final. Raises what CreateTableVersion raises.
+
+    `ours` is one that Lance staged in this process: it is not looked at first, the catalog and storage decide alone.
+    """
+    new = _named_version(ctx, table, entry) if ours else staged_version(ctx, table, entry)
     reach(Point.BEFORE_RECORD)
     return finalize(ctx, table, check_same(new, *_record(ctx, new)))
 
@@ -138,13 +142,24 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
 
     `latest` is the table's latest version, if the caller knows better than storage. Raises as CreateTableVersion does.
     """
+    new = _named_version(ctx, table, entry)
+    if ctx.storage.stat(table.location, new.staged_path) is not None:
+        check_manifest(ctx.storage.read_file(table.location, new.staged_path), entry.version)
+        _check_next(ctx, new, entry, latest)
+    elif not _is_recorded(ctx, new):
+        raise InvalidInputError("There is no staged manifest at this path: write it first.")
+    return new
+
+
+def _named_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
+    """What an entry asks to record, by its words alone. Raises InvalidInputError for a path outside the folder."""
     scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
     folder = versions_folder(entry.branch)
     staged = ctx.storage.inside(table.location, entry.manifest_path)
     final = f"{folder}/{manifest_name(entry.version, scheme)}"
     if staged.rpartition("/")[0] != f"{table.location}/{folder}":
         raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
-    new = NewVersion(
+    return NewVersion(
         table_id=table.id,
         branch=branch_key(entry.branch),
         version=entry.version,
@@ -155,12 +170,6 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
         metadata=entry.metadata,
         naming_scheme=scheme,
     )
-    if ctx.storage.stat(table.location, staged) is not None:
-        check_manifest(ctx.storage.read_file(table.location, staged), entry.version)
-        _check_next(ctx, new, entry, latest)
-    elif not _is_recorded(ctx, new):
-        raise InvalidInputError("There is no staged manifest at this path: write it first.")
-    return new
 
 
 def _is_recorded(ctx: Context, new: NewVersion) -> bool:
@@ -217,7 +226,7 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> Version
     ctx.store.mark_finalized(table.id, record.version, record.branch, manifest_size=found.size, e_tag=found.e_tag)
     if table.declared:
         ctx.store.mark_written(table.id)
-    return ctx.store.describe_version(table.id, record.version, record.branch)
+    return replace(record, finalized=True, manifest_size=found.size, e_tag=found.e_tag or record.e_tag)
 
 
 def finalize_pending(ctx: Context, table_id: int | None = None) -> int:

@@ -144,6 +144,19 @@ def describe_version(
     return None if dataset is None else _version(ctx, record, branch, dataset.get_version())
 
 
+def latest_manifest(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
+    """Number and file of the latest version, and nothing more; None if the table is only declared."""
+    dataset = _settled(ctx, record, branch)
+    if dataset is None:
+        return None
+    manifest = _find_manifest(ctx, record.location, branch, dataset.version)
+    if manifest is None:
+        raise TableVersionNotFoundError(f"No version {dataset.version}: it has just been cleaned up.")
+    path, found = manifest
+    where = f"{urlsplit(record.location).path.lstrip('/')}/{path}"
+    return models.TableVersion(version=dataset.version, manifest_path=where, manifest_size=found.size)
+
+
 def _settled(
     ctx: Context, record: TableRecord, branch: str | None, version: int | None = None
 ) -> lance.LanceDataset | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).resolve().parent.parent
 README = (HOME / "README.md").read_text()
+PUBLISHING = (HOME / "docs/publishing.md").read_text()
 SETTINGS = (HOME / "docs/settings.md").read_text()
 DOCUMENTS = sorted([*HOME.glob("*.md"), *(HOME / "docs").glob("*.md")])
 TARGETS_IN = README + (HOME / "CONTRIBUTING.md").read_text()
@@ -48,6 +49,18 @@ def test_readme_examples_run_as_they_stand_against_a_new_server(
     finally:
         status = server.stop()
     assert (len(examples), sum(SHOWN_URL in example for example in examples), status) == (4, 3, 0)
+
+
+def test_publishing_page_examples_run_one_after_the_other_against_a_new_server(tmp_path: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", PUBLISHING, re.DOTALL)
+    server = ServerProcess(tmp_path)
+    names: dict[str, object] = {}
+    try:
+        for number, example in enumerate(examples, 1):
+            exec(compile(example.replace(SHOWN_URL, server.url), f"publishing example {number}", "exec"), names)
+    finally:
+        status = server.stop()
+    assert (len(examples), status) == (4, 0)
 
 
 @pytest.mark.slow

@@ -14,9 +14,13 @@ if "lance_namespace" in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-    """`tiltyard.Namespace`, imported when it is asked for."""
+    """`tiltyard.Namespace`, `tiltyard.publish` and its errors, imported when they are asked for."""
     if name == "Namespace":
         from tiltyard.twin import Namespace  # noqa: PLC0415  # see above
 
         return Namespace
+    if name in ("publish", "PublishConflictError", "PublishUncertainError"):
+        from tiltyard import publishing  # noqa: PLC0415  # see above
+
+        return getattr(publishing, name)
     raise AttributeError(name)

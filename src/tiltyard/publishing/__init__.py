@@ -1,0 +1,13 @@
+"""Several tables published at once: what is written in a block becomes visible together, or not at all.
+
+    with tiltyard.publish(client) as tables:
+        lance.write_dataset(documents, namespace_client=tables, table_id=["documents"], mode="append")
+        lance.write_dataset(chunks, namespace_client=tables, table_id=["chunks"], mode="append")
+
+`docs/publishing.md` has the whole story. This is a client: it knows a namespace, Lance, and nothing of the server.
+"""
+
+from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
+from tiltyard.publishing.publication import Publication, publish
+
+__all__ = ["Publication", "PublishConflictError", "PublishUncertainError", "publish"]

@@ -1,0 +1,175 @@
+"""The end of a block: one batch, or no trace."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import lance_namespace as upstream
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    TableBranchNotFoundError,
+    TableNotFoundError,
+)
+
+from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
+from tiltyard.publishing.sending import is_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiltyard.publishing.changes import Changes, Path
+    from tiltyard.publishing.sending import Send
+    from tiltyard.publishing.staged import Line, Table
+
+log = logging.getLogger("tiltyard.publishing")
+
+PAUSES = (0.1, 0.5, 2.0, 5.0)
+"""Seconds before a batch is sent again, after an answer that did not say whether it is committed."""
+
+
+class Asked(dict[str, Any]):
+    """A request as pylance makes it for the calls that take mappings."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """The same as a plain dict."""
+        return dict(self)
+
+
+def commit(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str | None:
+    """Send the batch; the id of its transaction, None if it changes nothing or its answer was lost.
+
+    Raises PublishConflictError, PublishUncertainError, and what else the server refuses the batch with.
+    """
+    if not changes.operations:
+        return None
+    transaction = _sent(client, send, changes)
+    for line in changes.lines():
+        with _at_best(line.table):
+            line.forget_copies()
+    return transaction
+
+
+def roll_back(client: upstream.LanceNamespace, changes: Changes) -> None:
+    """Delete what the block staged. What cannot be deleted is logged, and left to the garbage collection."""
+    for line in changes.lines():
+        if not line.table.declared:
+            with _at_best(line.table):
+                line.discard(_base_manifest(client, line))
+    for table in changes.new_tables():
+        with _at_best(table):
+            table.delete()
+
+
+@contextmanager
+def _at_best(table: Table) -> Iterator[None]:
+    """Tidy up as far as the storage lets us: how the block ended is what its caller has to hear."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # see above
+        log.warning("files of a publication are left in %s: %s", table.location, error)
+
+
+def _base_manifest(client: upstream.LanceNamespace, line: Line) -> str | None:
+    """The manifest of the version that a line begins behind, if it is still there."""
+    try:
+        return _manifest(client, line, line.base) if line.base else None
+    except LanceNamespaceError:
+        return None
+
+
+def _manifest(client: upstream.LanceNamespace, line: Line, version: int) -> str:
+    """The path of a committed version's manifest. Raises TableVersionNotFoundError, TableNotFoundError."""
+    asked = Asked(id=list(line.table.path), version=version)
+    if line.branch:
+        asked["branch"] = line.branch
+    answer: Any = client.describe_table_version(asked)  # type: ignore[arg-type]  # as pylance itself calls it
+    found = answer["version"] if isinstance(answer, dict) else answer.version.to_dict()
+    return str(found["manifest_path"])
+
+
+def _sent(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str | None:
+    request, key = upstream.BatchCommitTablesRequest(operations=changes.operations), uuid4().hex
+    pauses = iter(PAUSES)
+    certain = True
+    while True:
+        try:
+            return send(request, key).transaction_id
+        except Exception as error:
+            if certain and is_refusal(error):
+                tables = _conflicting(client, changes)
+                if tables or isinstance(error, ConcurrentModificationError):
+                    raise PublishConflictError(tables) from error
+                raise
+            certain = False  # what it says the next time may be about this one
+            if _is_committed(client, changes):
+                return None
+            pause = next(pauses, None)
+            if pause is None:
+                raise PublishUncertainError(
+                    "The server did not say whether it published: look at the tables before you run the block again."
+                ) from error
+        time.sleep(pause)
+
+
+def _conflicting(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
+    """The tables that are not as the block found them."""
+    lines = changes.lines()
+    tables = {line.table.path: line.table for line in lines if line.staged}
+    tables |= {table.path: table for table in changes.new_tables()}
+    found = [path for path, table in tables.items() if _location(client, path) != _expected(table)]
+    moved = [line.table.path for line in lines if line.table.path not in found and _is_behind(client, line)]
+    gone = [path for path in changes.deregistered if _location(client, path) is None]
+    return list(dict.fromkeys([*found, *moved, *gone]))
+
+
+def _expected(table: Table) -> str | None:
+    """Where a table should lie for the batch to succeed; None if its name has to be free."""
+    return None if table.declared else table.location
+
+
+def _location(client: upstream.LanceNamespace, path: Path) -> str | None:
+    """Where a table lies; None if there is none."""
+    try:
+        return client.describe_table(upstream.DescribeTableRequest(id=list(path))).location
+    except (TableNotFoundError, NamespaceNotFoundError):
+        return None
+
+
+def _is_behind(client: upstream.LanceNamespace, line: Line) -> bool:
+    """Whether somebody else committed to a branch after the version that the block's own begin behind."""
+    return bool(line.staged) and not line.table.declared and latest_version(client, line) != line.base
+
+
+def latest_version(client: upstream.LanceNamespace, line: Line) -> int:
+    """The latest version of a branch for all but the block; 0 without any. Raises TableNotFoundError."""
+    request = upstream.ListTableVersionsRequest(id=list(line.table.path), branch=line.branch, limit=1, descending=True)
+    try:
+        found = client.list_table_versions(request).versions
+    except TableBranchNotFoundError:
+        return 0
+    return found[0].version if found else 0
+
+
+def _is_committed(client: upstream.LanceNamespace, changes: Changes) -> bool:
+    """Whether the batch took effect; as far as it is known, which one of its operations tells."""
+    first = changes.operations[0]
+    try:
+        if first.declare_table is not None:
+            return _location(client, tuple(first.declare_table.id or ())) == first.declare_table.location
+        if first.deregister_table is not None:
+            return _location(client, tuple(first.deregister_table.id or ())) is None
+        assert first.create_table_version is not None
+        line = changes.changed_line(tuple(first.create_table_version.id or ()), first.create_table_version.branch)
+        assert line is not None
+        staged = line.staged[first.create_table_version.version]
+        return line.is_final(staged, _manifest(client, line, staged.request.version))
+    except Exception as error:  # noqa: BLE001  # the server does not answer well, or has no such version
+        if not is_refusal(error):
+            log.warning("cannot ask whether a publication is committed: %s", error)
+        return False

@@ -1,0 +1,347 @@
+"""A namespace that holds back what is committed through it, until its block ends.
+
+Reads pass through to the client, except that the block reads its own writes. Commits are recorded; the end of the
+block sends them as one BatchCommitTables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
+
+import lance_namespace as upstream
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableVersionNotFoundError,
+    UnsupportedOperationError,
+)
+
+from tiltyard.publishing.changes import Changes, Path, shown
+from tiltyard.publishing.ending import commit, latest_version, roll_back
+from tiltyard.publishing.errors import PublishUncertainError
+from tiltyard.publishing.sending import sender
+from tiltyard.publishing.staged import Line, Staged, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+PASSED = (
+    "create_namespace", "describe_namespace", "describe_transaction", "drop_namespace", "list_all_tables",
+    "list_namespaces", "namespace_exists",
+)  # fmt: skip
+SERVED = (
+    "analyze_table_query_plan", "count_table_rows", "describe_table_index_stats", "explain_table_query_plan",
+    "get_table_stats", "get_table_tag_version", "list_table_branches", "list_table_indices", "list_table_tags",
+    "query_table",
+)  # fmt: skip
+"""What the server reads by itself: it does not see what a block has written."""
+
+
+def publish(client: upstream.LanceNamespace, *, headers: Mapping[str, str] | None = None) -> Publication:
+    """Write several tables and publish them together: `with tiltyard.publish(client) as tables: …`.
+
+    `client` is any namespace that has BatchCommitTables: pylance's `RestNamespace` on a Tiltyard server, or
+    `tiltyard.Namespace`. `headers` go with the batch, where a RestNamespace needs any (it keeps its own to itself).
+    Raises UnsupportedOperationError for a client without BatchCommitTables.
+    """
+    return Publication(client, headers or {})
+
+
+class Publication(upstream.LanceNamespace):
+    """What `publish` gives: the `namespace_client` of all that is written in its block, by any number of threads.
+
+    After the block `transaction_id` names the server's transaction, and reads pass through.
+    """
+
+    def __init__(self, client: upstream.LanceNamespace, headers: Mapping[str, str]) -> None:
+        self.transaction_id: str | None = None
+        self._client = client
+        self._send = sender(client, headers)
+        self._id = uuid4().hex
+        self._open = True
+        self._changes = Changes()
+        self._refusal: LanceNamespaceError | None = None
+
+    def namespace_id(self) -> str:
+        """What tells this publication from others, and from its client."""
+        return f"publication {self._id} of {self._client.namespace_id()}"
+
+    def __reduce__(self) -> Any:
+        """Raise TypeError: a publication is one process's."""
+        raise TypeError(
+            "A publication stays in its process: let other processes write fragments, and commit those here "
+            "(docs/publishing.md shows how)."
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Publish; after an exception, leave nothing behind.
+
+        Raises PublishConflictError, PublishUncertainError, what the batch was refused with, or why a write in the
+        block was refused (Lance says no more of that than that a commit failed).
+        """
+        changes, self._changes, self._open = self._changes, Changes(), False
+        if error is not None or self._refusal is not None:
+            roll_back(self._client, changes)
+            if self._refusal is not None and not isinstance(error, LanceNamespaceError):
+                raise self._refusal from error
+            return
+        try:
+            self.transaction_id = commit(self._client, self._send, changes)
+        except PublishUncertainError:
+            raise
+        except LanceNamespaceError:
+            roll_back(self._client, changes)
+            raise
+
+    def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
+        """Where a table lies; one that is declared in the block is there.
+
+        Each is said to be managed, so that commits to one that is not come here, too, and are refused.
+        """
+        path = _path(request)
+        if table := self._changes.declared(path):
+            return upstream.DescribeTableResponse(
+                table=path[-1],
+                namespace=list(path[:-1]),
+                location=table.location,
+                storage_options=dict(table.options) or None,
+                properties=dict(table.properties),
+                managed_versioning=True,
+            )
+        response = self._client.describe_table(request)
+        if self._open:
+            self._changes.remember(_table(path, response))
+            response.managed_versioning = True
+        return response
+
+    def table_exists(self, request: Any) -> Any:
+        """Answer if a table is there. Raises TableNotFoundError."""
+        return None if self._changes.declared(_path(request)) else self._client.table_exists(request)
+
+    def list_tables(self, request: Any) -> upstream.ListTablesResponse:
+        """The tables of a namespace; those of the block stand at the end of the last page."""
+        response, parent = self._client.list_tables(request), _path(request)
+        names = [name for name in response.tables if (*parent, name) not in self._changes.deregistered]
+        if not response.page_token:
+            names += [table.path[-1] for table in self._changes.new_tables() if table.path[:-1] == parent]
+        response.tables = names
+        return response
+
+    def declare_table(self, request: Any) -> upstream.DeclareTableResponse:
+        """Declare a table within the batch: its name appears at the end of the block.
+
+        Raises TableAlreadyExistsError, NamespaceNotFoundError, InvalidInputError for a location of the caller's.
+        """
+        self._check_open()
+        path, fields = _path(request), _fields(request)
+        if fields.get("location"):
+            raise InvalidInputError("Leave the location out: in a publication the server chooses it.")
+        if path in self._changes.deregistered:
+            raise InvalidInputError(f"{shown(path)} is deregistered in this block: declare it in another.")
+        table = self._changes.declared(path) or self._placed(path, fields)
+        if not table.managed:
+            raise _unmanaged(path)
+        self._changes.declare(table)
+        return upstream.DeclareTableResponse(
+            location=table.location,
+            storage_options=dict(table.options) or None,
+            properties=dict(table.properties),
+            managed_versioning=True,
+        )
+
+    def create_empty_table(self, request: Any) -> upstream.CreateEmptyTableResponse:
+        """Do what `declare_table` does, under its older name."""
+        declared = self.declare_table(request)
+        return upstream.CreateEmptyTableResponse(
+            location=declared.location, storage_options=declared.storage_options, properties=declared.properties
+        )
+
+    def deregister_table(self, request: Any) -> upstream.DeregisterTableResponse:
+        """Deregister a table within the batch. Raises TableNotFoundError, InvalidInputError."""
+        self._check_open()
+        path = _path(request)
+        table = self._table(path)
+        self._changes.deregister(table)
+        return upstream.DeregisterTableResponse(
+            id=list(path), location=table.location, properties=dict(table.properties)
+        )
+
+    def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
+        """The versions of a table, the block's own first if descending; else last, and then beyond the limit."""
+        path, fields = _path(request), _fields(request)
+        line = self._changes.changed_line(path, fields.get("branch"))
+        new = [] if line is None else [staged.copy for _, staged in sorted(line.staged.items())]
+        if self._changes.declared(path):
+            return upstream.ListTableVersionsResponse(versions=new[::-1] if fields.get("descending") else new)
+        if line is None:
+            return self._client.list_table_versions(request)
+        if not fields.get("descending"):
+            response = self._client.list_table_versions(request)
+            old = [entry for entry in response.versions if entry.version <= line.base]
+            response.versions = old if response.page_token else old + new
+            return response
+        if not fields.get("page_token"):
+            limit = fields.get("limit")
+            if limit and limit <= len(new):
+                return upstream.ListTableVersionsResponse(versions=new[::-1][:limit])
+            fields["limit"] = limit and limit - len(new)
+        response = self._client.list_table_versions(upstream.ListTableVersionsRequest.model_validate(fields))
+        old = [entry for entry in response.versions if entry.version <= line.base]
+        response.versions = old if fields.get("page_token") else new[::-1] + old
+        return response
+
+    def describe_table_version(self, request: Any) -> Any:
+        """A version of a table, or the latest. Raises TableVersionNotFoundError."""
+        path, fields = _path(request), _fields(request)
+        line = self._changes.changed_line(path, fields.get("branch"))
+        if line is None and not self._changes.declared(path):
+            return self._client.describe_table_version(request)
+        latest = 0 if line is None else line.latest
+        number = fields.get("version") or latest
+        if line is not None and number in line.staged:
+            return upstream.DescribeTableVersionResponse(version=line.staged[number].copy)
+        if line is None or number > line.base:
+            raise TableVersionNotFoundError(f"No version {number} of {shown(path)}: the latest is {latest}.")
+        return self._client.describe_table_version(request)
+
+    def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
+        """Hold a staged version back for the batch.
+
+        Raises ConcurrentModificationError for one that is there already, so that Lance rebases; any other error is
+        raised again at the end of the block.
+        """
+        try:
+            self._check_open()
+            asked = upstream.CreateTableVersionRequest.model_validate(_fields(request))
+            staged = self._stage(self._changes.line(self._table(_path(asked)), asked.branch), asked)
+        except ConcurrentModificationError:
+            raise
+        except LanceNamespaceError as error:
+            self._refusal = self._refusal or error
+            raise
+        return upstream.CreateTableVersionResponse(version=staged.copy)
+
+    def _stage(self, line: Line, asked: upstream.CreateTableVersionRequest) -> Staged:
+        with line.lock:
+            if not line.staged and not line.table.declared:
+                line.base = latest_version(self._client, line)
+            if asked.version <= line.latest:
+                staged = line.staged.get(asked.version)
+                if staged is not None and staged.request.manifest_path == asked.manifest_path:
+                    return staged  # Lance asks again
+                raise ConcurrentModificationError(f"Version {asked.version} exists: describe it, and rebase.")
+            staged = line.hold(asked)
+            if error := self._objection(line, asked):
+                line.refused.append(staged)
+                raise error
+            line.staged[asked.version] = staged
+            self._changes.add(asked)
+            return staged
+
+    @staticmethod
+    def _objection(line: Line, asked: upstream.CreateTableVersionRequest) -> LanceNamespaceError | None:
+        """Why a version cannot be part of the batch."""
+        path = line.table.path
+        if not line.table.managed:
+            return _unmanaged(path)
+        if line.branch and not line.latest:
+            return InvalidInputError(f"Make the branch {line.branch} of {shown(path)} before the block.")
+        if asked.version != line.latest + 1:
+            return InvalidInputError(f"The next version of {shown(path)} is {line.latest + 1}, not {asked.version}.")
+        return None
+
+    def _table(self, path: Path) -> Table:
+        """A table as the block knows it, or as the client describes it. Raises TableNotFoundError."""
+        if found := self._changes.table(path):
+            return found
+        described = self._client.describe_table(upstream.DescribeTableRequest(id=list(path)))
+        return self._changes.remember(_table(path, described))
+
+    def _placed(self, path: Path, fields: Mapping[str, Any]) -> Table:
+        """Learn where the server puts a new table: declared and deregistered in one batch, nobody sees it."""
+        declared = upstream.DeclareTableRequest(
+            id=list(path), properties=fields.get("properties"), vend_credentials=fields.get("vend_credentials")
+        )
+        operations = [
+            upstream.CommitTableOperation(declare_table=declared),
+            upstream.CommitTableOperation(deregister_table=upstream.DeregisterTableRequest(id=list(path))),
+        ]
+        answer = self._send(upstream.BatchCommitTablesRequest(operations=operations), uuid4().hex)
+        return _table(path, answer.results[0].declare_table, declared=True)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise InvalidInputError("The block of this publication has ended: open another one to write.")
+
+
+def _table(path: Path, told: Any, declared: bool = False) -> Table:
+    return Table(
+        path,
+        told.location,
+        told.storage_options or {},
+        told.managed_versioning is True,
+        declared,
+        told.properties or {},
+    )
+
+
+def _unmanaged(path: Path) -> InvalidInputError:
+    return InvalidInputError(
+        f"{shown(path)} commits straight to storage: only managed tables can be published together "
+        "(the property tiltyard.managed_versioning of the table, or of its namespace)."
+    )
+
+
+def _fields(request: Any) -> dict[str, Any]:
+    """A request as pylance hands it over, a model or like a mapping, without what is absent."""
+    given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _path(request: Any) -> Path:
+    return tuple(_fields(request).get("id") or ())
+
+
+def _passed(name: str) -> Callable[..., Any]:
+    def method(self: Publication, *arguments: Any) -> Any:
+        return getattr(self._client, name)(*arguments)
+
+    return method
+
+
+def _served(name: str) -> Callable[..., Any]:
+    def method(self: Publication, request: Any) -> Any:
+        path = _path(request)
+        if self._changes.is_changed(path):
+            raise UnsupportedOperationError(
+                f"{name} does not see what this block wrote to {shown(path)}: read it with lance.dataset."
+            )
+        return getattr(self._client, name)(request)
+
+    return method
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def method(self: Publication, *arguments: Any) -> Any:
+        raise UnsupportedOperationError(
+            f"{name} takes effect at once, so it cannot be part of a publication: call it outside of the block, or "
+            "write through pylance."
+        )
+
+    return method
+
+
+for _name in vars(upstream.LanceNamespace):
+    if not _name.startswith("_") and _name not in vars(Publication):
+        _kind = _passed if _name in PASSED else _served if _name in SERVED else _refused
+        _method = _kind(_name)
+        _method.__name__ = _name
+        setattr(Publication, _name, _method)

@@ -1,0 +1,70 @@
+"""BatchCommitTables through any client, also through one that lacks the call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import lance_namespace as upstream
+from lance.namespace import RestNamespace
+from lance_namespace.errors import (
+    InternalError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    UnsupportedOperationError,
+    from_error_code,
+)
+from lance_namespace_urllib3_client.api.table_api import TableApi
+from lance_namespace_urllib3_client.api_client import ApiClient
+from lance_namespace_urllib3_client.configuration import Configuration
+from lance_namespace_urllib3_client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+Send: TypeAlias = Callable[[upstream.BatchCommitTablesRequest, str], upstream.BatchCommitTablesResponse]
+"""Sends a batch under a key: with the same key, it is the same batch again."""
+
+ANSWER_SECONDS = 120.0
+_ENDPOINT = re.compile(r'endpoint: "([^"]+)"')
+
+
+def sender(client: upstream.LanceNamespace, headers: Mapping[str, str]) -> Send:
+    """The way to send batches through a client. Raises UnsupportedOperationError if it has none."""
+    if type(client).batch_commit_tables is not upstream.LanceNamespace.batch_commit_tables:
+        return lambda request, key: client.batch_commit_tables(request)
+    endpoint = _ENDPOINT.search(client.namespace_id()) if isinstance(client, RestNamespace) else None
+    if endpoint is None:
+        raise UnsupportedOperationError(f"{type(client).__name__} cannot commit several tables in one batch.")
+    return _by_http(endpoint[1], headers)
+
+
+def _by_http(endpoint: str, headers: Mapping[str, str]) -> Send:
+    """pylance's RestNamespace (14) has no batch; the generated client is asked in its place."""
+    api = TableApi(ApiClient(Configuration(host=endpoint.rstrip("/"))))
+
+    def send(request: upstream.BatchCommitTablesRequest, key: str) -> upstream.BatchCommitTablesResponse:
+        try:
+            return api.batch_commit_tables(
+                request, _request_timeout=ANSWER_SECONDS, _headers={**headers, "Idempotency-Key": key}
+            )
+        except ApiException as error:
+            raise _told(error) from error
+        except HTTPError as error:
+            raise ServiceUnavailableError(f"The server did not answer: {error}") from error
+
+    return send
+
+
+def _told(error: ApiException) -> LanceNamespaceError:
+    """The error that an answer carries."""
+    try:
+        body = json.loads(error.body or "")
+        return from_error_code(int(body["code"]), str(body["error"]))
+    except (ValueError, KeyError, TypeError):
+        return InternalError(f"The server answered {error.status} {error.reason}.")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says for certain that nothing was committed."""
+    return isinstance(error, LanceNamespaceError) and not isinstance(error, InternalError | ServiceUnavailableError)

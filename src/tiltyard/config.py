@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+DAY_MS = 24 * 60 * 60 * 1000
 BOUNDS = {
     "port": (0, 65535),
     "workers": (1, 1024),
@@ -23,6 +24,8 @@ BOUNDS = {
     "conflict_timeout": (0, 86400),
     "repeat_memory": (0, 30 * 86400),
     "repeat_lease": (0.5, 3600),
+    "retention_days": (0, 36500),
+    "gc_safety_days": (0, 36500),
 }
 """The least and the most that a setting may be."""
 
@@ -72,7 +75,18 @@ class Settings:
         default=10.0,
         metadata={"help": "Seconds after which a write whose server died may be taken up by its repeat."},
     )
+    retention_days: float = field(
+        default=7.0, metadata={"help": "Days for which dropped tables can be brought back; 0 deletes at once."}
+    )
+    gc_safety_days: float = field(
+        default=7.0, metadata={"help": "Days for which a file is nobody's garbage: longer than any write takes."}
+    )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
+
+    @property
+    def retention_ms(self) -> int:
+        """`retention_days` in milliseconds."""
+        return int(self.retention_days * DAY_MS)
 
     @property
     def database_url(self) -> str:

@@ -23,7 +23,7 @@ from tests.services.server import ServerProcess
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that leaves queued work to others."""
-    running = ServerProcess(tmp_path_factory.mktemp("idle"), "--jobs", "0")
+    running = ServerProcess(tmp_path_factory.mktemp("idle"), "--jobs", "0", "--retention-days", "0")
     yield running
     running.stop()
 

@@ -10,10 +10,13 @@ from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
 from tiltyard.ids import Id, checked
 from tiltyard.modes import CreateMode, DropBehavior, DropMode, parse_mode
+from tiltyard.modes import TransactionStatus as Status
 from tiltyard.operations import always, operation
 from tiltyard.paging import namespaces_scope
 from tiltyard.spec import models
 from tiltyard.store import UnitOfWork
+
+DROP_NAMESPACE = "drop_namespace"
 
 
 def namespace_id(names: Sequence[str] | None) -> Id:
@@ -25,7 +28,8 @@ def namespace_id(names: Sequence[str] | None) -> Id:
 def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> models.CreateNamespaceResponse:
     """Create a namespace below an existing one.
 
-    Overwrite drops the existing one with all that is in it. Raises NamespaceAlreadyExistsError,
+    Overwrite drops the existing one with all that is in it (which UndropNamespace brings back for a while).
+    Raises NamespaceAlreadyExistsError,
     NamespaceNotFoundError (the parent), InvalidInputError.
     """
     path = namespace_id(request.id)
@@ -36,7 +40,7 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
         if mode is CreateMode.CREATE:
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
-    record = ctx.store.create_namespace(path, request.properties or {}, mode)
+    record = ctx.store.create_namespace(path, request.properties or {}, mode, ctx.settings.retention_ms)
     return models.CreateNamespaceResponse(properties=record.properties)
 
 
@@ -71,6 +75,7 @@ def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> No
 def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models.DropNamespaceResponse:
     """Drop a namespace; Cascade drops all that is in it, at once, and deletes the data as a transaction.
 
+    For `retention_days` UndropNamespace can bring back what a Cascade dropped: the data is deleted after that.
     Raises NamespaceNotFoundError (not with Skip), NamespaceNotEmptyError (with Restrict), InvalidInputError.
     """
     path = namespace_id(request.id)
@@ -90,11 +95,13 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
 
 
 def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
-    """One transaction takes all records away and marks the folders; a job deletes those."""
+    """One transaction takes all records away and marks the folders; a job deletes those, or a sweep when it is time."""
+    keep_ms = ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
-        transaction = catalog.create_transaction(DELETE_FOLDERS, None, {"namespace": list(path)}, {})
-        dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id)
+        kind, status = (DROP_NAMESPACE, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
+        transaction = catalog.create_transaction(kind, None, {"namespace": list(path)}, {}, status)
+        dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms)
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 
     return ctx.store.transact(work)

@@ -68,7 +68,8 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     properties = request.properties or {}
     managed = registered_is_managed(properties)
     if mode is RegisterMode.OVERWRITE:
-        record = ctx.store.replace_registration(path, location, properties, managed=managed)
+        keep_ms = ctx.settings.retention_ms
+        record = ctx.store.replace_registration(path, location, properties, managed=managed, keep_ms=keep_ms)
     else:
         record = ctx.store.insert_table(path, location, properties, managed=managed, registered=True)
     return models.RegisterTableResponse(location=record.location, properties=record.properties)
@@ -199,24 +200,28 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
 
 @operation
 def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
-    """Take a table out of the catalog and leave its data. Raises NamespaceNotFoundError, TableNotFoundError."""
+    """Take a table out of the catalog and leave its data; UndropTable brings the entry back for a while.
+
+    Raises NamespaceNotFoundError, TableNotFoundError.
+    """
     path = table_id(request.id)
-    record = ctx.store.remove_table(path, doom=False)
+    record = ctx.store.remove_table(path, doom=False, keep_ms=ctx.settings.retention_ms)
     ctx.storage.datasets.forget(record.location)
     return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
 
 @operation
 def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
-    """Drop a table and delete its data.
+    """Drop a table and delete its data: at once, or after `retention_days` for which UndropTable brings it back.
 
     The record goes first, and marks the folder: what a crash leaves is deleted by the next sweep. Raises
     NamespaceNotFoundError, TableNotFoundError, ServiceUnavailableError (the storage does not answer; the table is
     gone, its data is deleted later).
     """
     path = table_id(request.id)
-    record = ctx.store.remove_table(path, doom=True)
+    record = ctx.store.remove_table(path, doom=True, keep_ms=ctx.settings.retention_ms)
     ctx.storage.datasets.forget(record.location)
-    ctx.storage.delete_folder(record.location)
-    ctx.store.forget_folder(record.location)
+    if not ctx.settings.retention_ms:
+        ctx.storage.delete_folder(record.location)
+        ctx.store.forget_folder(record.location)
     return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)

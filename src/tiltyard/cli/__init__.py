@@ -15,26 +15,31 @@ from tiltyard.config import ConfigError, Settings, load_settings
 
 Command = Callable[..., None]
 
-SERVE = ("root", "db", "host", "port", "workers", "jobs", "log_level")
+SERVE = ("root", "db", "host", "port", "workers", "jobs", "retention_days", "log_level")
 WORKER = ("root", "db", "jobs", "log_level")
 DATABASE = ("root", "db")
+UPKEEP = ("root", "db", "gc_safety_days")
 
 
 def settings_options(*names: str) -> Callable[[Command], Command]:
-    """Options for these settings; the command gets `settings`, from flags, variables and the settings file."""
+    """Options for these settings; the command gets `settings`, from flags, variables and the settings file.
+
+    What the command itself takes besides is handed on as it is.
+    """
     specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
 
     def decorate(command: Command) -> Command:
         def run(config: Path | None, **flags: Any) -> None:
+            own = {name: flags.pop(name) for name in list(flags) if name not in specs}
             try:
-                command(load_settings(flags, config))
+                command(load_settings(flags, config), **own)
             except ConfigError as error:
                 refuse(str(error))
 
         run.__doc__ = command.__doc__
         for name in reversed(names):
             spec = specs[name]
-            kind = int if isinstance(spec.default, int) else str
+            kind = type(spec.default) if isinstance(spec.default, int | float) else str
             shown = f"  [default: {spec.default}]" if spec.default not in ("", dataclasses.MISSING) else ""
             text = f"{spec.metadata['help']}{shown}"
             run = click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=text)(run)
@@ -90,6 +95,67 @@ def worker(settings: Settings) -> None:
     from tiltyard.cli.serving import run_worker
 
     run_worker(settings, refuse)
+
+
+@main.command("undrop", short_help="Bring back what was dropped.")
+@click.argument("table", required=False)
+@click.option("--namespace", help="Bring back this namespace, with all that was dropped with it.")
+@click.option("--as", "new_name", help="The name to have from now on.")
+@click.option("--which", type=int, help="Which one, if several had the name: the number that the list shows.")
+@settings_options(*DATABASE)
+def undrop(
+    settings: Settings, table: str | None, namespace: str | None, new_name: str | None, which: int | None
+) -> None:
+    """Bring back a table that was dropped or deregistered, or a namespace; without either, list what there is.
+
+    \b
+    Examples:
+      tiltyard undrop --root ./data
+      tiltyard undrop --root ./data films
+      tiltyard undrop --root ./data 'library$books' --as 'library$books_of_may'
+      tiltyard undrop --root ./data --namespace library
+    """
+    from tiltyard.cli.upkeep import run_undrop
+
+    run_undrop(settings, refuse, table, namespace, new_name, which)
+
+
+@main.command("gc", short_help="Remove files that nothing needs.")
+@click.argument("table", required=False)
+@click.option("--dry-run", is_flag=True, help="Only list them, with their sizes.")
+@click.option("--keep-versions-days", type=float, help="Also remove versions that are older, tagged ones aside.")
+@click.option("--unknown-folders", is_flag=True, help="Also remove folders of tables that the catalog does not know.")
+@settings_options(*UPKEEP)
+def gc(settings: Settings, table: str | None, **wishes: Any) -> None:
+    """Remove the files of a table, or of all tables, that no version, tag or branch needs.
+
+    Nothing younger than the safety age is removed, and nothing that an unfinished transaction or upload may own.
+
+    \b
+    Examples:
+      tiltyard gc --root ./data --dry-run
+      tiltyard gc --root ./data films --keep-versions-days 30
+    """
+    from tiltyard.cli.upkeep import run_gc
+
+    run_gc(settings, refuse, table, **wishes)
+
+
+@main.command("repair", short_help="Put right what went round the server.")
+@click.argument("tables", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
+@settings_options(*UPKEEP)
+def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
+    """Find what of the tables went round the server or was left half done, and put it right; without names, of all.
+
+    \b
+    Examples:
+      tiltyard repair --root ./data films
+      tiltyard repair --root ./data --dry-run
+    """
+    from tiltyard.cli.upkeep import run_repair
+
+    run_repair(settings, refuse, tables, dry_run=dry_run)
 
 
 @main.group("db", short_help="Look after the catalog's database.")

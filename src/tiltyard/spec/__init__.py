@@ -72,7 +72,8 @@ class Operation:
     @property
     def object(self) -> str | None:
         """What `{id}` in the path identifies: namespace, table, transaction, materialized_view; None without one."""
-        return self.path.split("/")[2] if "{id}" in self.path else None
+        parts = self.path.split("/")
+        return parts[parts.index("{id}") - 1] if "{id}" in parts else None
 
 
 def merged(facts: Any, patch: Any) -> Any:

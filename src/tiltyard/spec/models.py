@@ -307,6 +307,37 @@ class CloneTableResponse(Model, kw_only=True):
     version: Count64 | None = None
 
 
+class CollectGarbageRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    dry_run: bool | None = None
+    identity: Identity | None = None
+    keep_versions_days: float | None = None
+    unknown_folders: bool | None = None
+
+
+class CollectGarbageResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    transaction_id: str
+
+
+class CollectTableGarbageRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    dry_run: bool | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    keep_versions_days: float | None = None
+
+
+class CollectTableGarbageResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    files: list[GarbageFile] | None = None
+    notes: list[str] | None = None
+    num_bytes: Int64 | None = None
+    num_files: Int64 | None = None
+    num_versions: Int64 | None = None
+    transaction_id: str | None = None
+
+
 class ColumnOrdering(Model, kw_only=True):
     ascending: bool | None = None
     column_name: str
@@ -730,6 +761,22 @@ class DropTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DroppedNamespace(Model, kw_only=True):
+    dropped_id: Int64
+    due_at_millis: Int64
+    id: list[str]
+    removed_at_millis: Int64
+
+
+class DroppedTable(Model, kw_only=True):
+    dropped_id: Int64
+    due_at_millis: Int64
+    id: list[str]
+    kind: str
+    location: str
+    removed_at_millis: Int64
+
+
 class ErrorResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     error: str | None = None
@@ -774,6 +821,12 @@ class FtsQuery(Model, kw_only=True):
     boost: BoostQuery | None = None
     multi_match: MultiMatchQuery | None = None
     boolean: BooleanQuery | None = None
+
+
+class GarbageFile(Model, kw_only=True):
+    kind: str
+    path: str
+    size: Int64
 
 
 class GetTableStatsRequest(Model, kw_only=True):
@@ -867,6 +920,32 @@ class ListAllTablesRequest(Model, kw_only=True):
     include_declared: bool | None = None
     limit: Int64 | None = None
     page_token: str | None = None
+
+
+class ListDroppedNamespacesRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListDroppedNamespacesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    namespaces: list[DroppedNamespace]
+    page_token: str | None = None
+
+
+class ListDroppedTablesRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListDroppedTablesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    page_token: str | None = None
+    tables: list[DroppedTable]
 
 
 class ListNamespacesRequest(Model, kw_only=True):
@@ -1181,6 +1260,24 @@ class RenameTableResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
+class RepairFinding(Model, kw_only=True):
+    done: str | None = None
+    found: str
+    kind: str
+
+
+class RepairTableRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    dry_run: bool | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class RepairTableResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    findings: list[RepairFinding]
+
+
 class RestoreTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1232,6 +1329,37 @@ class TagContents(Model, kw_only=True):
     branch: str | None = None
     version: Count64
     manifestSize: Count64
+
+
+class UndropNamespaceRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    dropped_id: Int64 | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    new_namespace_id: list[str] | None = None
+
+
+class UndropNamespaceResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str]
+    properties: dict[str, str] | None = None
+    tables: Int64
+
+
+class UndropTableRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    dropped_id: Int64 | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    new_namespace_id: list[str] | None = None
+    new_table_name: str | None = None
+
+
+class UndropTableResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str]
+    location: str
+    properties: dict[str, str] | None = None
 
 
 class UpdateFieldMetadataEntry(Model, kw_only=True):

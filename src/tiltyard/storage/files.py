@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _ATTEMPTS = 5
 
@@ -24,11 +25,26 @@ class FileStat:
     e_tag: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file in a folder: its path below that, its size, and when it was last written (milliseconds since 1970)."""
+
+    path: str
+    size: int
+    modified: int
+
+
 class Files(Protocol):
     """Files by full location. Raises OSError and what obstore raises: `lance_errors` translates both."""
 
     def names(self, folder: str) -> list[str]:
         """Names of files and folders right in a folder; none if it is missing."""
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of folders right in a folder; none if it is missing."""
+
+    def walk(self, folder: str) -> Iterator[FoundFile]:
+        """All files below a folder, in no order; none if it is missing."""
 
     def is_file(self, location: str) -> bool:
         """Whether a file lies at a location."""
@@ -67,6 +83,24 @@ class LocalFiles:
             return os.listdir(folder)  # noqa: PTH208  # names are all that is asked for
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def folders(self, folder: str) -> list[str]:
+        """See Files."""
+        try:
+            with os.scandir(folder) as found:
+                return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def walk(self, folder: str) -> Iterator[FoundFile]:
+        """See Files. What vanishes meanwhile is left out."""
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                path = Path(parent, name)
+                with suppress(FileNotFoundError):
+                    found = path.lstat()
+                    relative = path.relative_to(folder).as_posix()
+                    yield FoundFile(relative, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def is_file(self, location: str) -> bool:
         """See Files."""

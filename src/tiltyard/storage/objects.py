@@ -9,10 +9,10 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.object_stores import open_object_store
-from tiltyard.storage.files import FileStat
+from tiltyard.storage.files import FileStat, FoundFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _DELETE_AT_ONCE = 1000
 
@@ -34,6 +34,20 @@ class ObjectFiles:
         found = obstore.list_with_delimiter(self._store, prefix=prefix)
         paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return [path.removeprefix(prefix).strip("/") for path in paths]
+
+    def folders(self, folder: str) -> list[str]:
+        """See Files."""
+        prefix = self._path(folder) + "/"
+        found = obstore.list_with_delimiter(self._store, prefix=prefix)
+        return [path.removeprefix(prefix).strip("/") for path in found["common_prefixes"]]
+
+    def walk(self, folder: str) -> Iterator[FoundFile]:
+        """See Files."""
+        prefix = self._path(folder) + "/"
+        for page in obstore.list(self._store, prefix=prefix):
+            for entry in page:
+                written = int(entry["last_modified"].timestamp() * 1000)
+                yield FoundFile(entry["path"].removeprefix(prefix), entry["size"], written)
 
     def is_file(self, location: str) -> bool:
         """See Files."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.store.records import DoomedFolder
+from tiltyard.store.removals import forget_expired, forget_removed
 from tiltyard.store.scope import Scope, reads, writes
 
 CREATING = "creating"
@@ -18,6 +19,13 @@ DROPPED = "dropped"
 
 DOOM = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) VALUES (?, ?, ?, ?, 0)
+    ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
+        transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
+"""
+# What a removed table holds, and no sweeper has begun to delete, stays for its time.
+DOOM_UNLESS_KEPT = """
+    INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) SELECT ?, ?, ?, ?, 0
+    WHERE NOT EXISTS (SELECT 1 FROM removed_tables WHERE location = ?)
     ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
         transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
 """
@@ -43,8 +51,11 @@ class Folders(Scope):
 
     @writes
     def doom(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> None:
-        """Mark a folder as one to delete once `due_at` has passed; mark it anew if it is marked already."""
-        self.connection.change(DOOM, location, due_at, transaction_id, reason)
+        """Mark a folder as one to delete once `due_at` has passed; mark it anew if it is marked already.
+
+        The folder of a removed table that can be brought back is left as it is.
+        """
+        self.connection.change(DOOM_UNLESS_KEPT, location, due_at, transaction_id, reason, location)
 
     @writes
     def extend_doom(self, location: str, due_at: int) -> None:
@@ -54,10 +65,17 @@ class Folders(Scope):
 
     @writes
     def claim_folders(self, limit: int, lease_ms: int) -> list[DoomedFolder]:
-        """Hand out up to `limit` folders that are due. No other worker gets them for `lease_ms`."""
+        """Hand out up to `limit` folders that are due. No other worker gets them for `lease_ms`.
+
+        Their tables cannot be brought back from here on.
+        """
         now = self._clock()
         rows = self.connection.rows(CLAIM, now, limit, now + lease_ms)
-        return [DoomedFolder(*row) for row in rows]
+        folders = [DoomedFolder(*row) for row in rows]
+        for folder in folders:
+            forget_removed(self.connection, folder.location)
+        forget_expired(self.connection, now)
+        return folders
 
     @writes
     def forget_folder(self, location: str) -> None:

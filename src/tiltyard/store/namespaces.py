@@ -15,6 +15,7 @@ from tiltyard.modes import CreateMode
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
 from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
+from tiltyard.store.removals import keep_tree
 from tiltyard.store.scope import Scope, reads, writes
 
 INSERT = f"""
@@ -63,11 +64,12 @@ class Namespaces(Scope):
 
     @writes
     def create_namespace(
-        self, path: Path, properties: Properties, mode: CreateMode = CreateMode.CREATE
+        self, path: Path, properties: Properties, mode: CreateMode = CreateMode.CREATE, keep_ms: int = 0
     ) -> NamespaceRecord:
         """Create a namespace and return it, or under ExistOk the one that is there, as it is.
 
-        Overwrite drops the one that is there with all that is in it, in the same transaction.
+        Overwrite drops the one that is there with all that is in it, in the same transaction; for `keep_ms` it can
+        be brought back.
         Raises NamespaceNotFoundError without the parent, NamespaceAlreadyExistsError under Create,
         InvalidInputError for the root, ConcurrentModificationError when others keep changing it.
         """
@@ -86,7 +88,7 @@ class Namespaces(Scope):
             if row and mode is CreateMode.EXIST_OK:
                 return NamespaceRecord.of(row)
             if row:
-                self._drop_tree(row[0], None)
+                self._drop_tree(row[0], path, None, keep_ms)
         raise ConcurrentModificationError(f"Namespace is being changed by others: {shown(path)}")
 
     @reads
@@ -115,8 +117,10 @@ class Namespaces(Scope):
         return [row[0] for row in rows]
 
     @writes
-    def drop_namespace(self, path: Path, cascade: bool = False, transaction_id: str | None = None) -> DroppedNamespace:
-        """Drop a namespace; with `cascade` all below it too.
+    def drop_namespace(
+        self, path: Path, cascade: bool = False, transaction_id: str | None = None, keep_ms: int = 0
+    ) -> DroppedNamespace:
+        """Drop a namespace; with `cascade` all below it too, which can be brought back for `keep_ms`.
 
         The folders of its tables are doomed under `transaction_id`, their unfinished transactions canceled.
         Raises NamespaceNotFoundError, NamespaceNotEmptyError without `cascade`, InvalidInputError for the root.
@@ -125,7 +129,7 @@ class Namespaces(Scope):
             raise InvalidInputError("The root namespace cannot be dropped")
         record = self.describe_namespace(path)
         if cascade:
-            tables = self._drop_tree(record.id, transaction_id)
+            tables = self._drop_tree(record.id, path, transaction_id, keep_ms)
             if tables is None:
                 raise no_namespace(path)
             return DroppedNamespace(record.properties, tables)
@@ -136,13 +140,15 @@ class Namespaces(Scope):
             raise NamespaceNotEmptyError(f"Namespace is not empty: {shown(path)}") from None
         return DroppedNamespace(record.properties, 0)
 
-    def _drop_tree(self, root: int, transaction_id: str | None) -> int | None:
+    def _drop_tree(self, root: int, path: Path, transaction_id: str | None, keep_ms: int) -> int | None:
         """Drop a namespace and all below it; return how many tables that were, or None if it was gone already."""
         now, seen = self._clock(), -1
         while (held := self._count(LOCK_NAMESPACES, root)) != seen:
             seen = held  # another may have added a child while we waited for the locks: look until none is new
         tables = self._count(LOCK_TABLES, root)  # no table can come or go from here on
-        self.connection.change(DOOM_TABLES, root, now, transaction_id)
+        if held and keep_ms:
+            keep_tree(self.connection, path, root, now, now + keep_ms)
+        self.connection.change(DOOM_TABLES, root, now + keep_ms, transaction_id)
         self.connection.change(CANCEL, root, now, transaction_id)
         self.connection.change(DELETE_TABLES, root)
         self.connection.change(DELETE_NAMESPACES, root)

@@ -93,6 +93,56 @@ class DoomedFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedTable:
+    """A table that can be brought back: `dropped`, so that its folder waits to be deleted, or deregistered.
+
+    It has the id that it had; `removal` is what went at once with a namespace has in common.
+    """
+
+    id: int
+    removal: str | None
+    namespace: Path
+    name: str
+    location: str
+    dropped: bool
+    removed_at: int
+    due_at: int
+
+    COLUMNS = "id, removal, namespace, name, location, dropped, removed_at, due_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> RemovedTable:
+        """Read a row of COLUMNS."""
+        id_, removal, namespace, name, location, dropped, removed_at, due_at = row
+        path = tuple(json.loads(namespace))
+        return cls(id_, removal, path, name, location, bool(dropped), removed_at, due_at)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedNamespace:
+    """A namespace that can be brought back; the `top` of a removal is the one that was dropped."""
+
+    id: int
+    removal: str
+    top: bool
+    parent_id: int
+    path: Path
+    properties: dict[str, str]
+    created_at: int
+    removed_at: int
+    due_at: int
+
+    COLUMNS = "id, removal, top, parent_id, path, properties, created_at, removed_at, due_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> RemovedNamespace:
+        """Read a row of COLUMNS."""
+        id_, removal, top, parent_id, path, properties, created_at, removed_at, due_at = row
+        names = tuple(json.loads(path))
+        return cls(id_, removal, bool(top), parent_id, names, decode(properties), created_at, removed_at, due_at)
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionRecord:
     """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`."""
 

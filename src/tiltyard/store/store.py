@@ -11,9 +11,11 @@ from tiltyard.store import schema
 from tiltyard.store.folders import Folders
 from tiltyard.store.idempotency import Requests
 from tiltyard.store.namespaces import Namespaces
+from tiltyard.store.removals import Removals
 from tiltyard.store.sqlite import SqliteDatabase
 from tiltyard.store.tables import Tables
 from tiltyard.store.transactions import Transactions
+from tiltyard.store.upkeep import Upkeep
 from tiltyard.store.uploads import Uploads
 from tiltyard.store.versions import Versions
 
@@ -28,7 +30,7 @@ from tiltyard.store.secrets import Secrets
 T = TypeVar("T")
 
 
-class UnitOfWork(Namespaces, Tables, Folders, Transactions, Versions, Uploads, Requests, Secrets):
+class UnitOfWork(Namespaces, Tables, Folders, Removals, Transactions, Versions, Uploads, Upkeep, Requests, Secrets):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""
 
     __slots__ = ()

@@ -17,6 +17,7 @@ from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
+from tiltyard.store.removals import keep_table
 from tiltyard.store.scope import Scope, reads, writes
 
 INSERT = f"""
@@ -57,7 +58,11 @@ CANCEL = """
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 PUBLISH = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
-IS_DOOMED = "SELECT 1 FROM doomed_folders WHERE location = ?"
+# Whether a folder is doomed, and whether its table can still be brought back.
+IS_DOOMED = """
+    SELECT (SELECT name FROM removed_tables kept WHERE kept.location = doomed.location AND kept.dropped)
+    FROM doomed_folders doomed WHERE doomed.location = ?
+"""
 
 
 class Tables(Scope):
@@ -97,7 +102,9 @@ class Tables(Scope):
             raise InvalidInputError(f"Another table has this location: {location}")
         if in_creation and not self.connection.change(PUBLISH, location):
             raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")
-        if not in_creation and self.connection.row(IS_DOOMED, location):
+        if not in_creation and (doomed := self.connection.row(IS_DOOMED, location)):
+            if doomed[0] is not None:
+                raise InvalidInputError(f"The table here was dropped, and is kept for a while: undrop {doomed[0]}")
             raise InvalidInputError(f"The location is being deleted: {location}")
         return TableRecord.of(row)
 
@@ -161,34 +168,40 @@ class Tables(Scope):
         return TableRecord.of(row)
 
     @writes
-    def remove_table(self, path: Path, *, doom: bool, transaction_id: str | None = None) -> TableRecord:
+    def remove_table(
+        self, path: Path, *, doom: bool, transaction_id: str | None = None, keep_ms: int = 0
+    ) -> TableRecord:
         """Take a table out of the catalog and return what it was; cancel its unfinished transactions.
 
-        With `doom` its folder is to be deleted (drop), without it stays (deregister).
-        Raises TableNotFoundError, NamespaceNotFoundError.
+        With `doom` its folder is to be deleted (drop), without it stays (deregister). For `keep_ms` it can be brought
+        back. Raises TableNotFoundError, NamespaceNotFoundError.
         """
         parent, name = split(path)
-        row = self.connection.row(REMOVE, namespace_id(self.connection, parent), name)
+        home, now = namespace_id(self.connection, parent), self._clock()
+        if keep_ms:
+            keep_table(self.connection, path, home, dropped=doom, removed_at=now, due_at=now + keep_ms)
+        row = self.connection.row(REMOVE, home, name)
         if row is None:
             raise TableNotFoundError(f"Table not found: {shown(path)}")
-        record, now = TableRecord.of(row), self._clock()
+        record = TableRecord.of(row)
         if doom:
-            self.connection.change(DOOM, record.location, now, transaction_id, DROPPED)
+            self.connection.change(DOOM, record.location, now + keep_ms, transaction_id, DROPPED)
         self.connection.change(CANCEL, now, record.id, transaction_id)
         return record
 
     @writes
     def replace_registration(
-        self, path: Path, location: str, properties: Properties, *, managed: bool = False
+        self, path: Path, location: str, properties: Properties, *, managed: bool = False, keep_ms: int = 0
     ) -> TableRecord:
         """Register a table, in the place of the one that may have its name; the old data stays where it is.
 
-        The new table has an id of its own, and nothing of the old one's versions and transactions.
+        The new table has an id of its own, and nothing of the old one's versions and transactions; for `keep_ms` the
+        old one can be brought back.
         Raises NamespaceNotFoundError, InvalidInputError as `insert_table` does, ConcurrentModificationError when
         another creates the table at the same time.
         """
         with suppress(TableNotFoundError):
-            self.remove_table(path, doom=False)
+            self.remove_table(path, doom=False, keep_ms=keep_ms)
         try:
             return self.insert_table(path, location, properties, managed=managed, registered=True)
         except TableAlreadyExistsError as error:

@@ -83,7 +83,7 @@ def _prepared(batch: Batch, entry: models.CommitTableOperation) -> Step:
     if entry.delete_table_versions is not None:
         return _delete_versions(batch, entry.delete_table_versions)
     assert entry.deregister_table is not None
-    return _deregister(entry.deregister_table)
+    return _deregister(batch, entry.deregister_table)
 
 
 def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
@@ -153,11 +153,11 @@ def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsReque
     return step
 
 
-def _deregister(request: models.DeregisterTableRequest) -> Step:
-    path = table_id(request.id)
+def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
+    path, keep_ms = table_id(request.id), batch.ctx.settings.retention_ms
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
-        record = catalog.remove_table(path, doom=False)
+        record = catalog.remove_table(path, doom=False, keep_ms=keep_ms)
         return models.CommitTableResult(
             deregister_table=models.DeregisterTableResponse(
                 id=list(path), location=record.location, properties=record.properties

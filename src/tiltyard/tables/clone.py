@@ -8,7 +8,7 @@ from tiltyard.context import Context
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.store import CREATING
+from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.opening import table_id
 
@@ -39,7 +39,14 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
         managed = new_is_managed(ctx, path, None)
-        record = ctx.store.insert_table(path, location, {}, managed=managed, in_creation=True)
+
+        def enter(catalog: UnitOfWork) -> TableRecord:
+            record = catalog.insert_table(path, location, {}, managed=managed, in_creation=True)
+            if request.is_shallow is not False:
+                catalog.add_clone(record.id, origin)
+            return record
+
+        record = ctx.store.transact(enter)
     except BaseException:
         ctx.store.doom(location, ctx.clock(), CREATING)
         raise

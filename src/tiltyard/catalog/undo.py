@@ -1,0 +1,97 @@
+"""Bringing back what was dropped or deregistered, for as long as it is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.catalog.namespaces import namespace_id
+from tiltyard.operations import always, operation
+from tiltyard.spec import models
+from tiltyard.tables.opening import table_id
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+
+DROPPED, DEREGISTERED = "dropped", "deregistered"
+
+
+@operation(inline=always)
+def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) -> models.ListDroppedTablesResponse:
+    """List the tables that UndropTable can bring back, newest first. Raises InvalidInputError."""
+    found, token = ctx.paging.page(
+        "dropped tables",
+        request.page_token,
+        request.limit,
+        lambda before, count: ctx.store.list_removed_tables(tuple(before) if before else None, count),
+        lambda removed: (removed.removed_at, removed.id),
+    )
+    tables = [
+        models.DroppedTable(
+            id=[*removed.namespace, removed.name],
+            dropped_id=removed.id,
+            kind=DROPPED if removed.dropped else DEREGISTERED,
+            location=removed.location,
+            removed_at_millis=removed.removed_at,
+            due_at_millis=removed.due_at,
+        )
+        for removed in found
+    ]
+    return models.ListDroppedTablesResponse(tables=tables, page_token=token)
+
+
+@operation(inline=always)
+def list_dropped_namespaces(
+    ctx: Context, request: models.ListDroppedNamespacesRequest
+) -> models.ListDroppedNamespacesResponse:
+    """List the namespaces that UndropNamespace can bring back, newest first. Raises InvalidInputError."""
+    found, token = ctx.paging.page(
+        "dropped namespaces",
+        request.page_token,
+        request.limit,
+        lambda before, count: ctx.store.list_removed_namespaces(tuple(before) if before else None, count),
+        lambda removed: (removed.removed_at, removed.id),
+    )
+    namespaces = [
+        models.DroppedNamespace(
+            id=list(removed.path),
+            dropped_id=removed.id,
+            removed_at_millis=removed.removed_at,
+            due_at_millis=removed.due_at,
+        )
+        for removed in found
+    ]
+    return models.ListDroppedNamespacesResponse(namespaces=namespaces, page_token=token)
+
+
+@operation
+def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.UndropTableResponse:
+    """Bring back a table that was dropped, deregistered or replaced: its data, properties, versions, under its name.
+
+    Of several that had the name it is the one removed last, unless `dropped_id` says which. Raises TableNotFoundError
+    (none is kept, or its time is over), NamespaceNotFoundError, TableAlreadyExistsError (the name was given again:
+    name another), InvalidInputError (its location was registered again).
+    """
+    path = table_id(request.id)
+    parent = path[:-1] if request.new_namespace_id is None else tuple(request.new_namespace_id)
+    name = path[-1] if request.new_table_name is None else request.new_table_name
+    new_path = table_id([*parent, name])
+    record = ctx.store.restore_table(path, new_path, request.dropped_id)
+    ctx.storage.datasets.forget(record.location)
+    return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
+
+
+@operation
+def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> models.UndropNamespaceResponse:
+    """Bring back a namespace that was dropped by Cascade, or overwritten, with all that was in it.
+
+    `new_namespace_id` gives it another place. Raises NamespaceNotFoundError (none is kept, its time is over, or there
+    is nothing above it), NamespaceAlreadyExistsError (the name was given again), InvalidInputError (the root).
+    """
+    path = namespace_id(request.id)
+    new_path = path if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
+    if not path or not new_path:
+        raise InvalidInputError("The root namespace is never dropped: name a namespace in it.")
+    record, tables = ctx.store.restore_namespace(path, new_path, request.dropped_id)
+    return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)

@@ -1,0 +1,60 @@
+"""What looking after storage has to know of the catalog."""
+
+from __future__ import annotations
+
+from tiltyard.store.scope import Scope, reads, writes
+
+# The folders of all tables that there are or that wait to be deleted, and those that can be brought back.
+KNOWN = (
+    "SELECT location FROM tables UNION SELECT location FROM doomed_folders UNION SELECT location FROM removed_tables"
+)
+UNFINISHED = """
+    SELECT MIN(since) FROM (
+        SELECT created_at AS since FROM transactions
+        WHERE table_id = ? AND status IN ('Queued', 'Running') AND kind <> ?
+        UNION ALL SELECT created_at FROM uploads WHERE table_id = ?
+    ) work
+"""
+ADD_CLONE = "INSERT INTO clone_sources (table_id, location) VALUES (?, ?) ON CONFLICT DO NOTHING"
+CLONES = """
+    SELECT location FROM tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
+    UNION SELECT location FROM removed_tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
+"""
+INHERIT = """
+    INSERT INTO clone_sources (table_id, location) SELECT ?, location FROM clone_sources
+    WHERE table_id IN (SELECT id FROM tables WHERE location = ?) ON CONFLICT DO NOTHING
+"""
+BRANCHES = "SELECT DISTINCT branch FROM table_versions WHERE table_id = ? ORDER BY branch"
+
+
+class Upkeep(Scope):
+    """The methods for whoever looks after storage."""
+
+    __slots__ = ()
+
+    @reads
+    def known_locations(self) -> set[str]:
+        """Return the locations of all tables, of those that can be brought back, and of all doomed folders."""
+        return {row[0] for row in self.connection.rows(KNOWN)}
+
+    @reads
+    def oldest_work(self, table_id: int, besides: str) -> int | None:
+        """Return when the oldest unfinished transaction or upload of a table began, those of one kind aside."""
+        row = self.connection.row(UNFINISHED, table_id, besides, table_id)
+        return row[0] if row else None
+
+    @reads
+    def recorded_branches(self, table_id: int) -> list[str]:
+        """Return the branches of a table that have recorded versions; '' is main."""
+        return [row[0] for row in self.connection.rows(BRANCHES, table_id)]
+
+    @writes
+    def add_clone(self, table_id: int, source: str) -> None:
+        """Note that a table is a shallow clone of the one at a location, and so uses its files and its sources'."""
+        self.connection.change(ADD_CLONE, table_id, source)
+        self.connection.change(INHERIT, table_id, source)
+
+    @reads
+    def clones_of(self, location: str) -> list[str]:
+        """Return where the shallow clones lie that use the files of a location."""
+        return [row[0] for row in self.connection.rows(CLONES, location, location)]

@@ -1,0 +1,252 @@
+"""Garbage of a table: files that no version, tag or branch needs, and versions that nobody wants any more.
+
+A file is garbage if no version refers to it and it is older than every write that may still bring it in: than
+`gc_safety_days`, and than each unfinished transaction and upload of the table. Staged manifests go first; only then
+is looked up what versions need, so a commit that comes meanwhile either finds its manifest gone, or is seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
+
+from tiltyard.config import DAY_MS
+from tiltyard.ids import MAIN_BRANCH
+from tiltyard.jobs import Job, job
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.references import (
+    Kind,
+    TableFile,
+    branches_of,
+    lost_manifests,
+    open_lines,
+    references,
+    table_file,
+)
+from tiltyard.tables.version_commits import finalize_pending
+from tiltyard.tables.version_records import forget_cleaned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord
+
+log = logging.getLogger("tiltyard.gc")
+
+COLLECT_TABLE_GARBAGE = "collect_table_garbage"
+OLD_VERSION = "old version"
+LANCE_SAFETY_MS = 7 * DAY_MS
+"""The age from which Lance, when it cleans up versions, takes a file that none refers to for abandoned."""
+
+CLOCKS_MS = 10 * 60 * 1000
+"""By how much the clocks of storage and catalog may differ; object stores date files by the second, besides."""
+
+_MOST_SHOWN = 1000
+_DELETE_AT_ONCE = 500
+_MOST_EXPLAINED = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A file to delete."""
+
+    kind: str
+    path: str
+    size: int
+
+
+@dataclass(slots=True)
+class Collection:
+    """What was found of one table, or removed; `notes` say what was left alone, and why."""
+
+    garbage: list[Garbage] = field(default_factory=list)
+    versions: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """All bytes together."""
+        return sum(file.size for file in self.garbage)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to collect: `keep_versions_days` also removes the versions of main that are older."""
+
+    dry_run: bool = False
+    keep_versions_days: float | None = None
+
+
+@operation
+def collect_table_garbage(
+    ctx: Context, request: models.CollectTableGarbageRequest
+) -> models.CollectTableGarbageResponse:
+    """List a table's garbage with `dry_run`; without, remove it in a transaction, whose properties tell how much.
+
+    Garbage is what no version, tag or branch needs, and what no write can still bring in; with `keep_versions_days`,
+    also older versions of main. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
+    """
+    table = find_table(ctx, request.id)
+    wish = checked_wish(bool(request.dry_run), request.keep_versions_days)
+    if not wish.dry_run:
+        payload = {"keep_versions_days": wish.keep_versions_days}
+        queued = ctx.store.create_transaction(COLLECT_TABLE_GARBAGE, table.id, payload, {})
+        return models.CollectTableGarbageResponse(transaction_id=queued.id)
+    found = collect(ctx, table, wish)
+    return models.CollectTableGarbageResponse(
+        files=[models.GarbageFile(kind=one.kind, path=one.path, size=one.size) for one in found.garbage[:_MOST_SHOWN]],
+        num_files=len(found.garbage),
+        num_bytes=found.size,
+        num_versions=found.versions,
+        notes=found.notes or None,
+    )
+
+
+def checked_wish(dry_run: bool, keep_versions_days: float | None) -> Wish:
+    """What a request asks for. Raises InvalidInputError."""
+    if keep_versions_days is not None and not 0 <= keep_versions_days <= 36500:
+        raise InvalidInputError(f"keep_versions_days is {keep_versions_days}: 0 to 36500.")
+    return Wish(dry_run, keep_versions_days)
+
+
+@job(COLLECT_TABLE_GARBAGE)
+def collect_queued(ctx: Context, running: Job) -> Mapping[str, str]:
+    """Remove a table's garbage; done twice, what is left is removed. Raises TableNotFoundError, JobCanceledError."""
+    assert running.table_id is not None
+    table = ctx.store.table_by_id(running.table_id)
+    found = collect(ctx, table, Wish(**running.payload), lambda removed: running.progress(files_removed=removed))
+    notes = {"notes": " ".join(found.notes)} if found.notes else {}
+    numbers = {"files_removed": len(found.garbage), "bytes_removed": found.size, "versions_removed": found.versions}
+    return {name: str(number) for name, number in numbers.items()} | notes
+
+
+def collect(
+    ctx: Context, table: TableRecord, wish: Wish, progress: Callable[[int], None] = lambda removed: None
+) -> Collection:
+    """Find a table's garbage, and remove it unless it is a dry run; `progress` hears how many files are removed.
+
+    Raises what opening a table raises, ConcurrentModificationError (commits that cannot be finished are in the way:
+    repair the table).
+    """
+    if not wish.dry_run:
+        _settle(ctx, table)
+    found = Collection()
+    lines = open_lines(ctx, table.location)
+    now = ctx.clock()
+    cutoff = cutoff_of(ctx, table, now)
+    if wish.keep_versions_days is not None and lines:
+        _clean_versions(ctx, table, lines[MAIN_BRANCH], wish, now, cutoff, found)
+    branches = branches_of(lines)
+    walked = (table_file(file, branches) for file in ctx.storage.files(table.location).walk(table.location))
+    files = [file for file in walked if file is not None]
+    old = [file for file in files if file.found.modified < cutoff and file.kind is not Kind.MANIFEST]
+    staged = stale_staged(ctx, table, old)
+    _remove(ctx, table, staged, wish, found, progress)
+    if not wish.dry_run:
+        _settle(ctx, table)
+        lines = open_lines(ctx, table.location)
+    units = references(ctx, table.location, lines)
+    if lost := lost_manifests(files, units, lines) if not found.versions else []:
+        found.notes.append(f"Lance does not know {lost[0]}: nothing else was removed; repair the table.")
+        return found
+    unneeded = [file for file in old if file.kind not in (Kind.STAGED, Kind.UNFINISHED) and file.unit not in units]
+    _remove(ctx, table, unneeded, wish, found, progress)
+    return found
+
+
+def cutoff_of(ctx: Context, table: TableRecord, now: int) -> int:
+    """The time before which a file must have been written to be garbage."""
+    cutoff = now - int(ctx.settings.gc_safety_days * DAY_MS)
+    oldest = ctx.store.oldest_work(table.id, COLLECT_TABLE_GARBAGE)
+    return cutoff if oldest is None else min(cutoff, oldest - CLOCKS_MS)
+
+
+def stale_staged(ctx: Context, table: TableRecord, old: Iterable[TableFile]) -> list[TableFile]:
+    """Staged manifests that no record waits for, and what unfinished creations left."""
+    pending = {record.staged_path for record in ctx.store.pending_versions(table.id)}
+    return [
+        file
+        for file in old
+        if file.kind in (Kind.STAGED, Kind.UNFINISHED) and f"{table.location}/{file.found.path}" not in pending
+    ]
+
+
+def _settle(ctx: Context, table: TableRecord) -> None:
+    """Finish recorded commits: their files are no garbage. Raises ConcurrentModificationError if that fails."""
+    while finalize_pending(ctx, table.id):
+        pass
+    if ctx.store.pending_versions(table.id, 1):
+        raise ConcurrentModificationError("A recorded version has not got its manifest yet: repair the table first.")
+
+
+def _remove(
+    ctx: Context,
+    table: TableRecord,
+    files: list[TableFile],
+    wish: Wish,
+    found: Collection,
+    progress: Callable[[int], None],
+) -> None:
+    for start in range(0, len(files), _DELETE_AT_ONCE):
+        part = files[start : start + _DELETE_AT_ONCE]
+        if not wish.dry_run:
+            progress(len(found.garbage))
+            with lance_errors():
+                ctx.storage.files(table.location).delete(f"{table.location}/{file.found.path}" for file in part)
+        found.garbage += [Garbage(file.kind, file.found.path, file.found.size) for file in part]
+
+
+def _clean_versions(
+    ctx: Context,
+    table: TableRecord,
+    main: lance.LanceDataset,
+    wish: Wish,
+    now: int,
+    cutoff: int,
+    found: Collection,
+) -> None:
+    """Remove old versions of main, by Lance's own means; those with tags, and those that branches need, stay."""
+    if ctx.store.clones_of(table.location):
+        found.notes.append("Old versions are kept: shallow clones use their files.")
+        return
+    if cutoff < now - LANCE_SAFETY_MS:  # Lance takes abandoned files along, and would take these for some
+        found.notes.append("Old versions are kept: work that is younger than some files is not finished.")
+        return
+    assert wish.keep_versions_days is not None
+    age: dict[str, Any] = {
+        "older_than": timedelta(days=wish.keep_versions_days),
+        "error_if_tagged_old_versions": False,
+    }
+    with lance_errors(main):
+        plan = main.explain_cleanup_old_versions(**age, include_files=True, max_files=_MOST_EXPLAINED)
+        if not wish.dry_run and plan.stats.old_versions:
+            main.cleanup_old_versions(**age)
+    found.versions = plan.stats.old_versions
+    plain = table.location.partition("://")[2].partition("/")[2] if "://" in table.location else table.location[1:]
+    found.garbage += [
+        Garbage(OLD_VERSION, file.path.removeprefix(f"{plain}/"), file.size_bytes)
+        for file in plan.candidate_files
+        if not file.unverified
+    ]
+    if not wish.dry_run:
+        ctx.storage.datasets.forget(table.location)
+        forget_cleaned(ctx, table)
+
+
+def try_collect(ctx: Context, table: TableRecord, wish: Wish) -> Collection:
+    """What `collect` does, with a note instead of an error: one table must not stop the others."""
+    try:
+        return collect(ctx, table, wish)
+    except LanceNamespaceError as error:
+        log.warning("cannot collect the garbage of %s: %s", table.location, error)
+        return Collection(notes=[f"Left alone: {error}"])

@@ -1,0 +1,157 @@
+"""Which files of a table its versions need: those of main, of branches, and of shallow clones elsewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tiltyard.ids import MAIN_BRANCH
+from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifests import versions_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.storage.files import FoundFile
+
+_FINAL = re.compile(r"^d?\d+\.manifest$")
+_STAGED = re.compile(r"^(?:\.|d?\d+\.manifest[-.])")
+
+
+class Kind(StrEnum):
+    """What a file of a table is."""
+
+    DATA = "data"
+    DELETION = "deletion"
+    INDEX = "index"
+    TRANSACTION = "transaction"
+    STAGED = "staged manifest"
+    UNFINISHED = "unfinished creation"
+    MANIFEST = "manifest"
+
+
+_FOLDERS = {
+    "data": Kind.DATA,
+    "_deletions": Kind.DELETION,
+    "_indices": Kind.INDEX,
+    "_transactions": Kind.TRANSACTION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table, and what it is; `unit` is what versions refer to: the file, or a folder or group of files."""
+
+    found: FoundFile
+    kind: Kind
+    unit: str
+
+
+def table_file(found: FoundFile, branches: Iterable[str]) -> TableFile | None:
+    """What a file of a table is, by its path; None for what is nobody's to delete."""
+    start = next((start for name in branches if found.path.startswith(start := f"tree/{name}/")), "")
+    head, _, rest = found.path.removeprefix(start).partition("/")
+    if head in _FOLDERS and rest:
+        return TableFile(found, _FOLDERS[head], start + _unit(head, rest))
+    if head == "_versions" and _FINAL.match(rest):
+        return TableFile(found, Kind.MANIFEST, found.path)
+    if head == "_versions" and _STAGED.match(rest):
+        return TableFile(found, Kind.STAGED, found.path)
+    if head.startswith("_creating-"):
+        return TableFile(found, Kind.UNFINISHED, found.path)
+    return None
+
+
+def _unit(folder: str, rest: str) -> str:
+    """What versions refer to: an index by its folder, a data file with what lies beside it under the same name."""
+    first = rest.partition("/")[0]
+    if folder == "_indices":
+        return f"{folder}/{first}"
+    if folder == "data":
+        return f"{folder}/{first.partition('.')[0]}"
+    return f"{folder}/{rest}"
+
+
+def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
+    """Handles of main and of all branches, by their names; none without data.
+
+    Raises what opening a table raises, other than that it has no data.
+    """
+    if not ctx.storage.has_table(location):
+        return {}
+    main = ctx.storage.datasets.writer(location, ctx.storage.options(location))
+    with lance_errors(main):
+        names = sorted(main.branches.list(), key=len, reverse=True)
+        return {MAIN_BRANCH: main, **{name: main.checkout_version((name, None)) for name in names}}
+
+
+def branches_of(lines: Iterable[str]) -> list[str]:
+    """The branches beside main, the longest names first: one may lie in the folder of another."""
+    return sorted((name for name in lines if name != MAIN_BRANCH), key=len, reverse=True)
+
+
+def references(ctx: Context, location: str, lines: dict[str, lance.LanceDataset]) -> set[str]:
+    """The units that any version needs: of main, of a branch, or of a shallow clone that the catalog knows."""
+    units = tracked(location, lines)
+    for name, dataset in lines.items():
+        if name != MAIN_BRANCH:
+            _add_inherited(units, dataset, branches_of(lines))
+    for clone in ctx.store.clones_of(location):
+        for dataset in open_lines(ctx, clone).values():
+            _add_tracked(units, dataset, location)
+            _add_inherited(units, dataset, branches_of(lines))
+    return units
+
+
+def tracked(location: str, lines: dict[str, lance.LanceDataset]) -> set[str]:
+    """The units in a table's folder that its own versions need."""
+    units: set[str] = set()
+    for dataset in lines.values():
+        _add_tracked(units, dataset, location)
+    return units
+
+
+def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str) -> None:
+    """Add what one line of versions needs of a table's folder."""
+    with lance_errors(dataset):
+        for batch in dataset.tracked_files():
+            columns = (batch.column(name).to_pylist() for name in ("base_uri", "path"))
+            for base, path in set(zip(*columns, strict=True)):
+                if (prefix := _below(base, location)) is not None:
+                    units.add(_unit_of(prefix, path))
+
+
+def _add_inherited(units: set[str], dataset: lance.LanceDataset, branches: list[str]) -> None:
+    """Add the indices of a branch or a clone, wherever they lie: those from elsewhere are no tracked files."""
+    with lance_errors(dataset):
+        uuids = [segment.uuid for index in dataset.describe_indices() for segment in index.segments]
+    starts = ["", *(f"tree/{name}/" for name in branches)]
+    units.update(f"{start}_indices/{uuid}" for start in starts for uuid in uuids)
+
+
+def _unit_of(prefix: str, path: str) -> str:
+    head, _, rest = path.partition("/")
+    return prefix + _unit(head, rest) if head in _FOLDERS else prefix + path
+
+
+def _below(base: str, location: str) -> str | None:
+    """Where a base lies below a table's location, as a prefix of paths; None for elsewhere."""
+    base = base.removeprefix("file://")
+    if base == location:
+        return ""
+    return f"{base[len(location) + 1 :]}/" if base.startswith(f"{location}/") else None
+
+
+def lost_manifests(files: Iterable[TableFile], units: set[str], lines: Iterable[str]) -> list[str]:
+    """Manifests in the folders of known lines that Lance did not speak of: its paths and ours are not the same then."""
+    folders = {versions_folder(name) for name in lines}
+    return [
+        file.unit
+        for file in files
+        if file.kind is Kind.MANIFEST and file.unit.rpartition("/")[0] in folders and file.unit not in units
+    ]

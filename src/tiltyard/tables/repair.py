@@ -1,0 +1,185 @@
+"""Repair: what of a table went round the server, or was left half done, is found, and put right where that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.ids import MAIN_BRANCH
+from tiltyard.operations import operation
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.garbage import cutoff_of, stale_staged
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.references import Kind, branches_of, open_lines, table_file, tracked
+from tiltyard.tables.version_commits import branch_key, finalize
+from tiltyard.tables.version_records import adopt, cleaned, records_of, unrecorded
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord, VersionRecord
+
+SETTLED_MS = 60 * 60 * 1000
+"""A branch is made in several steps: its records are not judged before they are this old."""
+
+_MOST_NAMED = 10
+_CONTENT = (Kind.DATA, Kind.DELETION, Kind.INDEX, Kind.MANIFEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, and what was done about it ("" for nothing: somebody has to decide)."""
+
+    kind: str
+    found: str
+    done: str = ""
+
+
+@operation
+def repair_table(ctx: Context, request: models.RepairTableRequest) -> models.RepairTableResponse:
+    """Find what of a table went round the server or was left half done, and put it right; `dry_run` only tells.
+
+    Raises NamespaceNotFoundError, TableNotFoundError, ServiceUnavailableError.
+    """
+    findings = repair(ctx, find_table(ctx, request.id), dry_run=bool(request.dry_run))
+    return models.RepairTableResponse(
+        findings=[models.RepairFinding(kind=one.kind, found=one.found, done=one.done or None) for one in findings]
+    )
+
+
+def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
+    """All that is wrong with a table; done twice, the second time finds what nothing can be done about."""
+    storage = ctx.storage
+    if storage.is_empty(table.location):
+        found = [] if table.declared else [Finding("missing folder", f"There is nothing at {table.location}.")]
+        return [*found, *_records(ctx, table, "", dry_run)]
+    findings = list(_pending(ctx, table, dry_run))
+    findings += _declared(ctx, table, dry_run)
+    try:
+        lines = open_lines(ctx, table.location)
+    except LanceNamespaceError as error:
+        return [*findings, Finding("unreadable", f"The table cannot be opened: {error}")]
+    for name in [MAIN_BRANCH, *branches_of(lines)]:
+        findings += _records(ctx, table, branch_key(name), dry_run)
+    findings += _gone_branches(ctx, table, lines, dry_run)
+    findings += _missing(ctx, table, lines)
+    findings += _staged(ctx, table, lines, dry_run)
+    storage.datasets.forget(table.location)
+    return findings
+
+
+def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
+    """Recorded versions without their final manifest: finished, or taken back if their manifest is nowhere."""
+    for record in ctx.store.pending_versions(table.id, limit=1000):
+        name = _name(record.version, record.branch)
+        if _lost(ctx, table, record):
+            if not dry_run:
+                _forget(ctx, record)
+            found = f"{name} is recorded, and its manifest is nowhere: the commit was lost."
+            yield Finding("lost version", found, "The record was deleted." if not dry_run else "")
+            continue
+        found, done = f"{name} is recorded, and its manifest is not in its place.", ""
+        if not dry_run:
+            try:
+                finalize(ctx, table, record)
+                done = "The manifest was put there."
+            except LanceNamespaceError as error:
+                done = f"That failed: {error}"
+        yield Finding("pending version", found, done)
+
+
+def _lost(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Whether a manifest is nowhere; the final place is looked at last, for there it comes before the other goes."""
+    places = (record.staged_path, record.manifest_path)
+    return all(ctx.storage.stat(table.location, place) is None for place in places)
+
+
+def _declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
+    written = ctx.storage.has_table(table.location)
+    if table.declared and written:
+        if not dry_run:
+            ctx.store.mark_written(table.id)
+        found = "The table has data, and the catalog calls it declared only."
+        yield Finding("declared", found, "It is called written now." if not dry_run else "")
+    elif not table.declared and not written:
+        yield Finding("no versions", "The catalog knows of data, and there is no version in the table's folder.")
+
+
+def _records(ctx: Context, table: TableRecord, branch: str, dry_run: bool) -> Iterator[Finding]:
+    """Records against manifests: cleaned up or taken away, and committed round the server."""
+    gone = cleaned(ctx, table, branch)
+    if gone:
+        for record in gone if not dry_run else ():
+            _forget(ctx, record)
+        found = f"{_list(record.version for record in gone)}{_on(branch)} are recorded, and their manifests are gone."
+        yield Finding("cleaned versions", found, "The records were deleted." if not dry_run else "")
+    strange = unrecorded(ctx, table, branch) if table.managed else []
+    if strange:
+        for stored in strange if not dry_run else ():
+            adopt(ctx, table, branch, stored)
+        found = f"{_list(stored.version for stored in strange)}{_on(branch)} were committed round the server."
+        yield Finding("unrecorded versions", found, "They were recorded." if not dry_run else "")
+
+
+def _gone_branches(
+    ctx: Context, table: TableRecord, lines: dict[str, lance.LanceDataset], dry_run: bool
+) -> Iterator[Finding]:
+    """Records of branches that were deleted: a new branch of the name could not commit."""
+    for branch in ctx.store.recorded_branches(table.id):
+        if not branch or branch in lines:
+            continue
+        records = list(records_of(ctx, table, branch))
+        if any(record.created_at > ctx.clock() - SETTLED_MS for record in records):
+            continue
+        for record in records if not dry_run else ():
+            _forget(ctx, record)
+        found = f"There are records of the branch {branch}, and no such branch."
+        yield Finding("gone branch", found, "The records were deleted." if not dry_run else "")
+
+
+def _missing(ctx: Context, table: TableRecord, lines: dict[str, lance.LanceDataset]) -> Iterator[Finding]:
+    """Files that versions need and that are not there: only a backup can help."""
+    needed = tracked(table.location, lines)
+    branches = branches_of(lines)
+    files = (table_file(file, branches) for file in ctx.storage.files(table.location).walk(table.location))
+    there = {file.unit for file in files if file is not None and file.kind in _CONTENT}
+    missing = sorted(unit for unit in needed - there if "_transactions/" not in unit)
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        yield Finding("missing files", f"Versions need what is not there: {', '.join(missing[:_MOST_NAMED])}{more}.")
+
+
+def _staged(ctx: Context, table: TableRecord, lines: dict[str, lance.LanceDataset], dry_run: bool) -> Iterator[Finding]:
+    """Staged manifests that nobody committed, and is not likely to any more."""
+    cutoff, branches = cutoff_of(ctx, table, ctx.clock()), branches_of(lines)
+    files = (table_file(file, branches) for file in ctx.storage.files(table.location).walk(table.location))
+    old = stale_staged(ctx, table, (file for file in files if file is not None and file.found.modified < cutoff))
+    if old:
+        if not dry_run:
+            with lance_errors():
+                ctx.storage.files(table.location).delete(f"{table.location}/{file.found.path}" for file in old)
+        found = f"{len(old)} files were staged and never committed."
+        yield Finding("staged leftovers", found, "They were deleted." if not dry_run else "")
+
+
+def _forget(ctx: Context, record: VersionRecord) -> None:
+    ctx.store.delete_versions(record.table_id, record.branch, [(record.version, record.version + 1)])
+
+
+def _name(version: int, branch: str) -> str:
+    return f"Version {version}{_on(branch)}"
+
+
+def _on(branch: str) -> str:
+    return f" of the branch {branch}" if branch else ""
+
+
+def _list(versions: Iterator[int]) -> str:
+    numbers = sorted(versions)
+    shown = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    return f"Versions {shown}" + (f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else "")

@@ -1,0 +1,207 @@
+"""What a client drops can be brought back, by HTTP and from the command line, until its time is over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import lance.namespace as rust
+import pyarrow as pa
+import pytest
+
+from tests.conformance.cases import World
+from tests.conformance.conftest import Raw
+from tests.services.server import ServerProcess
+
+ROWS = pa.table({"id": [1, 2, 3]})
+Fresh = Callable[[str], str]
+
+
+@pytest.fixture
+def world(raw: Raw, server: ServerProcess) -> World:
+    return World(raw, server.options)
+
+
+def code(response: Any) -> tuple[int, int]:
+    return response.status_code, response.json()["code"]
+
+
+def dropped(world: World, name: str) -> list[dict[str, Any]]:
+    """The tables of one name that can be brought back, newest first."""
+    found, token = [], None
+    while True:
+        page = world.post("/tiltyard/v1/table/dropped", {"limit": 50, "page_token": token})
+        found += [entry for entry in page["tables"] if entry["id"] == name.split("$")]
+        token = page.get("page_token")
+        if not token:
+            return found
+
+
+def test_undrop_table_brings_back_data_versions_and_properties(world: World, rest: Any, remote: Any) -> None:
+    [name] = world.table()
+    remote.open_table(name).delete("id = 1")
+    world.post(f"/v1/table/{name}/update", {"updates": [["text", "'x'"]], "properties": {"owner": "ada"}})
+    before = world.describe([name])
+    remote.drop_table(name)
+    assert code(world.raw.post(f"/v1/table/{name}/describe")) == (404, 4)
+    [entry] = dropped(world, name)
+    assert (entry["kind"], entry["location"]) == ("dropped", before["location"])
+    assert entry["due_at_millis"] - entry["removed_at_millis"] == 7 * 24 * 3600 * 1000
+    answer = world.post(f"/tiltyard/v1/table/{name}/undrop")
+    assert (answer["id"], answer["location"]) == ([name], before["location"])
+    after = world.describe([name])
+    assert {key: after[key] for key in ("version", "properties", "schema")} == {
+        key: before[key] for key in ("version", "properties", "schema")
+    }
+    assert remote.open_table(name).count_rows() == 2
+    remote.open_table(name).add([{"id": 9, "text": "new", "vector": [0.0, 0.0]}])
+    assert world.count([name]) == 3
+    assert len(rest.list_table_versions(rust.ListTableVersionsRequest(id=[name])).versions) == after["version"] + 1
+    assert dropped(world, name) == []
+    assert code(world.raw.post(f"/tiltyard/v1/table/{name}/undrop")) == (404, 4)
+
+
+def test_undrop_table_whose_name_was_given_again_needs_another(world: World, fresh: Fresh) -> None:
+    [name] = world.table()
+    old = dict(world.describe([name]))
+    world.post(f"/v1/table/{name}/drop")
+    world.post(f"/v1/table/{name}/declare")
+    assert code(world.raw.post(f"/tiltyard/v1/table/{name}/undrop")) == (409, 5)
+    new, [space] = fresh("again"), world.namespace()
+    body = {"new_table_name": new, "new_namespace_id": [space]}
+    assert world.post(f"/tiltyard/v1/table/{name}/undrop", body)["id"] == [space, new]
+    assert world.describe([f"{space}${new}"])["location"] == old["location"]
+    assert world.count([f"{space}${new}"]) == 3
+
+
+def test_undrop_table_takes_the_newest_or_the_one_that_is_named(world: World, fresh: Fresh) -> None:
+    name = fresh("many")
+    for _ in range(3):
+        world.post(f"/v1/table/{name}/declare")
+        world.post(f"/v1/table/{name}/drop")
+    newest, _, oldest = dropped(world, name)
+    body = {"dropped_id": oldest["dropped_id"], "new_table_name": f"{name}_oldest"}
+    assert world.post(f"/tiltyard/v1/table/{name}/undrop", body)["location"] == oldest["location"]
+    assert world.post(f"/tiltyard/v1/table/{name}/undrop")["location"] == newest["location"]
+
+
+def test_register_where_a_dropped_table_lies_is_told_of_undrop(world: World, fresh: Fresh) -> None:
+    [name] = world.table()
+    location = world.post(f"/v1/table/{name}/drop")["location"]
+    response = world.raw.post(f"/v1/table/{fresh('r')}/register", {"location": location})
+    assert code(response) == (400, 13) and "undrop" in response.json()["error"]
+
+
+def test_undrop_table_after_deregister_or_replacement(world: World) -> None:
+    [name] = world.table()
+    old = world.post(f"/v1/table/{name}/deregister")["location"]
+    assert dropped(world, name)[0]["kind"] == "deregistered"
+    assert world.post(f"/tiltyard/v1/table/{name}/undrop")["location"] == old
+    [other] = world.table()
+    location = world.post(f"/v1/table/{other}/deregister")["location"]
+    world.post(f"/v1/table/{name}/register", {"location": location, "mode": "Overwrite"})
+    assert world.post(f"/tiltyard/v1/table/{name}/undrop", {"new_table_name": f"{name}_old"})["location"] == old
+    assert world.count([f"{name}_old"]) == 3
+    assert code(world.raw.post(f"/tiltyard/v1/table/{other}/undrop")) == (400, 13)  # registered again
+
+
+def test_undrop_namespace_brings_back_all_that_was_in_it(world: World, fresh: Fresh) -> None:
+    [space] = world.namespace()
+    world.post(f"/v1/namespace/{space}$inner/create", {"properties": {"deep": "yes"}})
+    rows = world.table()[0]
+    world.post(f"/v1/table/{rows}/rename", {"new_table_name": "t", "new_namespace_id": [space, "inner"]})
+    world.post(f"/v1/table/{space}$d/declare")
+    [transaction] = world.post(f"/v1/namespace/{space}/drop", {"behavior": "Cascade"})["transaction_id"]
+    assert world.post(f"/v1/transaction/{transaction}/describe")["status"] == "Succeeded"
+    listed = world.post("/tiltyard/v1/namespace/dropped")["namespaces"]
+    assert [space] in [entry["id"] for entry in listed]
+    assert code(world.raw.post(f"/tiltyard/v1/namespace/{space}$inner/undrop")) == (404, 1)
+    assert code(world.raw.post(f"/tiltyard/v1/table/{space}$d/undrop")) == (404, 1)
+    world.post(f"/v1/namespace/{space}/create")
+    assert code(world.raw.post(f"/tiltyard/v1/namespace/{space}/undrop")) == (409, 2)
+    new = fresh("back")
+    answer = world.post(f"/tiltyard/v1/namespace/{space}/undrop", {"new_namespace_id": [new]})
+    assert (answer["id"], answer["tables"], answer["properties"]) == ([new], 2, {"k": "v"})
+    assert world.post(f"/v1/namespace/{new}$inner/describe")["properties"] == {"deep": "yes"}
+    assert world.count([f"{new}$inner$t"]) == 3
+    world.post(f"/v1/namespace/{new}/create", {"mode": "Overwrite"})
+    world.post(f"/v1/namespace/{new}/drop")
+    assert world.post(f"/tiltyard/v1/namespace/{new}/undrop")["tables"] == 2
+
+
+def test_gc_and_repair_by_http(world: World) -> None:
+    [name] = world.table()
+    found = world.post(f"/tiltyard/v1/table/{name}/gc", {"dry_run": True})
+    assert (found["num_files"], found["num_bytes"], found["files"]) == (0, 0, [])
+    world.wait(world.post(f"/tiltyard/v1/table/{name}/gc")["transaction_id"])
+    transaction = world.post("/tiltyard/v1/gc", {"dry_run": True})["transaction_id"]
+    world.wait(transaction)
+    assert int(world.post(f"/v1/transaction/{transaction}/describe")["properties"]["tables"]) >= 1
+    assert world.post(f"/tiltyard/v1/table/{name}/repair", {"dry_run": True}) == {"findings": []}
+    assert world.count([name]) == 3
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that keeps nothing for longer than a second."""
+    running = ServerProcess(tmp_path_factory.mktemp("hasty"), "--retention-days", str(1 / 86400))
+    yield running
+    running.stop()
+
+
+def test_a_dropped_table_whose_time_is_over_is_deleted_for_good(hasty: ServerProcess) -> None:
+    world = World(Raw(hasty.url), {})
+    [name] = world.table()
+    folder = Path(world.post(f"/v1/table/{name}/drop")["location"])
+    assert folder.exists()
+    until = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not folder.exists()
+    assert code(world.raw.post(f"/tiltyard/v1/table/{name}/undrop")) == (404, 4)
+
+
+def tiltyard(root: Path | str, *arguments: str, status: int = 0) -> str:
+    """What a command says."""
+    command = [sys.executable, "-m", "tiltyard", *arguments, "--root", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + (done.stderr if status else "")
+
+
+def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    try:
+        world = World(Raw(server.url), {})
+        [name], [space] = world.table(), world.namespace()
+        location = Path(world.describe([name])["location"])
+        world.post(f"/v1/table/{space}$d/declare")
+        world.post(f"/v1/table/{name}/drop")
+        world.post(f"/v1/namespace/{space}/drop", {"behavior": "Cascade"})
+        listed = tiltyard(tmp_path, "undrop")
+        assert "dropped table" in listed and name in listed and f"{space}$d" in listed and "namespace" in listed
+        assert f"{name} is back" in tiltyard(tmp_path, "undrop", name)
+        assert f"{space} is back, with 1 tables" in tiltyard(tmp_path, "undrop", "--namespace", space)
+        assert "No dropped table" in tiltyard(tmp_path, "undrop", name, status=1)
+        assert world.count([name]) == 3
+        stray = location / "_versions" / f"{2**64 - 9}.manifest-left"
+        stray.write_bytes(b"x" * 2048)
+        assert "Found 0 files" in tiltyard(tmp_path, "gc", name, "--dry-run")
+        found = tiltyard(tmp_path, "gc", "--dry-run", "--gc-safety-days", "0")
+        assert "2.0 KiB  staged manifest" in found and "Found 1 files, 2.0 KiB." in found and stray.exists()
+        assert "Removed 1 files" in tiltyard(tmp_path, "gc", name, "--gc-safety-days", "0")
+        assert not stray.exists()
+        assert tiltyard(tmp_path, "repair") == "Nothing is wrong.\n"
+        lance.dataset(location).delete("id = 1")
+        assert "Versions 2 were committed round the server. They were recorded." in tiltyard(tmp_path, "repair", name)
+        (location / "data").rename(tmp_path / "away")
+        assert f"{name}: missing files:" in tiltyard(tmp_path, "repair", name)
+        assert json.loads(world.raw.post(f"/v1/table/{name}/exists").text) == {}
+    finally:
+        server.stop()

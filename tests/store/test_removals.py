@@ -1,0 +1,299 @@
+"""What was removed is kept for a while and can be brought back: once, whole, and never from under a sweeper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import (
+    InvalidInputError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotFoundError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+
+from tests.store.test_races import kinds, race, won
+from tiltyard.modes import CreateMode
+from tiltyard.store import DROPPED, NewVersion
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store, TableRecord
+
+KEEP = 1000
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def table(store: Store) -> TableRecord:
+    """A managed table `a$t` with two versions."""
+    store.create_namespace(("a",), {"k": "v"})
+    record = store.insert_table(("a", "t"), "mem://t", {"n": "é"}, managed=True)
+    for version in (1, 2):
+        store.record_version(NewVersion(record.id, version, f"s{version}", f"m{version}", metadata={"x": "y"}))
+    return record
+
+
+def test_restore_table_brings_back_all_that_the_catalog_knew(store: Store, clock: Clock, table: TableRecord) -> None:
+    versions = store.list_versions(table.id)
+    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    [kept] = store.list_removed_tables(None, 10)
+    assert (kept.id, kept.namespace, kept.name, kept.dropped) == (table.id, ("a",), "t", True)
+    assert (kept.removed_at, kept.due_at) == (clock.now, clock.now + KEEP)
+    assert store.claim_folders(10, HOUR) == []
+    clock.advance(5)
+    assert store.restore_table(("a", "t")) == replace(table, updated_at=clock.now)
+    assert store.list_versions(table.id) == versions
+    clock.advance(2 * KEEP)
+    assert (store.claim_folders(10, HOUR), store.list_removed_tables(None, 10)) == ([], [])
+    with pytest.raises(TableNotFoundError):
+        store.restore_table(("a", "t"))
+
+
+def test_remove_table_that_is_kept_frees_the_name_but_not_the_location(store: Store, table: TableRecord) -> None:
+    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    with pytest.raises(InvalidInputError, match="undrop"):
+        store.insert_table(("a", "t"), "mem://t", {}, registered=True)
+    other = store.insert_table(("a", "t"), "mem://u", {})
+    assert other.id > table.id
+    with pytest.raises(TableAlreadyExistsError):
+        store.restore_table(("a", "t"))
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_table(("a", "t"), ("x", "t"))
+    assert store.restore_table(("a", "t"), ("t2",)).id == table.id
+    assert store.describe_table(("t2",)).location == "mem://t"
+
+
+def test_restore_table_takes_the_newest_unless_told_which(store: Store, clock: Clock) -> None:
+    ids = []
+    for number in range(3):
+        ids.append(store.insert_table(("t",), f"mem://{number}", {}).id)
+        store.remove_table(("t",), doom=True, keep_ms=KEEP)
+        clock.advance(1)
+    assert [kept.id for kept in store.list_removed_tables(None, 2)] == [ids[2], ids[1]]
+    page = store.list_removed_tables(None, 2)[-1]
+    assert [kept.id for kept in store.list_removed_tables((page.removed_at, page.id), 2)] == [ids[0]]
+    assert store.restore_table(("t",), ("first",), ids[0]).id == ids[0]
+    assert store.restore_table(("t",)).id == ids[2]
+
+
+def test_a_table_whose_time_is_over_is_swept_and_gone_for_good(store: Store, clock: Clock, table: TableRecord) -> None:
+    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    clock.advance(KEEP)
+    assert [folder.location for folder in store.claim_folders(10, HOUR)] == ["mem://t"]
+    assert store.list_removed_tables(None, 10) == []
+    with pytest.raises(TableNotFoundError):
+        store.restore_table(("a", "t"))
+    store.forget_folder("mem://t")
+    store.insert_table(("a", "t"), "mem://t", {}, registered=True)
+
+
+def test_doom_spares_the_folder_of_a_table_that_is_kept(store: Store, clock: Clock, table: TableRecord) -> None:
+    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    store.doom("mem://t", clock.now, DROPPED)  # a write that came too late has its leftovers swept
+    assert store.claim_folders(10, HOUR) == []
+    store.restore_table(("a", "t"))
+
+
+def test_a_deregistered_table_comes_back_unless_its_location_was_taken(
+    store: Store, clock: Clock, table: TableRecord
+) -> None:
+    store.remove_table(("a", "t"), doom=False, keep_ms=KEEP)
+    assert not store.list_removed_tables(None, 10)[0].dropped
+    store.insert_table(("a", "u"), "mem://t", {}, registered=True)
+    assert store.list_removed_tables(None, 10) == []
+    with pytest.raises(InvalidInputError):
+        store.restore_table(("a", "t"))
+    store.remove_table(("a", "u"), doom=True, keep_ms=KEEP)
+    with pytest.raises(InvalidInputError):
+        store.restore_table(("a", "t"))
+    store.restore_table(("a", "u"))
+    store.remove_table(("a", "u"), doom=False)
+    assert store.restore_table(("a", "t")).id == table.id
+    store.remove_table(("a", "t"), doom=False, keep_ms=KEEP)
+    clock.advance(KEEP)
+    assert store.claim_folders(10, HOUR) == []
+    assert store.list_removed_tables(None, 10) == []
+
+
+def test_replace_registration_keeps_what_it_replaces(store: Store, table: TableRecord) -> None:
+    store.replace_registration(("a", "t"), "mem://other", {}, keep_ms=KEEP)
+    assert store.restore_table(("a", "t"), ("a", "old")) == replace(
+        table, name="old", updated_at=store.describe_table(("a", "old")).updated_at
+    )
+    assert len(store.list_versions(table.id)) == 2
+
+
+@pytest.fixture
+def tree(store: Store, table: TableRecord) -> list[int]:
+    """More below `a`: the ids of all tables in it."""
+    store.create_namespace(("a", "b"), {})
+    store.create_namespace(("a", "b", "c"), {"deep": "yes"})
+    return [
+        table.id,
+        store.insert_table(("a", "b", "c", "u"), "mem://u", {}).id,
+        store.insert_table(("a", "b", "c", "v"), "mem://v", {}, declared=True).id,
+    ]
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_restore_namespace_brings_back_all_that_was_in_it(
+    store: Store, clock: Clock, tree: list[int], overwritten: bool
+) -> None:
+    if overwritten:
+        store.create_namespace(("a",), {}, CreateMode.OVERWRITE, KEEP)
+        with pytest.raises(NamespaceAlreadyExistsError):
+            store.restore_namespace(("a",))
+        store.drop_namespace(("a",))
+    else:
+        assert store.drop_namespace(("a",), cascade=True, keep_ms=KEEP).tables == 3
+    [kept] = store.list_removed_namespaces(None, 10)
+    assert (kept.path, kept.properties, kept.due_at) == (("a",), {"k": "v"}, clock.now + KEEP)
+    assert len(store.list_removed_tables(None, 10)) == 3
+    record, tables = store.restore_namespace(("a",))
+    assert (record.name, record.properties, tables) == ("a", {"k": "v"}, 3)
+    assert store.describe_namespace(("a", "b", "c")).properties == {"deep": "yes"}
+    assert [store.describe_table(path).id for path in (("a", "t"), ("a", "b", "c", "u"), ("a", "b", "c", "v"))] == tree
+    assert len(store.list_versions(tree[0])) == 2
+    clock.advance(2 * KEEP)
+    assert store.claim_folders(10, HOUR) == []
+    assert (store.list_removed_tables(None, 10), store.list_removed_namespaces(None, 10)) == ([], [])
+
+
+def test_restore_namespace_under_another_name_without_what_came_back_before(store: Store, tree: list[int]) -> None:
+    store.create_namespace(("z",), {})
+    store.drop_namespace(("a",), cascade=True, keep_ms=KEEP)
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_table(("a", "t"))
+    assert store.restore_table(("a", "t"), ("saved",)).id == tree[0]
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_namespace(("a",), ("x", "a"))
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_namespace(("a", "b"))
+    assert store.restore_namespace(("a",), ("z", "y"))[1] == 2
+    assert store.list_tables(("z", "y", "b", "c"), None, 10) == ["u", "v"]
+
+
+def test_a_namespace_whose_tables_are_being_deleted_does_not_come_back(
+    store: Store, clock: Clock, tree: list[int]
+) -> None:
+    store.drop_namespace(("a",), cascade=True, keep_ms=KEEP)
+    clock.advance(KEEP)
+    assert len(store.claim_folders(1, HOUR)) == 1
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_namespace(("a",))
+    assert store.list_removed_namespaces(None, 10) == []
+    for kept in store.list_removed_tables(None, 10):  # the sweeper has not come to these
+        store.restore_table((*kept.namespace, kept.name), (kept.name,))
+    assert len(store.list_tables((), None, 10)) == len(tree) - 1
+
+
+def test_an_empty_namespace_is_kept_and_forgotten_by_the_same_clock(store: Store, clock: Clock) -> None:
+    store.create_namespace(("e",), {})
+    store.drop_namespace(("e",), cascade=True, keep_ms=KEEP)
+    assert store.restore_namespace(("e",))[1] == 0
+    store.drop_namespace(("e",), cascade=True, keep_ms=KEEP)
+    clock.advance(KEEP)
+    store.claim_folders(1, HOUR)
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_namespace(("e",))
+
+
+@pytest.mark.parametrize("doom", [True, False])
+def test_restore_table_by_many_one_wins(store: Store, doom: bool) -> None:
+    store.insert_table(("t",), "mem://t", {})
+    for _ in range(10):
+        store.remove_table(("t",), doom=doom, keep_ms=KEEP)
+        outcomes = race(*[lambda i=i: store.restore_table(("t",), (f"t{i}",)) for i in range(8)])
+        assert len(won(outcomes)) == 1
+        assert kinds(outcomes) == {TableNotFoundError}
+        store.rename_table((won(outcomes)[0].name,), ("t",))
+
+
+def test_restore_table_against_the_sweeper_has_one_winner(store: Store, clock: Clock) -> None:
+    for number in range(20):
+        store.insert_table(("t",), f"mem://{number}", {})
+        store.remove_table(("t",), doom=True, keep_ms=KEEP)
+        clock.advance(KEEP)
+        restored, claimed = race(lambda: store.restore_table(("t",)), lambda: store.claim_folders(10, HOUR))
+        assert isinstance(restored, TableNotFoundError) == (len(claimed) == 1)
+        if not claimed:
+            store.remove_table(("t",), doom=False)
+        clock.advance(2 * HOUR)
+        for folder in store.claim_folders(10, HOUR):
+            store.forget_folder(folder.location)
+
+
+def test_restore_table_against_a_create_of_the_name_has_one_winner(store: Store) -> None:
+    for number in range(20):
+        store.insert_table(("t",), f"mem://{number}", {})
+        store.remove_table(("t",), doom=True, keep_ms=KEEP)
+        outcomes = race(
+            lambda: store.restore_table(("t",)), lambda number=number: store.insert_table(("t",), f"new://{number}", {})
+        )
+        assert len(won(outcomes)) == 1
+        assert kinds(outcomes) == {TableAlreadyExistsError}
+        store.remove_table(("t",), doom=False)
+
+
+def test_restore_namespace_against_the_sweeper_is_all_or_nothing(store: Store, clock: Clock) -> None:
+    for number in range(10):
+        store.create_namespace(("n",), {})
+        for name in "abc":
+            store.insert_table(("n", name), f"mem://{number}{name}", {})
+        store.drop_namespace(("n",), cascade=True, keep_ms=KEEP)
+        clock.advance(KEEP)
+        restored, claimed = race(lambda: store.restore_namespace(("n",)), lambda: store.claim_folders(2, HOUR))
+        if isinstance(restored, NamespaceNotFoundError):
+            assert len(claimed) == 2
+        else:
+            assert (restored[1], claimed) == (3, [])
+            store.drop_namespace(("n",), cascade=True)
+        clock.advance(2 * HOUR)
+        for folder in store.claim_folders(10, HOUR):
+            store.forget_folder(folder.location)
+
+
+def test_remove_table_that_is_kept_loses_no_version_that_was_told(store: Store) -> None:
+    for number in range(10):
+        table = store.insert_table(("t",), f"mem://{number}", {})
+        *told, _ = race(
+            *[lambda v=v, id_=table.id: store.record_version(NewVersion(id_, v, f"s{v}", "m")) for v in range(1, 5)],
+            lambda: store.remove_table(("t",), doom=True, keep_ms=KEEP),
+        )
+        store.restore_table(("t",))
+        kept = {record.version for record in store.list_versions(table.id)}
+        assert kept == {record.version for record, _ in won(told)}
+        store.remove_table(("t",), doom=False)
+
+
+def test_clones_are_known_by_their_sources_as_long_as_they_can_come_back(store: Store, clock: Clock) -> None:
+    source = store.insert_table(("s",), "mem://s", {})
+    clone = store.insert_table(("c",), "mem://c", {})
+    store.add_clone(clone.id, source.location)
+    second = store.insert_table(("d",), "mem://d", {})
+    store.add_clone(second.id, clone.location)
+    store.remove_table(("d",), doom=True, keep_ms=KEEP)
+    assert sorted(store.clones_of("mem://s")) == ["mem://c", "mem://d"]
+    assert store.clones_of("mem://c") == ["mem://d"]
+    store.remove_table(("c",), doom=False)
+    clock.advance(KEEP)
+    store.claim_folders(1, HOUR)
+    assert store.clones_of("mem://s") == []
+    assert store.known_locations() == {"mem://s", "mem://d"}
+
+
+def test_oldest_work_of_a_table_is_what_owns_its_files(store: Store, clock: Clock) -> None:
+    table = store.insert_table(("t",), "mem://t", {})
+    assert store.oldest_work(table.id, "gc") is None
+    store.create_transaction("gc", table.id, {}, {})
+    assert store.oldest_work(table.id, "gc") is None
+    began = clock.now
+    upload = store.create_upload(table.id, "main", "")
+    clock.advance(5)
+    store.create_transaction("index", table.id, {}, {})
+    assert store.oldest_work(table.id, "gc") == began
+    store.delete_upload(upload.id)
+    assert store.oldest_work(table.id, "gc") == clock.now

@@ -1,0 +1,263 @@
+"""gc: what no version, tag or branch needs goes; everything else stays, whatever is under way."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.fragment import write_fragments
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
+from tests.services.s3 import s3_server
+from tests.tables.served import Server, ask
+
+from tiltyard.catalog import garbage as everywhere
+from tiltyard.catalog.deletion import sweep
+from tiltyard.modes import TransactionStatus
+from tiltyard.spec import models
+from tiltyard.store import NewVersion
+from tiltyard.tables import clone, garbage
+from tiltyard.tables.garbage import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services.s3 import S3Server
+
+    from tiltyard.store import TableRecord
+
+ROWS = pa.table({"id": range(100)})
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["folder", "s3"])
+def careless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server that takes any file for garbage that no version needs, however young; on a folder, then on S3."""
+    settings: dict[str, Any] = {"gc_safety_days": 0.0, "db": f"sqlite:///{tmp_path}/catalog.db"}
+    if request.param == "folder":
+        running = Server(tmp_path / "a root", **settings)
+    else:
+        objects: S3Server = request.getfixturevalue("objects")
+        bucket = objects.new_bucket(f"gc-{time.time_ns()}")
+        running = Server(f"{bucket}/tables", storage_options=objects.options, **settings)  # type: ignore[arg-type]  # a root may be a URI
+    yield running
+    running.services.store.close()
+
+
+class Table:
+    """A table with garbage of every kind."""
+
+    def __init__(self, server: Server, name: str = "t") -> None:
+        self.server = server
+        location = server.services.storage.new_location((name,))
+        self.options = server.services.storage.options(location)
+        self.dataset = lance.write_dataset(ROWS, location, storage_options=self.options)
+        self.record: TableRecord = server.services.store.insert_table((name,), location, {})
+        self.location = location
+
+    @property
+    def files(self) -> set[str]:
+        storage = self.server.services.storage
+        return {file.path for file in storage.files(self.location).walk(self.location)}
+
+    def write(self, path: str, content: bytes = b"garbage") -> str:
+        self.server.services.storage.files(self.location).write_new(f"{self.location}/{path}", content)
+        return path
+
+    def orphan(self, branch: str | None = None) -> str:
+        """A data file that was written and not committed."""
+        where = self.dataset if branch is None else self.dataset.checkout_version((branch, None))
+        [fragment] = write_fragments(ROWS, where, mode="append")
+        return f"{f'tree/{branch}/' if branch else ''}data/{fragment.files[0].path}"
+
+    def litter(self) -> set[str]:
+        return {
+            self.orphan(),
+            self.write("_indices/6f0c54c5-14f8-4a4e-9d2e-f2c4f8a9a3c1/page_data.lance"),
+            self.write("_deletions/0-1-99.arrow"),
+            self.write("_transactions/7-6f0c54c5-14f8-4a4e-9d2e-f2c4f8a9a3c1.txn"),
+            self.write(f"_versions/{2**64 - 9}.manifest-6f0c54c5-14f8-4a4e-9d2e-f2c4f8a9a3c1"),
+            self.write("_creating-6f0c54c514f84a4e/_versions/1.manifest"),
+        }
+
+    def furnish(self) -> None:
+        """Versions, an index, deletions, a tag, and branches one of which lies in the folder of another."""
+        self.dataset.create_scalar_index("id", "BTREE")
+        self.dataset.delete("id < 10")
+        self.dataset.tags.create("first", 1)
+        for name in ("try", "try/again"):
+            branch = self.dataset.create_branch(name, (None, None))
+            branch.insert(ROWS)
+            branch.delete("id = 50")
+            branch.create_scalar_index("id", "BTREE", name=f"own_{len(name)}")
+        self.dataset = lance.dataset(self.location, storage_options=self.options)
+        self.dataset.insert(ROWS)
+
+    def check(self) -> None:
+        """Every version of every line reads all its rows, by an index as well."""
+        for name in (None, "try", "try/again"):
+            line = lance.dataset(self.location, storage_options=self.options).checkout_version((name, None))
+            for entry in line.versions():
+                seen = line.checkout_version((name, entry["version"]))
+                assert seen.to_table().num_rows == seen.count_rows() > 0
+                assert seen.to_table(filter="id = 60").num_rows >= 1
+
+
+def collect(table: Table, **wish: Any) -> garbage.Collection:
+    return garbage.collect(table.server.ctx, table.record, Wish(**wish))
+
+
+def test_collect_removes_what_no_version_tag_or_branch_needs(careless: Server) -> None:
+    table = Table(careless)
+    table.furnish()
+    needed = table.files
+    litter = table.litter() | {table.orphan("try"), table.orphan("try/again")}
+    table.write("notes.txt")
+    found = collect(table, dry_run=True)
+    assert {file.path for file in found.garbage} == litter and found.size > 0
+    assert {file.kind for file in found.garbage} == {
+        *("data", "index", "deletion", "transaction", "staged manifest", "unfinished creation"),
+    }
+    assert table.files == needed | litter | {"notes.txt"}
+    assert {file.path for file in collect(table).garbage} == litter
+    assert table.files == needed | {"notes.txt"}
+    table.check()
+    assert collect(table).garbage == []
+
+
+def test_collect_removes_old_versions_but_those_with_tags_and_branches(careless: Server) -> None:
+    table = Table(careless)
+    table.furnish()
+    store = careless.services.store
+    for version in range(1, table.dataset.version + 1):
+        path = f"_versions/{2**64 - 1 - version}.manifest"
+        store.record_version(NewVersion(table.record.id, version, "", path, finalized=True))
+    plan = collect(table, dry_run=True, keep_versions_days=0.0)
+    assert plan.versions == 1 and {file.kind for file in plan.garbage} == {"old version"}
+    before, kept = table.files, collect(table, keep_versions_days=0.0)
+    assert kept.versions == 1
+    assert before - table.files == {file.path for file in plan.garbage} == {file.path for file in kept.garbage}
+    assert sorted(entry["version"] for entry in table.dataset.versions()) == [1, 3, 4]
+    assert [record.version for record in store.list_versions(table.record.id)] == [1, 3, 4]
+    table.check()
+    assert collect(table, keep_versions_days=0.0).garbage == []
+
+
+def test_collect_leaves_alone_what_is_younger_than_the_safety_age(server: Server) -> None:
+    table = Table(server)
+    table.litter()
+    before = table.files
+    assert collect(table).garbage == []
+    assert table.files == before
+
+
+@pytest.mark.parametrize("work", ["transaction", "upload"])
+def test_collect_leaves_alone_what_unfinished_work_may_own(careless: Server, work: str) -> None:
+    table, store = Table(careless), careless.services.store
+    if work == "upload":
+        upload = store.create_upload(table.record.id, "main", "")
+    else:
+        transaction = store.create_transaction("create_index", table.record.id, {}, {})
+    orphan = table.orphan()
+    assert collect(table).garbage == []
+    if work == "upload":
+        store.delete_upload(upload.id)
+    else:
+        store.claim_transaction("me", 1000)
+        store.finish_transaction(transaction.id, "me", TransactionStatus.SUCCEEDED)
+    assert [file.path for file in collect(table).garbage] == [orphan]
+
+
+def test_collect_finishes_recorded_commits_before_it_looks(careless: Server) -> None:
+    table, store = Table(careless), careless.services.store
+    table.dataset.insert(ROWS)
+    final = f"{table.location}/_versions/{2**64 - 3}.manifest"
+    files = careless.services.storage.files(table.location)
+    files.write_new(f"{final}-staged", files.read(final))
+    files.delete([final])
+    staged = NewVersion(table.record.id, 2, f"{final}-staged", f"_versions/{2**64 - 3}.manifest")
+    store.record_version(staged)
+    assert collect(table, dry_run=True).garbage[0].kind != "staged manifest"
+    assert collect(table).garbage == []
+    assert lance.dataset(table.location, storage_options=table.options).count_rows() == 200
+    store.record_version(NewVersion(table.record.id, 3, f"{final}-lost", f"_versions/{2**64 - 4}.manifest"))
+    with pytest.raises(ConcurrentModificationError, match="repair"):
+        collect(table)
+
+
+def test_collect_spares_the_files_and_versions_of_shallow_clones(careless: Server) -> None:
+    table = Table(careless)
+    table.dataset.create_scalar_index("id", "BTREE")
+    request = ask(models.CloneTableRequest, id="copy", source_location=table.location)
+    clone.clone_table(careless.ctx, request)
+    lance.write_dataset(ROWS, table.location, mode="overwrite", storage_options=table.options)
+    before = table.files
+    found = collect(table, keep_versions_days=0.0)
+    assert (found.garbage, found.versions) == ([], 0) and "clones" in found.notes[0]
+    assert table.files == before
+    copy = careless.services.store.describe_table(("copy",)).location
+    assert lance.dataset(copy, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
+    # Versions that somebody cleaned up round the server: what the clone needs stays even so.
+    careless.services.store.remove_table(("copy",), doom=True, keep_ms=60_000)
+    lance.dataset(table.location, storage_options=table.options)
+    files = careless.services.storage.files(table.location)
+    files.delete([f"{table.location}/_versions/{2**64 - 1 - version}.manifest" for version in (1, 2)])
+    assert {file.kind for file in collect(table).garbage} == {"transaction"}
+    careless.services.store.restore_table(("copy",))
+    assert lance.dataset(copy, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
+
+
+def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Server) -> None:
+    careless.declare("d")
+    record = careless.services.store.describe_table(("d",))
+    files = careless.services.storage.files(record.location)
+    files.write_new(f"{record.location}/data/x.lance", b"x" * 10)
+    found = garbage.collect(careless.ctx, record, Wish(keep_versions_days=0.0))
+    assert [(file.kind, file.size) for file in found.garbage] == [("data", 10)]
+    assert list(files.walk(record.location)) == []
+
+
+def test_gc_operation_lists_and_its_transaction_removes(careless: Server) -> None:
+    table = Table(careless)
+    litter = table.litter()
+    request = ask(models.CollectTableGarbageRequest, id="t", dry_run=True)
+    listed = garbage.collect_table_garbage(careless.ctx, request)
+    assert {file.path for file in listed.files or ()} == litter
+    assert (listed.num_files, listed.transaction_id) == (len(litter), None)
+    queued = garbage.collect_table_garbage(careless.ctx, ask(models.CollectTableGarbageRequest, id="t"))
+    assert careless.run_jobs() == ["Succeeded"]
+    assert not litter & table.files
+    assert careless.services.store.describe_transaction(queued.transaction_id or "").kind == "collect_table_garbage"
+    with pytest.raises(InvalidInputError):
+        garbage.collect_table_garbage(
+            careless.ctx, ask(models.CollectTableGarbageRequest, id="t", keep_versions_days=-1)
+        )
+    with pytest.raises(TableNotFoundError):
+        garbage.collect_table_garbage(careless.ctx, ask(models.CollectTableGarbageRequest, id="none"))
+
+
+def test_gc_of_everything_knows_every_folder_and_removes_others_only_if_told(careless: Server) -> None:
+    storage, store = careless.services.storage, careless.services.store
+    table, dropped, gone = Table(careless), Table(careless, "dropped"), Table(careless, "gone")
+    litter = table.litter()
+    store.remove_table(("dropped",), doom=True, keep_ms=60_000)
+    store.remove_table(("gone",), doom=False)
+    storage.files(storage.root).write_new(f"{storage.root}/other/file", b"x")
+    assert [folder.location for folder in everywhere.unknown_folders(careless.ctx)] == [gone.location]
+    for told in (False, True):
+        request = ask(models.CollectGarbageRequest, unknown_folders=told)
+        everywhere.collect_garbage(careless.ctx, request)
+        assert careless.run_jobs() == ["Succeeded"]
+        assert not litter & table.files
+        sweep(careless.ctx)
+        assert bool(gone.files) is not told
+    assert dropped.files and storage.files(storage.root).read(f"{storage.root}/other/file") == b"x"
+    assert table.dataset.count_rows() == 100

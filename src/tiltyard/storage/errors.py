@@ -20,6 +20,7 @@ import obstore.exceptions as store_errors
 import pyarrow as pa
 from lance_namespace.errors import (
     ConcurrentModificationError,
+    ErrorCode,
     InternalError,
     InvalidInputError,
     InvalidTableStateError,
@@ -95,6 +96,11 @@ _SILENT = "The storage did not answer as it should: try again in a moment."
 
 _RULES = (
     _rule(
+        r"Commit result for version \d+ is unknown",
+        ServiceUnavailableError,
+        "Whether this was committed is not known: look at the table, or send the request again with its key.",
+    ),
+    _rule(
         CONFLICT.pattern,
         ConcurrentModificationError,
         "Another write changed this table first: read it again, then retry.",
@@ -148,6 +154,12 @@ def _sentence(text: str) -> str:
 def is_conflict(error: BaseException) -> bool:
     """Whether a commit lost against another one: reading again and retrying can help."""
     return isinstance(error, ConcurrentModificationError) or CONFLICT.search(str(error)) is not None
+
+
+def may_have_committed(error: BaseException) -> bool:
+    """Whether a commit that raised this may have come to be after all: then its files must stay where they are."""
+    known = translated(error)
+    return known is None or known.code in (ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.INTERNAL)
 
 
 def translated(error: BaseException, columns: Iterable[str] = ()) -> LanceNamespaceError | None:

@@ -15,7 +15,7 @@ from lance_namespace import CreateTableVersionRequest
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.faults import Point, reach
-from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.errors import lance_errors, may_have_committed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -123,6 +123,12 @@ def discard(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) 
     """Delete files that no version will ever have; `base` is the table's location, or its branch's folder."""
     paths = [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files]
     storage.delete_files(paths)
+
+
+def discard_failed(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], error: BaseException) -> None:
+    """Delete the files of a commit that failed; those of one that may have come to be are left to `gc`."""
+    if not may_have_committed(error):
+        discard(storage, base, fragments)
 
 
 def has_schema(dataset: lance.LanceDataset, schema: pa.Schema) -> bool:

@@ -14,7 +14,7 @@ from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.writing import commit_append, count_rows, discard, write_rows
+from tiltyard.storage.writing import commit_append, count_rows, discard, discard_failed, write_rows
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.marks import marks
 from tiltyard.tables.target import Patience
@@ -63,9 +63,13 @@ def append_fragments(
     """
     try:
         target.ctx.confirm()
-        return _submit(target, Addition(None, None, tuple(fragments), read_version, target.ctx.claims))
     except BaseException:
         discard(target.ctx.storage, dataset.uri, fragments)
+        raise
+    try:
+        return _submit(target, Addition(None, None, tuple(fragments), read_version, target.ctx.claims))
+    except BaseException as error:
+        discard_failed(target.ctx.storage, dataset.uri, fragments, error)
         raise
 
 
@@ -110,7 +114,7 @@ def _append(target: Target, additions: Sequence[Addition], patience: Patience) -
                 read_version = min([dataset.version, *versions])
                 return commit_append(dataset, [*brought, *written], read_version, patience.left, properties)
             except BaseException as error:
-                discard(target.ctx.storage, dataset.uri, written)
+                discard_failed(target.ctx.storage, dataset.uri, written, error)
                 if brought and isinstance(error, CommitConflictError) and not error.retryable:
                     raise  # the table was overwritten: fragments of the old one cannot join it
                 patience.or_raise(error)

@@ -11,6 +11,7 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
     LanceNamespaceError,
+    ServiceUnavailableError,
     TableAlreadyExistsError,
     TableNotFoundError,
     UnsupportedOperationError,
@@ -21,7 +22,7 @@ from tiltyard.ids import display
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.storage.writing import count_rows, discard, fragments_of, publish_first, write_first
+from tiltyard.storage.writing import count_rows, discard_failed, fragments_of, publish_first, write_first
 from tiltyard.store import CREATING
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import overwrite
@@ -139,8 +140,8 @@ def _write_first(target: Target, wanted: Wanted) -> None:
     try:
         stable_row_ids = wanted.options.get("enable_stable_row_ids", False)
         publish_first(storage, target.location, first, target.road, stable_row_ids)
-    except BaseException:
-        discard(storage, target.location, fragments_of(first))
+    except BaseException as error:
+        discard_failed(storage, target.location, fragments_of(first), error)
         raise
     target.written(1)
 
@@ -156,7 +157,8 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
         reach(Point.BEFORE_RECORD)
         record = _enter(ctx, location, wanted, version)
     except BaseException as error:
-        _sweep(ctx, location)
+        if not isinstance(error, ServiceUnavailableError):  # else it may be in the catalog; the sweeper will know
+            _sweep(ctx, location)
         if not isinstance(error, TableAlreadyExistsError) or wanted.mode is CreateMode.CREATE:
             raise
         if wanted.mode is CreateMode.OVERWRITE:

@@ -15,6 +15,7 @@ from tiltyard.storage.writing import (
     commit_overwrite,
     count_rows,
     discard,
+    discard_failed,
     fragments_of,
     has_schema,
     publish_first,
@@ -104,8 +105,8 @@ def _begin(target: Target, incoming: Incoming, rows: pa.Table | None) -> tuple[i
         raise ConcurrentModificationError(
             "Another request gave this table its first rows, with other columns: describe it, then insert again."
         ) from None
-    except BaseException:
-        discard(storage, location, fragments)
+    except BaseException as error:
+        discard_failed(storage, location, fragments, error)
         raise
     return target.written(1), count_rows(fragments)
 
@@ -135,8 +136,8 @@ def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
         replacing = write_table(incoming.reader() if rows is None else rows, dataset)
     try:
         committed = _replace(target, dataset, replacing)
-    except BaseException:
-        discard(target.ctx.storage, base, fragments_of(replacing))
+    except BaseException as error:
+        discard_failed(target.ctx.storage, base, fragments_of(replacing), error)
         raise
     return target.committed(committed), count_rows(fragments_of(replacing))
 

@@ -25,12 +25,13 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import InsertMode
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.writing import (
     commit_append,
     commit_overwrite,
     count_rows,
     discard,
+    discard_failed,
     fragments_of,
     has_schema,
     publish_first,
@@ -93,8 +94,8 @@ def insert_part(target: Target, upload_id: str, part_id: str | None, mode: Inser
         stored, is_new = target.ctx.store.add_upload_part(
             upload_id, part_id or uuid4().hex, entry, count_rows(fragments)
         )
-    except BaseException:
-        discard(target.ctx.storage, base, fragments)
+    except BaseException as error:
+        discard_failed(target.ctx.storage, base, fragments, error)
         raise
     if not is_new:
         discard(target.ctx.storage, base, fragments)
@@ -122,8 +123,9 @@ def complete_multipart_write(
     try:
         with target.leaving_nothing():
             version = _commit(target, request.upload_id, parts)
-    except BaseException:
-        _discard_parts(ctx, parts)
+    except BaseException as error:
+        if not may_have_committed(error):
+            _discard_parts(ctx, parts)
         raise
     return models.CompleteMultipartWriteResponse(version=version, num_inserted_rows=sum(p.num_rows for p in parts))
 

@@ -9,10 +9,11 @@ BIN := .venv/bin
 RUN := .venv/.run
 DEV := .venv/.dev
 SPEC_FOLDER := ../shared/spec
+SECONDS ?= 600
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --custom-compile-command "make lock" --quiet
 
-.PHONY: help compatibility demo test lint format spec lock bench services clean
+.PHONY: help compatibility demo test soak lint format spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +44,9 @@ lock: $(DEV) ## Resolve the dependencies again, changing only what must change (
 	$(BIN)/$(LOCK) $(LOCK_ARGS) --group dev --output-file requirements-dev.lock
 	$(BIN)/$(LOCK) --constraint requirements-dev.lock --output-file requirements.lock
 	@if grep -n '://' requirements.lock requirements-dev.lock; then echo "A lock file names a host."; exit 1; fi
+
+soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7).
+	$(BIN)/python -m tests.faults.history --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(DEV) ## Measure against the reference server; the table goes to bench/RESULTS.md.
 	$(BIN)/python -m bench

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
+from tiltyard.faults import Point, reach
 from tiltyard.ids import Id, display
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
@@ -64,6 +65,7 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
         made = catalog.create_transaction(BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED)
         return made.id, [step(catalog, batch) for step in steps]
 
+    reach(Point.BEFORE_RECORD)
     transaction, results = ctx.store.transact(work)
     for table, record, result in batch.committed:
         version = wire_version(table, finalize(ctx, table, record))

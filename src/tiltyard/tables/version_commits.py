@@ -88,6 +88,7 @@ def batch_create_table_versions(
         raise InvalidInputError("There is no entry: give at least one.")
     tables = [find_table(ctx, entry.id) for entry in request.entries]
     news = [staged_version(ctx, table, entry) for table, entry in zip(tables, request.entries, strict=True)]
+    reach(Point.BEFORE_RECORD)
     records = ctx.store.transact(lambda catalog: [check_same(new, *catalog.record_version(new)) for new in news])
     final = [finalize(ctx, table, record) for table, record in zip(tables, records, strict=True)]
     return models.BatchCreateTableVersionsResponse(

@@ -36,6 +36,7 @@ class Plan:
     seed: int
     writers: int = 16
     processes: int = 4
+    patience: float = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def run(plan: Plan, folder: Path) -> Report:
     journals = folder / "journals"
     journals.mkdir(parents=True)
     with _writers(plan, journals) as processes, stand(plan.variant, folder) as ground:
-        locations = _begin(ground, journals)
+        locations = begin(ground, journals)
         for number, process in enumerate(processes):
             _tell(process, _orders(plan, ground, journals, number))
         for process in processes:
@@ -79,7 +80,7 @@ def run(plan: Plan, folder: Path) -> Report:
         for process in processes:
             process.communicate()
         assert "Traceback" not in (said := (journals / "writers.log").read_text()), said
-        return _verdict(ground, load(journals), locations)
+        return verdict(ground, load(journals), locations)
 
 
 @contextmanager
@@ -103,7 +104,7 @@ def _writers(plan: Plan, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 def _orders(plan: Plan, ground: Ground, folder: Path, number: int) -> str:
     share = plan.writers // plan.processes
-    orders = Orders(ground.urls, list(TABLES), str(folder), plan.seed, number * share, share, 1)
+    orders = Orders(ground.urls, list(TABLES), str(folder), plan.seed, number * share, share, 1, plan.patience)
     return json.dumps(vars(orders))
 
 
@@ -113,7 +114,7 @@ def _tell(process: subprocess.Popen[str], line: str) -> None:
     process.stdin.flush()
 
 
-def _begin(ground: Ground, journals: Path) -> dict[str, str]:
+def begin(ground: Ground, journals: Path) -> dict[str, str]:
     """Make the tables, and find out where they lie."""
     client = Generated(ground.urls[0])
     journal = Journal(journals / "beginning.jsonl")
@@ -127,7 +128,7 @@ def _begin(ground: Ground, journals: Path) -> dict[str, str]:
     return {table: namespace.describe_table(ns.DescribeTableRequest(id=[table])).location for table in TABLES}
 
 
-def _verdict(ground: Ground, history: History, locations: Mapping[str, str]) -> Report:
+def verdict(ground: Ground, history: History, locations: Mapping[str, str]) -> Report:
     """Look at the storage twice: as the storm left it, and once the next reader has come by."""
     complaints = []
     for server in ground.servers:

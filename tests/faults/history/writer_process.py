@@ -35,7 +35,9 @@ _PAUSE_SECONDS = 0.06
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process is to do; `first` numbers its writers among those of all processes."""
+    """What a process is to do; `first` numbers its writers among those of all processes.
+
+    `patience` is how many seconds a call may take to its end once all is over."""
 
     urls: list[str]
     tables: list[str]
@@ -44,6 +46,7 @@ class Orders:
     first: int
     writers: int
     readers: int
+    patience: float
 
 
 class Writer:
@@ -178,7 +181,7 @@ def main() -> None:
         thread.start()
     sys.stdin.read()
     stop.set()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + orders.patience
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
     sys.stdout.flush()

@@ -1,0 +1,121 @@
+"""A server killed at each named point between staging and answer: once it is there again, every promise is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.history.clients import Batches, Generated, Lancedb, Pylance, outcome_of, wait_until_readable
+from tests.faults.history.ground import Ground
+from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, load, now
+from tests.faults.history.run import TABLES, begin, verdict
+from tests.faults.history.writer_process import HOT
+from tests.services.lossy import wait_for
+from tests.services.server import ServerProcess
+from tiltyard.faults import Point
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write on tables of its own; `keys` are what it writes to each."""
+
+    kind: Kind
+    client: str
+    keys: Mapping[str, tuple[str, ...]]
+    call: Callable[[str, Attempt], Mapping[str, int]]
+
+
+def append(url: str, attempt: Attempt) -> Mapping[str, int]:
+    return {"t0": Pylance(url).append("t0", attempt.rows("t0"))}
+
+
+def gathered_append(url: str, attempt: Attempt) -> Mapping[str, int]:
+    return {"t1": Generated(url).append("t1", attempt.rows("t1"))}
+
+
+def merge(url: str, attempt: Attempt) -> Mapping[str, int]:
+    return {"t2": Generated(url).merge("t2", attempt.rows("t2"))}
+
+
+def overwrite(url: str, attempt: Attempt) -> Mapping[str, int]:
+    return {"t3": Lancedb(url).overwrite("t3", attempt.rows("t3"))}
+
+
+def delete(url: str, attempt: Attempt) -> Mapping[str, int]:
+    return {"t4": Pylance(url).delete("t4", attempt.name, attempt.keys["t4"])}
+
+
+def batch(url: str, attempt: Attempt) -> Mapping[str, int]:
+    return Batches(url).commit({table: attempt.rows(table) for table in attempt.tables})
+
+
+WRITES = {
+    "append": Write(Kind.APPEND, "pylance", {"t0": ("append",)}, append),
+    "gathered": Write(Kind.APPEND, "generated", {"t1": ("gathered",)}, gathered_append),
+    "merge": Write(Kind.MERGE, "generated", {"t2": (HOT[0], "merge")}, merge),
+    "overwrite": Write(Kind.OVERWRITE, "lancedb", {"t3": (*HOT, "overwrite")}, overwrite),
+    "delete": Write(Kind.DELETE, "pylance", {"t4": HOT[:1]}, delete),
+    "batch": Write(Kind.BATCH, "batch", {table: (f"batch.{table}",) for table in TABLES[:3]}, batch),
+}
+
+
+def attempt_once(url: str, journal: Journal, name: str, write: Write) -> Outcome:
+    """Try a write, and note what became of it."""
+    started = Attempt(name, write.kind, write.keys, client=write.client, start=now())
+    journal.write(started)
+    try:
+        versions = {table: version for table, version in write.call(url, started).items() if version}
+    except Exception as error:  # noqa: BLE001  # whatever a client raises is an answer to note
+        ended = replace(started, end=now(), outcome=outcome_of(error), error=str(error)[:600])
+    else:
+        ended = replace(started, end=now(), outcome=Outcome.ACKNOWLEDGED, versions=versions)
+    journal.write(ended)
+    return ended.outcome
+
+
+def arm_once_reached(held: Path, armed: Path) -> None:
+    """Wait until a server is held, have it killed further on, and let it go."""
+    reached = held.with_name(f"{held.name}.reached")
+    wait_for(reached.exists)
+    reached.unlink()
+    armed.touch()
+    held.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", list(Point))
+def test_server_killed_at_a_point_keeps_every_promise(tmp_path: Path, point: Point) -> None:
+    armed, journals = tmp_path / "armed", tmp_path / "journals"
+    journals.mkdir()
+    held = tmp_path / "held"
+    faults = f"{point}=kill@{armed}"
+    if point is Point.BEFORE_ANSWER:  # many requests pass it: the one is meant that has just committed
+        faults += f",{Point.AFTER_FINALIZE}=hold@{held}"
+    server = ServerProcess(tmp_path / "root", environ={"TILTYARD_FAULT": faults})
+    try:
+        locations = begin(Ground([server]), journals)
+        journal = Journal(journals / "writes.jsonl")
+        for name, write in WRITES.items():
+            if point is Point.BEFORE_ANSWER:
+                held.touch()
+                arming = threading.Thread(target=arm_once_reached, args=(held, armed))
+                arming.start()
+            else:
+                armed.touch()
+            assert attempt_once(server.url, journal, name, write) is Outcome.UNKNOWN
+            assert not armed.exists(), f"{name} passes no {point}"
+            server.process.wait(10)
+            server.start()
+            wait_until_readable(server.url, list(write.keys))
+        journal.close()
+        report = verdict(Ground([server]), load(journals), locations)
+    finally:
+        server.kill()
+    assert not report.complaints, str(report)
+    done = 0 if point is Point.BEFORE_RECORD else 1
+    batches = dict.fromkeys(WRITES["batch"].keys, done)
+    assert report.versions == {table: 1 + done + batches.get(table, 0) for table in TABLES}

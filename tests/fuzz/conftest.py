@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
@@ -55,7 +55,7 @@ def bounds() -> settings:
     return settings(
         max_examples=int(os.environ.get("FUZZ_EXAMPLES", "12")),
         deadline=None,
-        print_blob=True,
         database=None,
+        phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -57,7 +57,7 @@ class Model:
         return sorted((p[-1] for p in self.tables if p[:-1] == path), key=str.encode)
 
     def drop_below(self, path: Path) -> None:
-        self.tables = {p: t for p, t in self.tables.items() if p[: len(path)] != path}
+        self.tables = {p: t for p, t in self.tables.items() if p[:-1][: len(path)] != path}
         self.namespaces = {p: n for p, n in self.namespaces.items() if p[: len(path)] != path}
 
 
@@ -159,17 +159,17 @@ class CatalogMachine(RuleBasedStateMachine):
     def create_table(self, parent: Path, name: str, rows: int, mode: str | None) -> None:
         path = (*parent, name)
         declared = path in self.model.tables and self.model.tables[path].rows is None
-        if declared:
-            return  # this is how data gets into a declared table too: the rows' machine does it
         body = stream(pa.table({"id": pa.array(range(rows), pa.int64())}))
         response = self.table(path, "create", body, query={"mode": mode} if mode else {})
         if parent not in self.model.namespaces:
             assert outcome(response) == NAMESPACE_MISSING
-        elif path in self.model.tables and mode != "exist_ok":
+        elif path in self.model.tables and not declared and mode != "exist_ok":
             assert outcome(response) == TABLE_EXISTS
         else:
             made = self.wire.good(response)
             self.model.tables.setdefault(path, Table(made["location"], {}, rows))
+            if declared:
+                self.model.tables[path] = replace(self.model.tables[path], rows=rows)
             assert made["location"] == self.model.tables[path].location
 
     @rule(source=parents, name=names, into=st.none() | parents, new=names, delimiter=delimiters)

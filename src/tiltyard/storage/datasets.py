@@ -16,7 +16,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
@@ -46,6 +46,7 @@ class Datasets:
 
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
+        check_name(branch or MAIN_BRANCH, "branch")
         with lance_errors():
             if road is None:
                 dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
@@ -67,11 +68,12 @@ class Datasets:
     ) -> lance.LanceDataset:
         """A shared handle: read only, never mutate it.
 
-        Raises what `writer` raises, TableVersionNotFoundError, TableTagNotFoundError.
+        Raises what `writer` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for what is no
+        name of a branch or tag.
         """
-        latest = self._latest(location, options, branch or MAIN_BRANCH)
+        latest = self._latest(location, options, check_name(branch or MAIN_BRANCH, "branch"))
         if tag is not None:
-            return self._tagged(latest, tag)
+            return self._tagged(latest, check_name(tag, "tag"))
         if version is None or version == latest.version:
             return latest
         try:

@@ -1,0 +1,163 @@
+"""Bodies that break off: no version, no files, and the server goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from tests.faults.conftest import ROWS, Place, wait_until
+from tests.services.server import ServerProcess
+from tests.services.sockets import connect, read_answer
+from tests.services.wire import Wire, stream
+
+LARGE = pa.table({"id": pa.array(range(300_000), pa.int64()), "text": ["x" * 10] * 300_000})
+"""Several megabytes in many batches: it streams to the thread that writes."""
+
+
+def batches(table: pa.Table, rows: int) -> tuple[bytes, list[int]]:
+    """A stream of many batches, and where each of them ends."""
+    sink = pa.BufferOutputStream()
+    ends = []
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=rows):
+            writer.write_batch(batch)
+            ends.append(sink.tell())
+    return bytes(sink.getvalue()), ends
+
+
+SMALL_BODY, SMALL_ENDS = batches(ROWS, 20)
+LARGE_BODY, LARGE_ENDS = batches(LARGE, 20_000)
+
+CUTS = {
+    "nothing sent": (SMALL_BODY, 0),
+    "inside the schema": (SMALL_BODY, 50),
+    "small, inside a batch": (SMALL_BODY, SMALL_ENDS[2] - 7),
+    "small, between batches": (SMALL_BODY, SMALL_ENDS[2]),
+    "small, before the end mark": (SMALL_BODY, SMALL_ENDS[-1]),
+    "large, inside a batch": (LARGE_BODY, LARGE_ENDS[9] - 1000),
+    "large, between batches": (LARGE_BODY, LARGE_ENDS[9]),
+    "large, before the end mark": (LARGE_BODY, LARGE_ENDS[-1]),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("half")
+    found = Place(folder / "root", f"sqlite:///{folder / 'catalog.db'}")
+    found.start()
+    yield found
+    [server] = found.servers
+    assert server.stop() == 0
+    assert not [line for line in server.log if " ERROR " in line or "Traceback" in line], "".join(server.log)
+
+
+@pytest.fixture
+def server(place: Place) -> ServerProcess:
+    return place.servers[0]
+
+
+@pytest.fixture
+def wire(server: ServerProcess) -> Iterator[Wire]:
+    with Wire(server.url) as client:
+        if client.table(["t"], "exists").status_code == 404:
+            client.good(client.table(["t"], "create", stream(ROWS)))
+            client.good(client.table(["d"], "declare"))
+        yield client
+
+
+def head(path: str, length: str) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: a\r\n{length}\r\n\r\n".encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def send_and_leave(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(data)
+    connection.close()
+
+
+ACTIONS = [
+    "/v1/table/new/create",
+    "/v1/table/t/insert",
+    "/v1/table/t/insert?mode=overwrite",
+    "/v1/table/d/insert",
+    "/v1/table/t/create?mode=overwrite",
+    "/v1/table/t/merge_insert?on=id&when_not_matched_insert_all=true",
+]
+
+
+def assert_nothing_came_of_it(place: Place, wire: Wire, before: set[str]) -> None:
+    """The table is what it was, no other one came to be, and no file is left of the attempt."""
+    wait_until(lambda: place.files() == before, "the files are as before")
+    assert wire.good(wire.table(["t"], "describe", query={"load_detailed_metadata": "true"}))["version"] == 1
+    assert wire.table(["t"], "count_rows").text == "100"
+    assert wire.table(["new"], "exists").status_code == 404
+    seen = wire.good(wire.table(["d"], "describe", query={"check_declared": "true"}))
+    assert seen["is_only_declared"] is True
+    wait_until(lambda: not place.sql("SELECT location FROM doomed_folders"), "no folder waits for its deletion")
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("path", ACTIONS)
+def test_upload_whose_client_leaves_changes_nothing(
+    place: Place, server: ServerProcess, wire: Wire, path: str, cut: str, framing: str
+) -> None:
+    before = place.files()
+    body, end = CUTS[cut]
+    if framing == "length":
+        request = head(path, f"Content-Length: {len(body)}") + body[:end]
+    else:
+        request = head(path, "Transfer-Encoding: chunked") + (chunk(body[:end]) if end else b"")
+    send_and_leave(connect(server.url), request)
+    assert_nothing_came_of_it(place, wire, before)
+
+
+@pytest.mark.parametrize("cut", [name for name, (_, end) in CUTS.items() if end])  # no byte at all is an empty table
+@pytest.mark.parametrize("path", ACTIONS)
+def test_upload_that_ends_early_by_its_own_framing_is_400(
+    place: Place, server: ServerProcess, wire: Wire, path: str, cut: str
+) -> None:
+    """A proxy that loses its source may close the chunked body as if all were well."""
+    before = place.files()
+    body, end = CUTS[cut]
+    with connect(server.url) as connection:
+        connection.sendall(
+            head(path, "Transfer-Encoding: chunked") + (chunk(body[:end]) if end else b"") + b"0\r\n\r\n"
+        )
+        answer = read_answer(connection)
+    assert answer.status == 400, answer
+    answer.check_error()
+    assert_nothing_came_of_it(place, wire, before)
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+@pytest.mark.parametrize(
+    "body, end", [(SMALL_BODY, SMALL_ENDS[2]), (LARGE_BODY, LARGE_ENDS[9])], ids=["small", "large"]
+)
+def test_upload_with_a_broken_chunk_changes_nothing(
+    place: Place, server: ServerProcess, wire: Wire, path: str, body: bytes, end: int
+) -> None:
+    before = place.files()
+    with connect(server.url) as connection:
+        connection.sendall(
+            head(path, "Transfer-Encoding: chunked") + chunk(body[:end]) + b"no length\r\n" + body[end:][:99]
+        )
+        answer = read_answer(connection)
+    assert answer.status in (0, 400), answer
+    assert_nothing_came_of_it(place, wire, before)
+
+
+def test_upload_corrupt_in_a_late_batch_is_400_and_changes_nothing(place: Place, wire: Wire) -> None:
+    before = place.files()
+    body = bytearray(LARGE_BODY)
+    body[LARGE_ENDS[9] : LARGE_ENDS[9] + 64] = b"\xff" * 64
+    for path in ACTIONS:
+        response = wire.http.post(path, content=bytes(body))
+        assert (response.status_code, response.json()["code"]) == (400, 13), response.text
+        assert_nothing_came_of_it(place, wire, before)

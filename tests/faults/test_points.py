@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, load, 
 from tests.faults.history.run import TABLES, begin, verdict
 from tests.faults.history.writer_process import HOT
 from tests.services.lossy import wait_for
-from tests.services.server import ServerProcess
+from tests.services.postgres import find_binaries, postgres_server
+from tests.services.warm import warm_servers
 from tiltyard.faults import Point
 
 
@@ -86,17 +87,29 @@ def arm_once_reached(held: Path, armed: Path) -> None:
     held.unlink()
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def databases(request: pytest.FixtureRequest) -> Iterator[Callable[[], list[str]]]:
+    """Flags that give a server a new catalog."""
+    if request.param == "sqlite":
+        yield list
+        return
+    binaries = find_binaries()
+    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
+    with postgres_server(binaries) as postgres:
+        yield lambda: ["--db", postgres.new_database()]
+
+
 @pytest.mark.parametrize("point", list(Point))
-def test_server_killed_at_a_point_keeps_every_promise(tmp_path: Path, point: Point) -> None:
+def test_server_killed_at_a_point_keeps_every_promise(
+    tmp_path: Path, databases: Callable[[], list[str]], point: Point
+) -> None:
     armed, journals = tmp_path / "armed", tmp_path / "journals"
     journals.mkdir()
     held = tmp_path / "held"
     faults = f"{point}=kill@{armed}"
     if point is Point.BEFORE_ANSWER:  # many requests pass it: the one is meant that has just committed
         faults += f",{Point.AFTER_FINALIZE}=hold@{held}"
-    server = ServerProcess(tmp_path / "root", environ={"TILTYARD_FAULT": faults})
-    try:
+    with warm_servers(tmp_path, 1, tmp_path / "root", *databases(), environ={"TILTYARD_FAULT": faults}) as (server,):
         locations = begin(Ground([server]), journals)
         journal = Journal(journals / "writes.jsonl")
         for name, write in WRITES.items():
@@ -108,13 +121,11 @@ def test_server_killed_at_a_point_keeps_every_promise(tmp_path: Path, point: Poi
                 armed.touch()
             assert attempt_once(server.url, journal, name, write) is Outcome.UNKNOWN
             assert not armed.exists(), f"{name} passes no {point}"
-            server.process.wait(10)
+            server.wait()
             server.start()
             wait_until_readable(server.url, list(write.keys))
         journal.close()
         report = verdict(Ground([server]), load(journals), locations)
-    finally:
-        server.kill()
     assert not report.complaints, str(report)
     done = 0 if point is Point.BEFORE_RECORD else 1
     batches = dict.fromkeys(WRITES["batch"].keys, done)

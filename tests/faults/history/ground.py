@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeAlias
 
 from tests.services.postgres import PostgresServer, find_binaries, postgres_server
 from tests.services.proxy import Proxy
 from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
+from tests.services.warm import WarmServer, warm_servers
+
+Server: TypeAlias = ServerProcess | WarmServer
 
 SERVERS = 2
 """On SQLite, too: they share its file as the processes of `--workers` do, but each can be killed."""
@@ -34,7 +37,7 @@ class Variant(StrEnum):
 class Ground:
     """What is running; `options` open the storage without the server, on a wire that is never cut."""
 
-    servers: list[ServerProcess]
+    servers: Sequence[Server]
     postgres: PostgresServer | None = None
     proxy: Proxy | None = None
     options: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +57,7 @@ def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
     """Start all that a variant needs."""
     with ExitStack() as stack:
         if variant is Variant.EMBEDDED:
-            yield Ground(_servers(stack, folder / "root"))
+            yield Ground(stack.enter_context(warm_servers(folder, SERVERS, folder / "root")))
             return
         binaries = find_binaries()
         assert binaries is not None, "this needs a PostgreSQL server: install the package postgresql"
@@ -68,15 +71,8 @@ def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
             root, options = f"{objects.new_bucket('history')}/tables", objects.options
             environ["TILTYARD_STORAGE_OPTIONS"] = json.dumps(S3Server(proxy.url).options)
         database = postgres.new_database()
-        yield Ground(_servers(stack, root, "--db", database, environ=environ), postgres, proxy, options)
-
-
-def _servers(stack: ExitStack, root: Path | str, *flags: str, **options: Any) -> list[ServerProcess]:
-    servers = []
-    for _ in range(SERVERS):
-        servers.append(ServerProcess(root, *flags, **options))
-        stack.callback(servers[-1].kill)
-    return servers
+        servers = stack.enter_context(warm_servers(folder, SERVERS, root, "--db", database, environ=environ))
+        yield Ground(servers, postgres, proxy, options)
 
 
 class Storm:
@@ -86,7 +82,7 @@ class Storm:
         self._ground = ground
         self._stop = threading.Event()
         self._failed: list[BaseException] = []
-        strikes = [partial(self._kill_server, server) for server in ground.servers]
+        strikes = [partial(self._kill_servers, ground.servers)]
         strikes += [partial(self._crash_postgres, ground.postgres)] if ground.postgres else []
         strikes += [partial(self._cut_wire, ground.proxy)] if ground.proxy else []
         self._threads = [
@@ -115,8 +111,9 @@ class Storm:
     def _wait(self, chance: random.Random, seconds: float) -> bool:
         return not self._stop.wait(chance.uniform(0.5, 1.5) * seconds)
 
-    def _kill_server(self, server: ServerProcess, chance: random.Random) -> None:
-        while self._wait(chance, SERVERS):
+    def _kill_servers(self, servers: Sequence[Server], chance: random.Random) -> None:
+        while self._wait(chance, 1):
+            server = chance.choice(servers)
             server.kill()
             self._ground.count("kill")
             _start_again(server)
@@ -135,7 +132,7 @@ class Storm:
             proxy.mend()
 
 
-def _start_again(server: ServerProcess, attempts: int = 20) -> None:
+def _start_again(server: Server, attempts: int = 20) -> None:
     """Start a server; one that finds its database or storage gone is started once more."""
     for _ in range(attempts - 1):
         with suppress(RuntimeError):

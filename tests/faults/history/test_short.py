@@ -18,4 +18,5 @@ def test_history_of_writers_in_a_storm_keeps_every_promise(tmp_path: Path, varia
     assert not report.complaints, str(report)
     assert report.strikes["kill"] >= 1, str(report)  # a slow machine starts servers slowly
     assert report.history.reads, str(report)
-    assert all(report.count(kind) for kind in (Kind.APPEND, Kind.BATCH)), str(report)
+    assert report.count(Kind.APPEND), str(report)
+    assert report.count(Kind.BATCH) or variant is Variant.OBJECTS, str(report)  # which is slow

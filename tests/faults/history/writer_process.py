@@ -85,7 +85,8 @@ class Writer:
         match kind:
             case Kind.BATCH:
                 number = self._chance.choices(range(2, len(self._tables) + 1), [8, 3, 1, 1][: len(self._tables) - 1])[0]
-                chosen = sorted(self._chance.sample(self._tables, number))
+                start = self._chance.choice((0, len(self._tables) - number))  # the calm ones, every other time
+                chosen = sorted(self._chance.sample(self._tables[start:], number))
                 return Attempt(name, kind, {table: (f"{name}.{table}",) for table in chosen}, client="batch")
             case Kind.OVERWRITE:
                 keys = (*HOT, *keys)

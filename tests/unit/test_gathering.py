@@ -25,8 +25,10 @@ def test_submit_alone_runs_at_once() -> None:
 
 def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
     gathering, sizes, results = Gathering(), [], {}
+    at_the_door, open_door = threading.Semaphore(0), threading.Event()
 
     def run(group: Sequence[Waiting[int]]) -> None:
+        open_door.wait(10)  # whoever leads first waits until all the others have come
         sizes.append(len(group))
         time.sleep(0.005)
         for member in group:
@@ -36,6 +38,7 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
                 member.outcome = member.item * 2
 
     def call(number: int) -> None:
+        at_the_door.release()
         try:
             results[number] = gathering.submit(number % 2, number, run)
         except ValueError as error:
@@ -44,6 +47,9 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
     threads = [threading.Thread(target=call, args=(number,)) for number in range(100)]
     for thread in threads:
         thread.start()
+    for _ in threads:
+        at_the_door.acquire(timeout=10)
+    open_door.set()
     for thread in threads:
         thread.join(timeout=10)
     assert results == {number: str(number) if number % 10 == 3 else number * 2 for number in range(100)}

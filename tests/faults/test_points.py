@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from tests.faults.history.clients import Batches, Generated, Lancedb, Pylance, outcome_of, wait_until_readable
+from tests.faults.history.clients import Batches, Client, Generated, Lancedb, Pylance, outcome_of, wait_until_readable
 from tests.faults.history.ground import Ground
-from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, load, now
+from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, digest_of, load, now
 from tests.faults.history.run import TABLES, begin, verdict
 from tests.faults.history.writer_process import HOT
 from tests.services.lossy import wait_for
@@ -130,3 +131,24 @@ def test_server_killed_at_a_point_keeps_every_promise(
     done = 0 if point is Point.BEFORE_RECORD else 1
     batches = dict.fromkeys(WRITES["batch"].keys, done)
     assert report.versions == {table: 1 + done + batches.get(table, 0) for table in TABLES}
+
+
+@pytest.mark.parametrize("clients", list(permutations((Pylance, Generated, Lancedb))))
+def test_batch_whose_server_was_killed_is_seen_whole_by_the_next_readers(
+    tmp_path: Path, clients: tuple[Callable[[str], Client], ...]
+) -> None:
+    armed = tmp_path / "armed"
+    with warm_servers(tmp_path, 1, tmp_path / "root", environ={"TILTYARD_FAULT": f"after_record=kill@{armed}"}) as (
+        server,
+    ):
+        tables = TABLES[: len(clients)]
+        for table in tables:
+            Generated(server.url).create(table, [("old", "test")])
+        armed.touch()
+        with pytest.raises(Exception, match="Connection aborted"):
+            Batches(server.url).commit({table: [("new", "test")] for table in tables})
+        server.wait()
+        server.start()
+        both = digest_of([("old", "test"), ("new", "test")])
+        for client, table in zip(clients, tables, strict=True):
+            assert client(server.url).read(table)[0] == both

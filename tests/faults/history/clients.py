@@ -146,7 +146,7 @@ class Lancedb:
         self._open(table).tags.create(name, version)
 
     def read(self, table: str) -> tuple[str, int]:
-        return seen(self._open(table).to_arrow()), 0
+        return seen(self._open(table).search().select(COLUMNS).limit(1 << 30).to_arrow()), 0
 
 
 class Generated:
@@ -233,7 +233,7 @@ def outcome_of(error: Exception) -> Outcome:
     match error:
         case NothingSentError():
             return Outcome.REFUSED
-        case TypeError() | AttributeError() | pydantic.ValidationError():
+        case NotImplementedError() | TypeError() | AttributeError() | pydantic.ValidationError():
             raise error  # the call itself is wrong
         case generated.ApiException():
             return _of_status(error.status)

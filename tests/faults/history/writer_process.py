@@ -160,11 +160,12 @@ class Reader:
             start = now()
             try:
                 digest, version = client.read(table)
-            except Exception:  # noqa: BLE001  # servers die: the next read may do better
+            except Exception as error:  # noqa: BLE001  # servers die: the next read may do better
+                outcome_of(error)
                 stop.wait(_PAUSE_SECONDS)
             else:
                 self._journal.write(Read(f"{self._name} ({client.name})", table, start, now(), digest, version))
-                stop.wait(self._chance.expovariate(1 / _PAUSE_SECONDS))
+                stop.wait(self._chance.expovariate(2 / _PAUSE_SECONDS))
         self._journal.close()
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -52,7 +52,8 @@ class WarmServer:
     def kill(self) -> None:
         """End it without notice."""
         while self._lives():
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may go between the look and the kill
+                os.kill(self.pid, signal.SIGKILL)
             time.sleep(_PAUSE_SECONDS)
 
     def wait(self) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tiltyard.principals import EVERYBODY, Principal
+
 if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.paging import Paging
@@ -49,6 +51,7 @@ class Context:
     entries: Mapping[str, str] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     confirm: Callable[[], None] = nothing
+    principal: Principal = EVERYBODY
 
     @property
     def settings(self) -> Settings:

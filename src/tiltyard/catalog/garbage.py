@@ -47,7 +47,7 @@ def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> mode
         "keep_versions_days": wish.keep_versions_days,
         "unknown_folders": bool(request.unknown_folders),
     }
-    queued = ctx.store.create_transaction(COLLECT_GARBAGE, None, payload, {})
+    queued = ctx.store.create_transaction(COLLECT_GARBAGE, None, payload, {}, asked_by=ctx.principal.name)
     return models.CollectGarbageResponse(transaction_id=queued.id)
 
 

@@ -100,7 +100,8 @@ def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
 
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
         kind, status = (DROP_NAMESPACE, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
-        transaction = catalog.create_transaction(kind, None, {"namespace": list(path)}, {}, status)
+        payload = {"namespace": list(path)}
+        transaction = catalog.create_transaction(kind, None, payload, {}, status, asked_by=ctx.principal.name)
         dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms)
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 

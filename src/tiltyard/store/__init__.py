@@ -1,6 +1,9 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
+from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.folders import CREATING, DROPPED
+from tiltyard.store.identity_records import KeyRecord, PrincipalRecord, SigningKey
+from tiltyard.store.principals import IDENTITY
 from tiltyard.store.records import (
     Claim,
     DoomedFolder,
@@ -26,18 +29,24 @@ from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_cl
 __all__ = [
     "CREATING",
     "DROPPED",
+    "IDENTITY",
+    "AuditFilter",
+    "AuditRecord",
     "Claim",
     "DoomedFolder",
     "DroppedNamespace",
+    "KeyRecord",
     "ListedTable",
     "NamespaceRecord",
     "NewRequest",
     "NewVersion",
     "Path",
+    "PrincipalRecord",
     "Properties",
     "RemovedNamespace",
     "RemovedTable",
     "RequestRecord",
+    "SigningKey",
     "Store",
     "StoreVersionError",
     "TableRecord",

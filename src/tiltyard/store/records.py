@@ -144,7 +144,10 @@ class RemovedNamespace:
 
 @dataclass(frozen=True, slots=True)
 class TransactionRecord:
-    """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`."""
+    """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`.
+
+    `asked_by` is the name of the principal who wants it, None the servers themselves.
+    """
 
     id: str
     kind: str
@@ -158,10 +161,11 @@ class TransactionRecord:
     available_at: int
     created_at: int
     updated_at: int
+    asked_by: str | None
 
     COLUMNS = (
         "id, kind, status, table_id, payload, properties, error, attempts,"
-        " lease_owner, available_at, created_at, updated_at"
+        " lease_owner, available_at, created_at, updated_at, asked_by"
     )
 
     @classmethod

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from tiltyard.store import schema
+from tiltyard.store.audit import Audit
 from tiltyard.store.folders import Folders
+from tiltyard.store.generations import Generations
 from tiltyard.store.idempotency import Requests
 from tiltyard.store.namespaces import Namespaces
+from tiltyard.store.principals import Principals
 from tiltyard.store.removals import Removals
+from tiltyard.store.signing_keys import SigningKeys
 from tiltyard.store.sqlite import SqliteDatabase
 from tiltyard.store.tables import Tables
 from tiltyard.store.transactions import Transactions
@@ -30,7 +34,22 @@ from tiltyard.store.secrets import Secrets
 T = TypeVar("T")
 
 
-class UnitOfWork(Namespaces, Tables, Folders, Removals, Transactions, Versions, Uploads, Upkeep, Requests, Secrets):
+class UnitOfWork(
+    Namespaces,
+    Tables,
+    Folders,
+    Removals,
+    Transactions,
+    Versions,
+    Uploads,
+    Upkeep,
+    Requests,
+    Secrets,
+    Generations,
+    Principals,
+    SigningKeys,
+    Audit,
+):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""
 
     __slots__ = ()

@@ -18,8 +18,8 @@ Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, 
 
 INSERT = f"""
     INSERT INTO transactions (id, kind, status, table_id, payload, properties, error, attempts, lease_owner,
-        available_at, created_at, updated_at)
-    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?) RETURNING {TransactionRecord.COLUMNS}
+        available_at, created_at, updated_at, asked_by)
+    VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?, ?) RETURNING {TransactionRecord.COLUMNS}
 """
 # Held until this transaction is done, so that whoever drops the table cancels this one too.
 HOLD_TABLE = "SELECT id FROM tables WHERE id = ? /*+ FOR KEY SHARE */"
@@ -75,16 +75,18 @@ class Transactions(Scope):
         *,
         owner: str | None = None,
         lease_ms: int = 0,
+        asked_by: str | None = None,
     ) -> TransactionRecord:
         """Add a transaction; one that is created Running belongs to `owner` for `lease_ms`.
 
+        `asked_by` is the name of the principal who wants it, None the servers themselves.
         Raises TableNotFoundError when the table is gone.
         """
         if table_id is not None and self.connection.row(HOLD_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
         now = self._clock()
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
-        return self._described(INSERT, *head, owner, now + lease_ms, now, now)
+        return self._described(INSERT, *head, owner, now + lease_ms, now, now, asked_by)
 
     @reads
     def describe_transaction(self, transaction_id: str) -> TransactionRecord:

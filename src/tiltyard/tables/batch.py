@@ -62,7 +62,9 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     def work(catalog: UnitOfWork) -> tuple[str, list[models.CommitTableResult]]:
         batch.committed.clear()  # the work may be run again
         properties = {"operations": str(len(steps))}
-        made = catalog.create_transaction(BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED)
+        made = catalog.create_transaction(
+            BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, asked_by=ctx.principal.name
+        )
         return made.id, [step(catalog, batch) for step in steps]
 
     reach(Point.BEFORE_RECORD)

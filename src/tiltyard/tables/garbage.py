@@ -100,7 +100,7 @@ def collect_table_garbage(
     wish = checked_wish(bool(request.dry_run), request.keep_versions_days)
     if not wish.dry_run:
         payload = {"keep_versions_days": wish.keep_versions_days}
-        queued = ctx.store.create_transaction(COLLECT_TABLE_GARBAGE, table.id, payload, {})
+        queued = ctx.store.create_transaction(COLLECT_TABLE_GARBAGE, table.id, payload, {}, asked_by=ctx.principal.name)
         return models.CollectTableGarbageResponse(transaction_id=queued.id)
     found = collect(ctx, table, wish)
     return models.CollectTableGarbageResponse(

@@ -118,7 +118,10 @@ def _queued(ctx: Context, table: OpenTable, order: IndexOrder, waiting: Iterable
         "index_type": order.index_type,
         "progress": "0.0",
     }
-    return ctx.store.create_transaction(CREATE_INDEX, table.record.id, payload, properties).id
+    queued = ctx.store.create_transaction(
+        CREATE_INDEX, table.record.id, payload, properties, asked_by=ctx.principal.name
+    )
+    return queued.id
 
 
 def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:

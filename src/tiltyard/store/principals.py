@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError
-
 from tiltyard.store.generations import COUNT_UP
 from tiltyard.store.identity_records import KeyRecord, PrincipalRecord
 from tiltyard.store.scope import Scope, reads, writes

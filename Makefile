@@ -11,7 +11,7 @@ DEV := .venv/.dev
 SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--group build --extra demo --custom-compile-command "make lock" --quiet
+	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
 
 .PHONY: help compatibility demo test soak lint format spec lock bench services clean
 

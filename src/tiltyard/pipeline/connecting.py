@@ -1,0 +1,91 @@
+"""Tables through the namespace client: the driver's side. All commits go through here, and so through the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import lance_namespace as upstream
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.pipeline.places import Connection, Pairs, Place
+
+TWIN = "tiltyard.twin.Namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a catalog, by its id. It can be pickled."""
+
+    connection: Connection
+    path: tuple[str, ...]
+
+    @property
+    def client(self) -> upstream.LanceNamespace:
+        """The namespace client of this process."""
+        return self.connection.client()
+
+    @property
+    def id(self) -> list[str]:
+        """The id, as requests carry it."""
+        return list(self.path)
+
+    def describe(self, **fields: Any) -> upstream.DescribeTableResponse:
+        """What the namespace says of it. Raises TableNotFoundError."""
+        return self.client.describe_table(upstream.DescribeTableRequest(id=self.id, **fields))
+
+    def dataset(
+        self, version: int | str | None = None, branch: str | None = None, client: upstream.LanceNamespace | None = None
+    ) -> lance.LanceDataset:
+        """Open it so that commits go through the namespace; `version` may be a tag.
+
+        `client` stands in for the namespace's own. Raises TableNotFoundError, ValueError for an unknown version.
+        """
+        options = dict(self.connection.storage) or None
+        found = lance.dataset(namespace_client=client or self.client, table_id=self.id, storage_options=options)
+        if branch:
+            return found.checkout_version((branch, version if isinstance(version, int) else None))
+        return found if version is None else found.checkout_version(version)
+
+    def place(self) -> Place:
+        """Where its files are, for tasks. Raises TableNotFoundError."""
+        told = self.describe()
+        if not told.location:
+            raise InvalidInputError(f"The namespace does not say where {self} lies.")
+        return self.placed(told.location, told.storage_options)
+
+    def placed(self, uri: str, options: Mapping[str, str] | None) -> Place:
+        """A place that a response named."""
+        return Place(uri, {**(options or {}), **dict(self.connection.storage)}, self.connection, self.path)
+
+    def __str__(self) -> str:
+        return DEFAULT_DELIMITER.join(self.path)
+
+
+def connection(
+    uri: str, properties: Mapping[str, str] | None = None, storage: Mapping[str, str] | None = None
+) -> Connection:
+    """How to reach a catalog: `http(s)://…` is a server, all else the root of a catalog in this process.
+
+    `properties` are those of the client (`header.Authorization`, `db`, …).
+    """
+    given = dict(properties or {})
+    if uri.startswith(("http://", "https://")):
+        return Connection("rest", _pairs({"uri": uri, **given}), _pairs(storage or {}))
+    return Connection(TWIN, _pairs({"root": uri, "jobs": "0", **given}), _pairs(storage or {}))
+
+
+def table(where: Connection | str, name: str | tuple[str, ...]) -> Table:
+    """A table by its id (`films`, `library$books`). Raises InvalidInputError."""
+    found = where if isinstance(where, Connection) else connection(where)
+    path = parse_id(name, DEFAULT_DELIMITER) if isinstance(name, str) else name
+    if not path:
+        raise InvalidInputError("Name a table.")
+    return Table(found, path)
+
+
+def _pairs(options: Mapping[str, str]) -> Pairs:
+    return tuple(sorted((name, str(value)) for name, value in options.items()))

@@ -1,0 +1,72 @@
+"""Where a table's files are, as tasks need to know it. Nothing here imports the namespace client: that costs a second.
+
+Tasks open tables straight on storage, at a version that the driver pinned: data files and manifests are the same for
+all. Only where credentials run out a task asks the namespace for new ones, as pylance does by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import lance
+
+if TYPE_CHECKING:
+    import lance_namespace
+
+EXPIRES = "expires_at_millis"
+"""The storage option that says until when the others hold."""
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A namespace client, described: it can be pickled, and each process connects once.
+
+    `implementation` and `properties` are what `lance_namespace.connect` takes; `storage` are options of the object
+    store that this client brings along, over those that the namespace tells.
+    """
+
+    implementation: str
+    properties: Pairs
+    storage: Pairs = ()
+
+    def client(self) -> lance_namespace.LanceNamespace:
+        """The client of this process."""
+        return _connected(self.implementation, self.properties)
+
+
+@lru_cache(maxsize=16)
+def _connected(implementation: str, properties: Pairs) -> lance_namespace.LanceNamespace:
+    import lance_namespace  # noqa: PLC0415  # see above
+
+    return lance_namespace.connect(implementation, dict(properties))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A table's folder and the options that open it, with the way to ask again."""
+
+    uri: str
+    options: Mapping[str, str]
+    connection: Connection
+    table: tuple[str, ...]
+
+    @property
+    def refreshes(self) -> dict[str, Any]:
+        """Arguments by which pylance renews credentials that run out; none where they do not."""
+        if EXPIRES not in self.options:
+            return {}
+        return {"namespace_client": self.connection.client(), "table_id": list(self.table)}
+
+    def open(self, version: int, branch: str | None = None) -> lance.LanceDataset:
+        """The table at a version (of a branch): to read, and to make fragments of. Never commit on it."""
+        dataset = lance.dataset(self.uri, storage_options=dict(self.options) or None, **self.refreshes)
+        return dataset.checkout_version((branch, version) if branch else version)
+
+    def writing(self) -> dict[str, Any]:
+        """Arguments of `lance.fragment.write_fragments`, besides the data."""
+        return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refreshes}

@@ -1,0 +1,117 @@
+"""The Spark session that jobs run in: `local[*]` unless told, a cluster or Spark Connect by configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+JAVA_NEEDED = 17
+ATTEMPTS = 4
+"""How often a task may be tried in local mode, too, where Spark itself tries once: a worker that dies ends nothing."""
+
+DEFAULTS: Mapping[str, str] = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",  # what Arrow batches from Python carry, whatever the machine's zone
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_LOCAL_MASTER = re.compile(r"local(\[([^,\]]+)\])?")
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class SparkMissingError(InvalidInputError):
+    """PySpark or Java is not there; the message is one sentence that says how to get it."""
+
+
+def spark_session(
+    master: str | None = None,
+    *,
+    remote: str | None = None,
+    name: str = "tiltyard",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Get the session of this process, or start one.
+
+    `master` is what Spark takes (`local[*]`, `spark://…`, `yarn`, `k8s://…`), `remote` a Spark Connect server
+    (`sc://…`); without either, SPARK_REMOTE and spark-submit's configuration decide, and then it is `local[*]`.
+    `config` are Spark's own properties. Raises SparkMissingError.
+    """
+    sql = _pyspark()
+    remote = remote or (None if master else os.environ.get("SPARK_REMOTE"))
+    builder = sql.SparkSession.builder.appName(name)
+    if remote:
+        builder = builder.remote(remote)
+    else:
+        check_java()
+        master = _retrying(master or os.environ.get("MASTER") or _submitted() or LOCAL)
+        if master.startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", of whatever environment
+        if master != _SUBMITTED:
+            builder = builder.master(master)
+        builder = builder.config(map=dict(DEFAULTS))
+    session: SparkSession = builder.config(map=dict(config or {})).getOrCreate()
+    if not remote:
+        session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect, which has no `sparkContext`."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def slots(spark: SparkSession) -> int:
+    """How many tasks run at once, at least one. Asks Spark Connect by a small query."""
+    if not is_connect(spark):
+        return max(1, spark.sparkContext.defaultParallelism)
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # Spark's own custom; this module loads without it
+
+    last = spark.range(1 << 20).select(F.max(F.spark_partition_id()).alias("last")).toArrow()
+    return int(last.column("last")[0].as_py()) + 1
+
+
+def check_java() -> None:
+    """Raise SparkMissingError if there is no Java 17 or newer."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    needed = f"Spark needs Java {JAVA_NEEDED} or newer"
+    get = f"install it (Debian: `apt install openjdk-{JAVA_NEEDED}-jre-headless`) or set JAVA_HOME"
+    if java is None or not Path(java).exists():
+        raise SparkMissingError(f"{needed}, and there is none: {get}.")
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the operator's own Java
+    found = _VERSION.search(told)
+    if found is None or int(found[1]) < JAVA_NEEDED:
+        raise SparkMissingError(f"{needed}, and {java} is {found[1] if found else 'none'}: {get}.")
+
+
+_SUBMITTED = "submitted"
+
+
+def _submitted() -> str | None:
+    """spark-submit has chosen a master, and tells the process by its variable: leave it."""
+    return _SUBMITTED if os.environ.get("PYSPARK_GATEWAY_PORT") else None
+
+
+def _retrying(master: str) -> str:
+    """A local master with attempts."""
+    found = _LOCAL_MASTER.fullmatch(master)
+    return f"local[{found[2] or 1},{ATTEMPTS}]" if found else master
+
+
+def _pyspark() -> Any:
+    try:
+        from pyspark import sql  # noqa: PLC0415  # an extra: the rest of the package does without
+    except ImportError as error:
+        raise SparkMissingError("PySpark is not installed: pip install 'tiltyard[spark]'.") from error
+    return sql

@@ -1,0 +1,142 @@
+"""Commits that apply to exactly the version they were planned on, or not at all.
+
+Lance puts a commit that somebody overtook behind the newer versions if files do not collide. That is right for rows
+that stand alone and wrong for keys: two upserts that both found a key missing would both insert it. So a job commits
+through a namespace that accepts one version number only, the next one; the catalog's unique key decides who gets it.
+Who was overtaken looks at what came in between, and commits on top of it, or plans that part again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import lance
+import lance_namespace as upstream
+from lance.dataset import Transaction
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from tiltyard.pipeline.connecting import Table
+    from tiltyard.pipeline.runs import Run
+
+RUN = "tiltyard.run"
+"""The property of a Lance transaction that names the run it belongs to."""
+
+_STEP = "tiltyard.step"
+_RECENT = 100
+
+
+class OvertakenError(Exception):
+    """Somebody else committed first. Nothing of this commit is visible: look at the newest version."""
+
+
+class _NextOnly(upstream.LanceNamespace):
+    """The namespace of one table's commits; it lets pass the version `allowed` and no other."""
+
+    def __init__(self, inner: upstream.LanceNamespace) -> None:
+        self._inner = inner
+        self.allowed = 0
+        self.refused = False
+
+    def namespace_id(self) -> str:
+        """What tells this namespace from others: pylance shares what it knows among those of one id."""
+        return f"{self._inner.namespace_id()} strict {id(self)}"
+
+    def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
+        """Where the table lies. Raises UnsupportedOperationError if its versions are not the catalog's to give."""
+        found = self._inner.describe_table(request)
+        if not found.managed_versioning:
+            raise UnsupportedOperationError(
+                "This job needs a table whose versions the catalog gives out: "
+                "create it with the property tiltyard.managed_versioning=true."
+            )
+        return found
+
+    def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
+        """As it is."""
+        return self._inner.list_table_versions(request)
+
+    def describe_table_version(self, request: Any) -> upstream.DescribeTableVersionResponse:
+        """As it is."""
+        return self._inner.describe_table_version(request)
+
+    def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
+        """Commit the version that is allowed. Raises ConcurrentModificationError for all others."""
+        given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
+        if given["version"] != self.allowed:
+            self.refused = True
+            raise ConcurrentModificationError(f"Version {self.allowed} was planned, not {given['version']}.")
+        return self._inner.create_table_version(request)
+
+
+@dataclass(slots=True)
+class StrictTable:
+    """A table (or its branch) as a job sees and changes it."""
+
+    table: Table
+    branch: str | None = None
+    _guard: _NextOnly = field(init=False)
+    _dataset: lance.LanceDataset = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._guard = _NextOnly(self.table.client)
+        self._dataset = self.table.dataset(branch=self.branch, client=self._guard)
+
+    def latest(self) -> lance.LanceDataset:
+        """The newest version, in a handle of its own."""
+        self._dataset.checkout_latest()
+        return self._dataset.checkout_version((self.branch, None) if self.branch else self._dataset.version)
+
+    def commit(
+        self, dataset: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation, run: Run, step: str = ""
+    ) -> int:
+        """Commit right on top of `dataset`; the new version.
+
+        The run's id and `step` become properties of Lance's transaction: `done` finds them. A commit whose answer got
+        lost is looked for. Raises OvertakenError (nothing happened), else what Lance raises.
+        """
+        properties = {RUN: run.id, _STEP: step}
+        transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), properties)
+        self._guard.allowed, self._guard.refused = dataset.version + 1, False
+        try:
+            return int(lance.LanceDataset.commit(dataset, transaction).version)
+        except Exception as error:
+            if self._guard.refused:
+                raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
+            if transaction.uuid in {entry.uuid for entry in _recent(self.latest())}:
+                return dataset.version + 1  # it came to be, only the answer did not
+            if self.latest().version > dataset.version and _is_conflict(error):
+                raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
+            raise
+
+    def done(self, run: Run, step: str = "") -> int | None:
+        """The version that an earlier driver of this run committed, if one did."""
+        dataset = self.latest()
+        for back, entry in enumerate(_recent(dataset)):
+            told: Mapping[str, str] = entry.transaction_properties or {}
+            if told.get(RUN) == run.id and told.get(_STEP, "") == step:
+                return int(dataset.version) - back
+        return None
+
+
+def _recent(dataset: lance.LanceDataset) -> list[Transaction]:
+    """The newest transactions, newest first, as far as they are kept."""
+    return [entry for entry in dataset.get_transactions(_RECENT) if entry is not None]
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether Lance says that the commit collides with another one, so that it did not happen."""
+    return "conflict" in str(error).lower() and "unknown" not in str(error).lower()
+
+
+def checked_columns(dataset: lance.LanceDataset, names: list[str], what: str) -> None:
+    """Raise InvalidInputError for a column that the table lacks, or a name that is there twice."""
+    for name in names:
+        if name not in dataset.schema.names:
+            there = ", ".join(dataset.schema.names)
+            raise InvalidInputError(f"{what}: the table has no column '{name}'; it has {there}.")
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"{what}: name each column once.")

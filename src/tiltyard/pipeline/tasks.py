@@ -1,0 +1,148 @@
+"""The one way in which jobs use Spark: run a function once for each payload, and hear of each result as it comes.
+
+Rows never pass through here: a payload says what to read and where to write (a few kilobytes), a result says what was
+written. Spark may run a task twice (a retry, speculation): its files then lie there twice, but exactly one result per
+payload reaches the driver, and only what results name is committed.
+
+Results arrive while others still run, so that a job can keep them (`run.keep`) and a driver that dies loses little:
+payloads go to Spark in waves of half the slots there are, three at a time, and the tasks of one wave fill the slots
+that the last tasks of another leave.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.session import is_connect, slots
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.runs import Run
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+WAVES = 3
+LOOK_SECONDS = 0.2
+"""How often a job that waits for its tasks looks whether it is canceled."""
+
+_ANSWER = pa.schema([("i", pa.int64()), ("o", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """Some payloads, pickled: `first` is the position of the first one among all."""
+
+    first: int
+    payloads: tuple[bytes, ...]
+
+
+def run_tasks(
+    spark: SparkSession,
+    run: Run,
+    work: Callable[[P], R],
+    payloads: Sequence[P],
+    *,
+    on_result: Callable[[int, R], None] | None = None,
+    name: str = "tiltyard",
+    wave: int | None = None,
+) -> list[R]:
+    """`work(payload)` for each payload, in Spark tasks; the results in the order of the payloads.
+
+    `work` and payloads are pickled (cloudpickle: closures too). `on_result(position, result)` is called in the
+    caller's thread as results come, in any order. `wave` is how many payloads one Spark job takes. Raises
+    RunCanceledError within a second of the run's cancel, RefusedError if a task raised that, Spark's own error if a
+    task failed as often as Spark tries it; all tasks have ended by then.
+    """
+    if not payloads:
+        return []
+    size = wave or max(1, slots(spark) // 2)
+    tag = f"tiltyard-{uuid.uuid4().hex}"
+    dumps = _cloudpickle().dumps
+    found: dict[int, R] = {}
+    waiting = iter(range(0, len(payloads), size))
+    flying: set[Future[list[tuple[int, bytes]]]] = set()
+    with ThreadPoolExecutor(WAVES, thread_name_prefix="wave") as pool:
+        try:
+            while len(found) < len(payloads):
+                while len(flying) < WAVES and (first := next(waiting, None)) is not None:
+                    part = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
+                    flying.add(pool.submit(_run_wave, spark, tag, name, work, part))
+                landed, flying = wait(flying, LOOK_SECONDS, FIRST_COMPLETED)
+                for position, result in (_opened(row) for future in landed for row in future.result()):
+                    found[position] = result
+                    if on_result is not None:
+                        on_result(position, result)
+                run.check()
+        except BaseException:
+            _cancel(spark, tag, flying)
+            raise
+    return [found[position] for position in range(len(payloads))]
+
+
+def _run_wave(spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave) -> list[tuple[int, bytes]]:
+    """One Spark job with a task per payload: positions and pickled outcomes."""
+    count = len(wave.payloads)
+    if is_connect(spark):
+        spark.addTag(tag)
+    else:
+        spark.sparkContext.addJobTag(tag)
+        spark.sparkContext.setJobDescription(name)
+    frame = spark.range(0, count, 1, count).mapInArrow(_partition(work, wave.payloads), "i bigint, o binary")
+    answer = frame.toArrow()
+    return [
+        (wave.first + position, outcome)
+        for position, outcome in zip(answer["i"].to_pylist(), answer["o"].to_pylist(), strict=True)
+    ]
+
+
+def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
+    """What runs in Spark's Python worker. A refusal would be one again: it is a result, not something to retry."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for position in batch.column(0).to_pylist():
+                try:
+                    outcome: Any = work(pickle.loads(payloads[position]))  # noqa: S301  # from the driver
+                except RefusedError as refusal:
+                    outcome = refusal
+                row = [pa.array([position], pa.int64()), pa.array([pickle.dumps(outcome)], pa.binary())]
+                yield pa.record_batch(row, _ANSWER)
+
+    return run
+
+
+def _opened(row: tuple[int, bytes]) -> tuple[int, Any]:
+    """A result by its position. Raises RefusedError if it is one."""
+    position, pickled = row
+    outcome = pickle.loads(pickled)  # noqa: S301  # from our own tasks
+    if isinstance(outcome, RefusedError):
+        raise outcome
+    return position, outcome
+
+
+def _cancel(spark: SparkSession, tag: str, flying: set[Future[list[tuple[int, bytes]]]]) -> None:
+    """End all tasks; again and again, for a wave may start just now and not be known yet."""
+    for future in flying:
+        future.cancel()
+    while flying:
+        if is_connect(spark):
+            spark.interruptTag(tag)
+        else:
+            spark.sparkContext.cancelJobsWithTag(tag)
+        _, flying = wait(flying, LOOK_SECONDS)
+
+
+def _cloudpickle() -> Any:
+    from pyspark import cloudpickle  # noqa: PLC0415  # an extra: this module can be read without it
+
+    return cloudpickle

@@ -1,0 +1,54 @@
+"""One Spark session for the whole run, and a server for the jobs to talk to."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.services.server import ServerProcess
+from tiltyard.pipeline.connecting import Connection, connection
+from tiltyard.pipeline.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOME = Path(__file__).resolve().parents[2]
+FEW_PARTITIONS = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session; Spark's Python workers find the tests' own functions, too."""
+    paths = [str(HOME), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        session = spark_session("local[2]", config=FEW_PARTITIONS)
+        yield session
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server on SQLite and a local folder."""
+    server = ServerProcess(tmp_path_factory.mktemp("served"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def catalog(served: ServerProcess) -> Connection:
+    """How to reach that server."""
+    return connection(served.url)
+
+
+@pytest.fixture
+def fresh() -> Callable[[str], str]:
+    """Names that no other test uses."""
+    return lambda stem: f"{stem}_{next(numbers)}"

@@ -1,0 +1,103 @@
+"""The task primitive: one result per payload, whatever Spark does; heard of at once; ended at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_run_tasks_many_payloads_gives_results_in_their_order(spark: SparkSession) -> None:
+    payloads = [{"number": number} for number in range(7)]
+    heard: dict[int, int] = {}
+    results = run_tasks(spark, LocalRun(), lambda one: one["number"] ** 2, payloads, on_result=heard.__setitem__)
+    assert results == [0, 1, 4, 9, 16, 25, 36]
+    assert heard == dict(enumerate(results))
+    assert slots(spark) == 2
+
+
+def test_run_tasks_without_payloads_starts_nothing(spark: SparkSession) -> None:
+    assert run_tasks(spark, LocalRun(), len, []) == []
+
+
+def _wait_for(file: Path) -> str:
+    while not file.exists():
+        time.sleep(0.01)
+    return file.name
+
+
+def test_run_tasks_result_of_a_quick_task_is_heard_while_another_runs(spark: SparkSession, tmp_path: Path) -> None:
+    quick, slow = tmp_path / "quick", tmp_path / "slow"
+    quick.touch()
+    heard: list[str] = []
+
+    def hear(_: int, name: str) -> None:
+        heard.append(name)
+        slow.touch()  # the slow one ends only because the quick one was heard
+
+    assert run_tasks(spark, LocalRun(), _wait_for, [slow, quick], on_result=hear) == ["slow", "quick"]
+    assert heard == ["quick", "slow"]
+
+
+def _die_once(folder: Path, number: int) -> int:
+    mark = folder / str(number)
+    if number == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_run_tasks_worker_killed_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    assert run_tasks(spark, LocalRun(), partial(_die_once, tmp_path), [0, 1, 2]) == [0, 1, 2]
+    assert (tmp_path / "1").exists()
+
+
+def _refuse_odd(folder: Path, number: int) -> int:
+    with (folder / "tries").open("a") as tries:
+        tries.write(f"{number} ")
+    if number % 2:
+        raise RefusedError(f"{number} is odd: give even ones.")
+    return number
+
+
+def test_run_tasks_refused_by_a_task_is_not_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="3 is odd"):
+        run_tasks(spark, LocalRun(), partial(_refuse_odd, tmp_path), [2, 3, 4], wave=3)
+    assert (tmp_path / "tries").read_text().split().count("3") == 1
+
+
+def _start_and_wait(folder: Path, number: int) -> None:
+    (folder / str(number)).touch()
+    _wait_for(folder / "never")
+
+
+def test_run_tasks_canceled_ends_within_a_second(spark: SparkSession, tmp_path: Path) -> None:
+    run = LocalRun()
+    canceled: list[float] = []
+
+    def cancel() -> None:
+        _wait_for(tmp_path / "0")
+        canceled.append(time.monotonic())
+        run.canceled.set()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(RunCanceledError):
+        run_tasks(spark, run, partial(_start_and_wait, tmp_path), [0, 1, 2, 3])
+    ended = time.monotonic()
+    thread.join()
+    assert ended - canceled[0] < 1.0

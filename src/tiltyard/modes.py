@@ -74,6 +74,16 @@ class UnsetPropertyMode(StrEnum):
     FAIL = "Fail"
 
 
+class Outcome(StrEnum):
+    """How a call ended: done; answered with what its first try did; not allowed; not done; begun and broken off."""
+
+    OK = "ok"
+    REPEATED = "repeated"
+    REFUSED = "refused"
+    FAILED = "failed"
+    CUT = "cut"
+
+
 Mode = TypeVar("Mode", bound=StrEnum)
 
 

@@ -24,6 +24,20 @@ INHERIT = """
     INSERT INTO clone_sources (table_id, location) SELECT ?, location FROM clone_sources
     WHERE table_id IN (SELECT id FROM tables WHERE location = ?) ON CONFLICT DO NOTHING
 """
+# Index builds, drops and the like: what a version or a folder that waits to be deleted names is still told apart.
+SWEEP_TRANSACTIONS = """
+    DELETE FROM transactions WHERE id IN (
+        SELECT id FROM transactions t
+        WHERE created_at < ? AND updated_at < ? AND status NOT IN ('Queued', 'Running')
+            AND NOT EXISTS (SELECT 1 FROM doomed_folders WHERE transaction_id = t.id)
+            AND NOT EXISTS (SELECT 1 FROM table_versions WHERE transaction_id = t.id)
+            AND NOT EXISTS (SELECT 1 FROM removed_versions WHERE transaction_id = t.id)
+        ORDER BY created_at, id LIMIT ?
+    )
+"""
+TRANSACTION_COUNTS = """
+    SELECT kind, status, count(*) FROM transactions WHERE status IN ('Queued', 'Running') GROUP BY kind, status
+"""
 BRANCHES = "SELECT DISTINCT branch FROM table_versions WHERE table_id = ? ORDER BY branch"
 
 
@@ -47,6 +61,16 @@ class Upkeep(Scope):
     def recorded_branches(self, table_id: int) -> list[str]:
         """Return the branches of a table that have recorded versions; '' is main."""
         return [row[0] for row in self.connection.rows(BRANCHES, table_id)]
+
+    @writes
+    def sweep_transactions(self, before: int, limit: int) -> int:
+        """Forget up to `limit` transactions that ended before a time and that nothing names; return how many."""
+        return self.connection.change(SWEEP_TRANSACTIONS, before, before, limit)
+
+    @reads
+    def transaction_counts(self) -> dict[tuple[str, str], int]:
+        """Return how many transactions are unfinished, by kind and status."""
+        return {(kind, status): count for kind, status, count in self.connection.rows(TRANSACTION_COUNTS)}
 
     @writes
     def add_clone(self, table_id: int, source: str) -> None:

@@ -1,0 +1,117 @@
+"""The audit: what was asked of the servers. Rows are added and, when their time is over, deleted; never changed."""
+
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from tiltyard.ids import DEFAULT_DELIMITER
+from tiltyard.store.records import Properties, encode
+from tiltyard.store.scope import Scope, reads, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiltyard.store.database import Row
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One object of one call.
+
+    `at` is when the call came, in ms since 1970, and `id` tells records of one millisecond apart. `method` is how the
+    principal showed itself. `object` is the id that the call named as messages show it, "" for none. `outcome` is one
+    of `modes.Outcome`, `code` the specification's error code (None: no error), `micros` how long it took.
+    """
+
+    at: int
+    id: str
+    principal: str
+    method: str
+    operation: str
+    object: str
+    outcome: str
+    status: int
+    code: int | None
+    request_id: str
+    address: str
+    micros: int
+    context: Properties = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """A record from its columns."""
+        return cls(*row[:-1], msgspec.json.decode(row[-1], type=dict[str, str]))
+
+    @property
+    def row(self) -> Row:
+        """The columns of a record."""
+        head = self.at, self.id, self.principal, self.method, self.operation, self.object, self.outcome
+        return (*head, self.status, self.code, self.request_id, self.address, self.micros, encode(dict(self.context)))
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which records: from `since` on and before `until` (ms since 1970), with these values.
+
+    `object` is an id as messages show it, and stands for all that is below it, too.
+    """
+
+    since: int | None = None
+    until: int | None = None
+    principal: str | None = None
+    operation: str | None = None
+    object: str | None = None
+    outcome: str | None = None
+
+
+COLUMNS = "at, id, principal, method, operation, object, outcome, status, code, request_id, address, micros, context"
+ADD = f"INSERT INTO audit ({COLUMNS}) VALUES ({', '.join('?' * 13)}) ON CONFLICT DO NOTHING"
+LIST = f"SELECT {COLUMNS} FROM audit {{where}} ORDER BY at DESC, id DESC LIMIT ?"
+SWEEP = "DELETE FROM audit WHERE (at, id) IN (SELECT at, id FROM audit WHERE at < ? ORDER BY at, id LIMIT ?)"
+
+
+class Audit(Scope):
+    """The methods for the audit."""
+
+    __slots__ = ()
+
+    @writes
+    def add_audit(self, records: Sequence[AuditRecord]) -> None:
+        """Add records; one that is there already stays as it is."""
+        self.connection.change_many(ADD, [record.row for record in records])
+
+    @reads
+    def list_audit(self, wanted: AuditFilter, before: tuple[int, str] | None, limit: int) -> list[AuditRecord]:
+        """Return up to `limit` records older than `before`, an (at, id); newest first."""
+        terms, values = _terms(wanted)
+        if before is not None:
+            terms.append("(at, id) < (?, ?)")
+            values.extend(before)
+        where = f"WHERE {' AND '.join(terms)}" if terms else ""
+        return [AuditRecord.of(row) for row in self.connection.rows(LIST.format(where=where), *values, limit)]
+
+    @writes
+    def sweep_audit(self, before: int, limit: int) -> int:
+        """Delete up to `limit` records of before a time, the oldest first; return how many."""
+        return self.connection.change(SWEEP, before, limit)
+
+
+def _terms(wanted: AuditFilter) -> tuple[list[str], list[object]]:
+    terms: list[str] = []
+    values: list[object] = []
+    exact = ("principal", wanted.principal), ("operation", wanted.operation), ("outcome", wanted.outcome)
+    for term, value in (("at >= ?", wanted.since), ("at < ?", wanted.until), *((f"{c} = ?", v) for c, v in exact)):
+        if value is not None:
+            terms.append(term)
+            values.append(value)
+    if wanted.object is not None and wanted.object != DEFAULT_DELIMITER:
+        # Below `a` is what lies between `a$` and the same with the character that follows the delimiter.
+        below = f"{wanted.object}{DEFAULT_DELIMITER}"
+        terms.append("(object = ? OR (object >= ? AND object < ?))")
+        values += [wanted.object, below, f"{wanted.object}{chr(ord(DEFAULT_DELIMITER) + 1)}"]
+    return terms, values

@@ -3,7 +3,8 @@
 #
 #     scripts/install_packages.sh PYTHON LOCK_FILE
 #
-# Every file is checked against the lock's hashes; nothing is built but this package, by the locked build backend.
+# Every file is checked against the lock's hashes. Built, by locked build backends, are this package, and PySpark,
+# which comes as source only (of Python files and Spark's jars: nothing is compiled).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,5 +28,11 @@ if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
     "$python" -m venv .venv || fail "Python cannot make an environment here: on Debian, install python3-venv."
 fi
 echo "Installing the packages of $lock (a few minutes on a new machine)."
-"${pip[@]}" --require-hashes --only-binary :all: -r "$lock"
+source_only=$(mktemp)
+trap 'rm -f "$source_only" "$source_only.rest"' EXIT
+# An entry of the lock begins at the left margin and goes on, indented, to the next one.
+awk -v one="$source_only" -v rest="$source_only.rest" \
+    '/^[^ #]/ { to = /^pyspark==/ ? one : rest } { print > (to ? to : rest) }' "$lock"
+"${pip[@]}" --require-hashes --only-binary :all: -r "$source_only.rest"
+"${pip[@]}" --require-hashes --no-deps --no-build-isolation --no-binary pyspark -r "$source_only"
 "${pip[@]}" --no-deps --no-build-isolation --no-index -e .

@@ -34,6 +34,9 @@ class Job:
             raise JobCanceledError(self.id)
 
 
+PIPELINE_JOBS: Mapping[str, str] = {}
+"""The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""
+
 JobFunction = Callable[["Context", Job], Mapping[str, str] | None]
 
 JOBS: dict[str, JobFunction] = {}

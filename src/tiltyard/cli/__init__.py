@@ -15,7 +15,7 @@ from tiltyard.config import ConfigError, Settings, load_settings
 
 Command = Callable[..., None]
 
-SERVE = ("root", "db", "host", "port", "workers", "jobs", "retention_days", "log_level")
+SERVE = ("root", "db", "host", "port", "workers", "jobs", "auth", "insecure", "retention_days", "log_level")
 WORKER = ("root", "db", "jobs", "log_level")
 DATABASE = ("root", "db")
 UPKEEP = ("root", "db", "gc_safety_days")
@@ -42,7 +42,11 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
             kind = type(spec.default) if isinstance(spec.default, int | float) else str
             shown = f"  [default: {spec.default}]" if spec.default not in ("", dataclasses.MISSING) else ""
             text = f"{spec.metadata['help']}{shown}"
-            run = click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=text)(run)
+            flag = f"--{name.replace('_', '-')}"
+            if kind is bool:
+                run = click.option(flag, name, is_flag=True, default=None, help=spec.metadata["help"])(run)
+            else:
+                run = click.option(flag, name, type=kind, default=None, help=text)(run)
         shared = click.option(
             "--config", type=click.Path(path_type=Path), help="A TOML file of settings; also TILTYARD_CONFIG."
         )
@@ -76,7 +80,7 @@ def serve(settings: Settings) -> None:
     \b
     Examples:
       tiltyard serve --root ./data
-      tiltyard serve --root s3://lake/tables --db postgresql://catalog@db/tiltyard --workers 4 --host 0.0.0.0
+      tiltyard serve --root s3://lake/tables --db postgresql://catalog@db/tiltyard --workers 4 --host 0.0.0.0 --auth
     """
     from tiltyard.cli.serving import run_server
 
@@ -156,6 +160,33 @@ def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
     from tiltyard.cli.upkeep import run_repair
 
     run_repair(settings, refuse, tables, dry_run=dry_run)
+
+
+class JobGroup(click.Group):
+    """The jobs of the data pipeline, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        from tiltyard.jobs import PIPELINE_JOBS
+
+        return [*sorted(PIPELINE_JOBS), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """A command by its name."""
+        from tiltyard.cli.jobs import job_command
+
+        return super().get_command(ctx, name) or job_command(name, refuse)
+
+
+@main.group("job", cls=JobGroup, short_help="Jobs of the data pipeline on Spark.")
+def job() -> None:
+    """Run jobs of the data pipeline.
+
+    \b
+    Examples:
+      tiltyard job ingest ./films.parquet films --uri http://127.0.0.1:2333
+      tiltyard job ingest --help
+    """
 
 
 @main.group("db", short_help="Look after the catalog's database.")

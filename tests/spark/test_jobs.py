@@ -1,0 +1,98 @@
+"""How a function becomes a job: its arguments, checked; its command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pytest
+from click.testing import CliRunner
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.cli import main
+from tiltyard.jobs import PIPELINE_JOBS
+from tiltyard.pipeline.jobs import find_job, job
+
+if TYPE_CHECKING:
+    from tiltyard.pipeline.runs import Run
+
+SEEN: dict[str, Any] = {}
+
+
+def tell(
+    run: Run,
+    where: Any,
+    spark: None,
+    source: Annotated[str, "Where from."],
+    table: Annotated[str, "Where to."],
+    *,
+    on: Annotated[list[str], "Keys."] = [],  # noqa: B006  # read only
+    rename: Annotated[dict[str, str], "Names."] = {},  # noqa: B006  # read only
+    mode: Annotated[Literal["create", "append"], "How."] = "create",
+    limit: Annotated[int | None, "How many."] = None,
+    strict: Annotated[bool, "Whether."] = False,
+) -> Mapping[str, object]:
+    """Tell what it was given.
+
+    Nothing more.
+    """
+    SEEN.update(source=source, table=table, on=on, rename=rename, mode=mode, limit=limit, strict=strict, spark=spark)
+    run.progress(rows=7, rows_total=7)
+    return {"rows": 7}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A job `tell` that needs no session, and what it was given."""
+    monkeypatch.setitem(PIPELINE_JOBS, "tell", __name__)
+    job("tell", spark=False)(tell)
+    SEEN.clear()
+    return SEEN
+
+
+def test_find_job_with_a_name_that_none_has_says_which_there_are(told: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=r"no job 'tale': choose one of .*tell"):
+        find_job("tale")
+
+
+def test_checked_without_optional_arguments_fills_defaults(told: dict[str, Any]) -> None:
+    found = find_job("tell").checked({"source": "here", "table": "library$films"})
+    assert found["on"] == [] and found["rename"] == {} and found["mode"] == "create" and found["limit"] is None
+    assert find_job("tell").table(found) == ["library", "films"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"source": "here"}, "table"),
+        ({"source": "here", "table": "films", "colour": "red"}, "colour"),
+        ({"source": "here", "table": "films", "limit": "many"}, "limit"),
+        ({"source": "here", "table": "films", "mode": "replace"}, "mode"),
+    ],
+)
+def test_checked_with_arguments_that_do_not_fit_names_the_one(
+    told: dict[str, Any], arguments: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        find_job("tell").checked(arguments)
+
+
+def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], tmp_path: Any) -> None:
+    given = ["--on", "id", "--on", "year", "--rename", "a=b=c", "--mode", "append", "--limit", "3", "--strict"]
+    done = CliRunner().invoke(main, ["job", "tell", "here", "films", *given, "--uri", str(tmp_path)])
+    assert (done.exit_code, done.output) == (0, "rows: 7\n")
+    assert told == {
+        "source": "here",
+        "table": "films",
+        "on": ["id", "year"],
+        "rename": {"a": "b=c"},
+        "mode": "append",
+        "limit": 3,
+        "strict": True,
+        "spark": None,
+    }
+
+
+def test_job_command_help_is_the_functions_docstring(told: dict[str, Any]) -> None:
+    done = CliRunner().invoke(main, ["job", "tell", "--help"])
+    assert "Nothing more." in done.output and "Keys." in done.output and "[create|append]" in done.output

@@ -81,6 +81,10 @@ class Settings:
     gc_safety_days: float = field(
         default=7.0, metadata={"help": "Days for which a file is nobody's garbage: longer than any write takes."}
     )
+    auth: bool = field(default=False, metadata={"help": "Ask callers who they are: API keys, and tokens."})
+    insecure: bool = field(
+        default=False, metadata={"help": "Serve everybody without asking, on addresses that others can reach, too."}
+    )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 
     @property

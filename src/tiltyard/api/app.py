@@ -16,6 +16,7 @@ from lance_namespace.errors import UnsupportedOperationError
 
 from tiltyard.api import plain, remote
 from tiltyard.api.downloads import encode, media_type
+from tiltyard.api.entrance import Entrance
 from tiltyard.api.problems import problem
 from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
@@ -42,6 +43,7 @@ class Api:
         self._router = Router()
         self._binders: dict[str, Binder] = {}
         self._threads = Threads()
+        self._entrance = Entrance(services, self._threads.identity)
         self._repeats = Repeats(services, self._threads.catalog)
         self._inline = services.store.inline_reads
 
@@ -63,8 +65,8 @@ class Api:
         path, method = scope["raw_path"], scope["method"]
         if (page := plain.PAGES.get(path)) is not None and method in ("GET", "HEAD"):
             loop = asyncio.get_running_loop()
-            status, body = await loop.run_in_executor(self._threads.catalog, page, self._services)
-            await exchange.send(status, body, JSON)
+            status, answer = await loop.run_in_executor(self._threads.catalog, page, self._services)
+            await exchange.send(status, answer, JSON)
             return
         query = parse_query(scope["query_string"])
         route, segments = self._router.find(method, path, ("delimiter", ".") in query)
@@ -72,15 +74,17 @@ class Api:
             route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
         if route.served is None:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
+        principal, body = await self._entrance.admit(route.operation, headers, receive)
         binder = self._binder(route)
-        ctx = Context(self._services, exchange.request_id, context_entries(headers))
-        once = self._repeats.find(route.operation, scope, headers, exchange.remote)
+        ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
+        once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)
         if route.operation.request_shape is Shape.ARROW:
             request = binder.bind(segments, query, headers, b"")
             upload = await open_upload(receive, self._services.settings.max_upload_bytes, once is not None)
             result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
-            body = await read_body(receive, self._services.settings.max_json_bytes)
+            if body is None:
+                body = await read_body(receive, self._services.settings.max_json_bytes)
             rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
             request = binder.bind(segments, query, headers, body, rewrite)
             if exchange.remote:

@@ -40,6 +40,8 @@ STATUS = {
     ErrorCode.TABLE_BRANCH_ALREADY_EXISTS: 409,
 }
 
+WHO_ARE_YOU = ((b"www-authenticate", b'Bearer realm="tiltyard"'),)
+
 
 class HttpError(Exception):
     """A request that HTTP itself refuses, before any operation: the status is not that of the code."""
@@ -63,7 +65,8 @@ def problem(error: BaseException, request_id: str) -> tuple[int, ErrorResponse, 
     if isinstance(error, LanceNamespaceError):
         if error.code is ErrorCode.INTERNAL:
             log.error("request %s failed", request_id, exc_info=error)
-        return STATUS[error.code], _body(error, error.code, request_id), ()
+        further = WHO_ARE_YOU if error.code is ErrorCode.UNAUTHENTICATED else ()
+        return STATUS[error.code], _body(error, error.code, request_id), further
     log.error("request %s failed", request_id, exc_info=error)
     generic = Exception("The server failed on this request; its log has the details under the id in `instance`.")
     return 500, _body(generic, ErrorCode.INTERNAL, request_id), ()

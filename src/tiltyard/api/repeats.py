@@ -28,6 +28,7 @@ from tiltyard.api.problems import STATUS, HttpError
 from tiltyard.api.requests import Headers
 from tiltyard.api.uploads import MemoryBody, StreamedBody, fingerprint_of
 from tiltyard.context import Context, Services
+from tiltyard.principals import EVERYBODY, Principal
 from tiltyard.spec import Operation
 from tiltyard.store import Claim, NewRequest, RequestRecord
 from tiltyard.tables.recovery import recovered
@@ -38,8 +39,9 @@ KEY = b"idempotency-key"
 REQUEST_ID = b"x-request-id"
 REPLAYED = ((b"idempotent-replayed", b"true"),)
 LONGEST_KEY = 255
-IDENTITY = (b"authorization", b"x-api-key", b"x-lancedb-database")
-"""Whose key it is: nobody is told another's answers."""
+DATABASE = b"x-lancedb-database"
+SHOWN = (b"authorization", b"x-api-key")
+"""What tells callers apart where nobody is asked who it is."""
 
 _READS = re.compile(r"(Analyze|Count|Describe|Explain|Get|List|Prewarm|Query)\w+|\w+Exists")
 RENEWED = frozenset({"InsertIntoTable", "MergeInsertIntoTable"})
@@ -97,7 +99,9 @@ class Repeats:
         self._tasks: set[asyncio.Task[None]] = set()
         self._beating = False
 
-    def find(self, operation: Operation, scope: Any, headers: Headers, speaks_remote: bool) -> Once | None:
+    def find(
+        self, operation: Operation, scope: Any, headers: Headers, principal: Principal, speaks_remote: bool
+    ) -> Once | None:
         """What runs this request once; None for one without a key, or that only reads. Raises InvalidInputError."""
         key = headers.get(KEY)
         if key is None and not speaks_remote:
@@ -110,7 +114,9 @@ class Repeats:
         if not 0 < len(key) <= LONGEST_KEY:
             raise InvalidInputError(f"The header Idempotency-Key has 1 to {LONGEST_KEY} bytes.")
         what = b"%s %s?%s" % (scope["method"].encode(), scope["raw_path"], scope["query_string"])
-        parts = [key, *(headers.get(name, b"") for name in IDENTITY), what if by_id else b""]
+        # Nobody is told another's answers; a principal is the same one when it comes again with a newer token.
+        who = [headers.get(name, b"") for name in SHOWN] if principal is EVERYBODY else [principal.name.encode()]
+        parts = [key, *who, headers.get(DATABASE, b""), what if by_id else b""]
         id_ = hashlib.blake2b(b"\0".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).hexdigest()
         return Once(self, id_, what.decode("latin-1"), operation.name, by_id and operation.name in RENEWED)
 

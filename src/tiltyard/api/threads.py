@@ -13,6 +13,8 @@ from tiltyard.spec import Operation, Shape
 
 CATALOG_THREADS = 32
 WRITE_THREADS = 64
+IDENTITY_THREADS = 4
+"""Few: a flood of keys that nobody has must not take the threads, and the database, from those who have one."""
 
 
 class Threads:
@@ -21,6 +23,7 @@ class Threads:
     def __init__(self) -> None:
         processors = os.cpu_count() or 1
         self.catalog = ThreadPoolExecutor(CATALOG_THREADS, "catalog")
+        self.identity = ThreadPoolExecutor(IDENTITY_THREADS, "identity")
         self._queries = ThreadPoolExecutor(max(8, 4 * processors), "query")
         self._writes = ThreadPoolExecutor(WRITE_THREADS, "write")
 
@@ -32,5 +35,5 @@ class Threads:
 
     def close(self) -> None:
         """Start nothing more. The server has drained by now: what still runs is not waited for."""
-        for pool in (self.catalog, self._queries, self._writes):
+        for pool in (self.catalog, self.identity, self._queries, self._writes):
             pool.shutdown(wait=False, cancel_futures=True)

@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from tiltyard.api.app import Api
 from tiltyard.api.protocol import Protocol
 from tiltyard.cli.memory import keep_large_buffers
+from tiltyard.cli.securing import greet, require_safe
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.rooms import open_rooms
@@ -103,8 +104,10 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
 def run_server(settings: Settings, refuse: Refuse) -> None:
     """Serve until a signal says to stop."""
     listener = _listen(settings, refuse)
-    services = open_or_refuse(settings, refuse)
     host, port = listener.getsockname()[:2]
+    require_safe(settings, host, refuse)
+    services = open_or_refuse(settings, refuse)
+    greet(services, host)
     shown = f"[{host}]" if ":" in host else host
     several = settings.workers > 1
     if several:

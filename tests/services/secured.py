@@ -1,0 +1,62 @@
+"""A server that asks who you are, and the keys of an administrator and of two who are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.services.server import ServerProcess
+from tests.services.wire import Wire
+from tiltyard.config import Settings
+from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.store import open_store, wall_clock
+
+
+@dataclass(frozen=True)
+class Secured:
+    """The server, and who has which key: `administrator`, `ann` and `bob`."""
+
+    server: ServerProcess
+    keys: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def http(self, name: str | None = None) -> httpx.Client:
+        """HTTP with the key of one of them; of a stranger without a name."""
+        headers = {"x-api-key": self.keys[name]} if name else {}
+        return httpx.Client(base_url=self.server.url, headers=headers, timeout=60)
+
+    def wire(self, name: str | None = None) -> Wire:
+        """Operations with the key of one of them."""
+        wire = Wire(self.server.url)
+        if name:
+            wire.http.headers["x-api-key"] = self.keys[name]
+        return wire
+
+
+def make_keys(database_url: str, *names: str) -> dict[str, str]:
+    """Keys made on the database, as `tiltyard key create` does; `administrator` is one."""
+    with open_store(database_url) as store:
+        return {
+            name: create_key(store, wall_clock, name, KeyWish(), administrator=name == "administrator").text
+            for name in names
+        }
+
+
+@contextmanager
+def secured_server(
+    root: Path | str, *flags: str, db: str = "", environ: Mapping[str, str] | None = None
+) -> Iterator[Secured]:
+    """Run a server with --auth."""
+    keys = make_keys(Settings(root=str(root), db=db).database_url, "administrator", "ann", "bob")
+    server = ServerProcess(root, "--auth", *(("--db", db) if db else ()), *flags, environ=environ)
+    try:
+        yield Secured(server, keys)
+    finally:
+        server.stop()

@@ -2,6 +2,7 @@
 
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.folders import CREATING, DROPPED
+from tiltyard.store.grants import GrantRecord, Owner
 from tiltyard.store.identity_records import KeyRecord, PrincipalRecord, SigningKey
 from tiltyard.store.principals import IDENTITY
 from tiltyard.store.records import (
@@ -23,23 +24,27 @@ from tiltyard.store.records import (
     UploadRecord,
     VersionRecord,
 )
+from tiltyard.store.roles import GRANTS
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_clock
 
 __all__ = [
     "CREATING",
     "DROPPED",
+    "GRANTS",
     "IDENTITY",
     "AuditFilter",
     "AuditRecord",
     "Claim",
     "DoomedFolder",
     "DroppedNamespace",
+    "GrantRecord",
     "KeyRecord",
     "ListedTable",
     "NamespaceRecord",
     "NewRequest",
     "NewVersion",
+    "Owner",
     "Path",
     "PrincipalRecord",
     "Properties",

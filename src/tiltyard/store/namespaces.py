@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
@@ -13,10 +15,14 @@ from lance_namespace.errors import (
 
 from tiltyard.modes import CreateMode
 from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.grants import NAMESPACE, TABLE, forget, own
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
 from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
 from tiltyard.store.removals import keep_tree
 from tiltyard.store.scope import Scope, reads, writes
+
+if TYPE_CHECKING:
+    from tiltyard.store.grants import Owner
 
 INSERT = f"""
     INSERT INTO namespaces (parent_id, name, properties, created_at) VALUES (?, ?, ?, ?)
@@ -53,6 +59,7 @@ CANCEL = f"""{TREE}
     WHERE status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
         AND table_id IN (SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree))
 """
+TABLES_BELOW = f"{TREE} SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree)"
 DELETE_TABLES = f"{TREE} DELETE FROM tables WHERE namespace_id IN (SELECT id FROM tree)"
 DELETE_NAMESPACES = f"{TREE} DELETE FROM namespaces WHERE id IN (SELECT id FROM tree)"
 
@@ -64,12 +71,17 @@ class Namespaces(Scope):
 
     @writes
     def create_namespace(
-        self, path: Path, properties: Properties, mode: CreateMode = CreateMode.CREATE, keep_ms: int = 0
+        self,
+        path: Path,
+        properties: Properties,
+        mode: CreateMode = CreateMode.CREATE,
+        keep_ms: int = 0,
+        owner: Owner | None = None,
     ) -> NamespaceRecord:
         """Create a namespace and return it, or under ExistOk the one that is there, as it is.
 
         Overwrite drops the one that is there with all that is in it, in the same transaction; for `keep_ms` it can
-        be brought back.
+        be brought back. Whoever creates one is given what that gives.
         Raises NamespaceNotFoundError without the parent, NamespaceAlreadyExistsError under Create,
         InvalidInputError for the root, ConcurrentModificationError when others keep changing it.
         """
@@ -81,6 +93,7 @@ class Namespaces(Scope):
             except ForeignKeyError:
                 raise no_namespace(parent) from None
             if row:
+                own(self.connection, NAMESPACE, row[0], owner, self._clock())
                 return NamespaceRecord.of(row)
             if mode is CreateMode.CREATE:
                 raise NamespaceAlreadyExistsError(f"Namespace already exists: {shown(path)}")
@@ -138,6 +151,7 @@ class Namespaces(Scope):
                 raise no_namespace(path)
         except ForeignKeyError:
             raise NamespaceNotEmptyError(f"Namespace is not empty: {shown(path)}") from None
+        forget(self.connection, NAMESPACE, "?", record.id)
         return DroppedNamespace(record.properties, 0)
 
     def _drop_tree(self, root: int, path: Path, transaction_id: str | None, keep_ms: int) -> int | None:
@@ -150,6 +164,14 @@ class Namespaces(Scope):
             keep_tree(self.connection, path, root, now, now + keep_ms)
         self.connection.change(DOOM_TABLES, root, now + keep_ms, transaction_id)
         self.connection.change(CANCEL, root, now, transaction_id)
+        if not keep_ms:
+            forget(
+                self.connection,
+                TABLE,
+                f"{TREE} SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree)",
+                root,
+            )
+            forget(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", root)
         self.connection.change(DELETE_TABLES, root)
         self.connection.change(DELETE_NAMESPACES, root)
         return tables if held else None

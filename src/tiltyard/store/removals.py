@@ -21,6 +21,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.generations import COUNT_UP
+from tiltyard.store.grants import NAMESPACE, TABLE, forget
 from tiltyard.store.paths import namespace_id, no_namespace, shown, split
 from tiltyard.store.records import (
     NamespaceRecord,
@@ -31,6 +33,7 @@ from tiltyard.store.records import (
     VersionRecord,
     encode,
 )
+from tiltyard.store.roles import GRANTS
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
@@ -113,7 +116,7 @@ NAMESPACES_IN = f"SELECT {RemovedNamespace.COLUMNS} FROM removed_namespaces WHER
 FORGET_TABLES_IN = "DELETE FROM removed_tables WHERE removal = ?"
 FORGET_NAMESPACES_IN = "DELETE FROM removed_namespaces WHERE removal = ?"
 
-FORGET_AT = "DELETE FROM removed_tables WHERE location = ? RETURNING removal"
+FORGET_AT = "DELETE FROM removed_tables WHERE location = ? RETURNING removal, id"
 EXPIRE_TABLES = "DELETE FROM removed_tables WHERE due_at <= ? AND NOT dropped"
 EXPIRE_NAMESPACES = "DELETE FROM removed_namespaces WHERE due_at <= ?"
 
@@ -147,13 +150,17 @@ def keep_tree(connection: Connection, path: Path, top: int, removed_at: int, due
 
 def forget_removed(connection: Connection, location: str) -> None:
     """Note that a folder is deleted now: its table cannot be brought back, and no namespace as a whole with it."""
-    for (removal,) in connection.rows(FORGET_AT, location):
+    for removal, id_ in connection.rows(FORGET_AT, location):
+        forget(connection, TABLE, "?", id_)
         if removal is not None:
+            forget(connection, NAMESPACE, "SELECT id FROM removed_namespaces WHERE removal = ?", removal)
             connection.change(FORGET_NAMESPACES_IN, removal)
 
 
 def forget_expired(connection: Connection, now: int) -> None:
     """Forget what is kept without a folder and whose time is over."""
+    forget(connection, TABLE, "SELECT id FROM removed_tables WHERE due_at <= ? AND NOT dropped", now)
+    forget(connection, NAMESPACE, "SELECT id FROM removed_namespaces WHERE due_at <= ?", now)
     connection.change(EXPIRE_TABLES, now)
     connection.change(EXPIRE_NAMESPACES, now)
 
@@ -236,6 +243,7 @@ class Removals(Scope):
         self.connection.change(RESTORE_VERSIONS_IN, removed.removal)
         self.connection.change(FORGET_TABLES_IN, removed.removal)
         self.connection.change(FORGET_NAMESPACES_IN, removed.removal)
+        self.connection.change(COUNT_UP, GRANTS)  # what is inherited there depends on the place, which may be another
         return record, len(tables)
 
     def _restore_tree(self, removed: RemovedNamespace, home: int, name: str) -> NamespaceRecord | None:

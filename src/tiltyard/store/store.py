@@ -11,10 +11,13 @@ from tiltyard.store import schema
 from tiltyard.store.audit import Audit
 from tiltyard.store.folders import Folders
 from tiltyard.store.generations import Generations
+from tiltyard.store.grants import Grants
 from tiltyard.store.idempotency import Requests
+from tiltyard.store.jobs import Jobs
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.principals import Principals
 from tiltyard.store.removals import Removals
+from tiltyard.store.roles import Roles
 from tiltyard.store.signing_keys import SigningKeys
 from tiltyard.store.sqlite import SqliteDatabase
 from tiltyard.store.tables import Tables
@@ -22,6 +25,7 @@ from tiltyard.store.transactions import Transactions
 from tiltyard.store.upkeep import Upkeep
 from tiltyard.store.uploads import Uploads
 from tiltyard.store.versions import Versions
+from tiltyard.store.visibility import Visibility
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +44,7 @@ class UnitOfWork(
     Folders,
     Removals,
     Transactions,
+    Jobs,
     Versions,
     Uploads,
     Upkeep,
@@ -49,6 +54,9 @@ class UnitOfWork(
     Principals,
     SigningKeys,
     Audit,
+    Roles,
+    Grants,
+    Visibility,
 ):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""
 

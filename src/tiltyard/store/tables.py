@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -15,10 +16,15 @@ from lance_namespace.errors import (
 
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED
+from tiltyard.store.grants import TABLE, forget, own
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
 from tiltyard.store.removals import keep_table
 from tiltyard.store.scope import Scope, reads, writes
+
+if TYPE_CHECKING:
+    from tiltyard.store.database import Row
+    from tiltyard.store.grants import Owner
 
 INSERT = f"""
     INSERT INTO tables
@@ -31,12 +37,9 @@ LIST = """
     SELECT name FROM tables WHERE namespace_id = {namespace} AND name > ? AND (? OR NOT declared)
     ORDER BY name LIMIT ?
 """
-# The page, then the ancestors of its namespaces, told apart by the first column: one statement sees one catalog.
-LIST_ALL = """
-    WITH RECURSIVE page (namespace_id, name) AS (
-        SELECT namespace_id, name FROM tables WHERE (namespace_id, name) > (?, ?) AND (? OR NOT declared)
-        ORDER BY namespace_id, name LIMIT ?
-    ), up (leaf, parent_id, name, height) AS (
+# Behind a page of (namespace_id, name): that page, then the ancestors of its namespaces, told apart by the first
+# column, so that one statement sees one catalog.
+WITH_ANCESTORS = """, up (leaf, parent_id, name, height) AS (
         SELECT id, parent_id, name, 1 FROM namespaces WHERE id IN (SELECT namespace_id FROM page)
         UNION ALL
         SELECT up.leaf, above.parent_id, above.name, up.height + 1
@@ -45,6 +48,12 @@ LIST_ALL = """
     SELECT 0 AS height, namespace_id, name FROM page
     UNION ALL SELECT height, leaf, name FROM up WHERE parent_id IS NOT NULL
     ORDER BY 1, 2, 3
+"""
+LIST_ALL = f"""
+    WITH RECURSIVE page (namespace_id, name) AS (
+        SELECT namespace_id, name FROM tables WHERE (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+        ORDER BY namespace_id, name LIMIT ?
+    ){WITH_ANCESTORS}
 """
 RENAME = f"""
     UPDATE tables SET namespace_id = ?, name = ?, updated_at = ? WHERE namespace_id = ? AND name = ?
@@ -81,8 +90,9 @@ class Tables(Scope):
         declared: bool = False,
         registered: bool = False,
         in_creation: bool = False,
+        owner: Owner | None = None,
     ) -> TableRecord:
-        """Give a name and a location to a table.
+        """Give a name and a location to a table, and to whoever creates it what that gives.
 
         With `in_creation` the folder was doomed with reason 'creating' while its data was written, and is spared
         from now on.
@@ -106,7 +116,9 @@ class Tables(Scope):
             if doomed[0] is not None:
                 raise InvalidInputError(f"The table here was dropped, and is kept for a while: undrop {doomed[0]}")
             raise InvalidInputError(f"The location is being deleted: {location}")
-        return TableRecord.of(row)
+        record = TableRecord.of(row)
+        own(self.connection, TABLE, record.id, owner, now)
+        return record
 
     @reads
     def describe_table(self, path: Path) -> TableRecord:
@@ -142,12 +154,7 @@ class Tables(Scope):
     ) -> list[ListedTable]:
         """Return up to `limit` tables of the whole catalog in the order of (namespace id, name) behind `after`."""
         rows = self.connection.rows(LIST_ALL, *(after or (0, "")), include_declared, limit)
-        paths: dict[int, list[str]] = {}
-        for height, leaf, name in reversed(rows):  # the highest ancestors come first then
-            if height:
-                paths.setdefault(leaf, []).append(name)
-        known = {leaf: tuple(names) for leaf, names in paths.items()}
-        return [ListedTable(leaf, known.get(leaf, ()), name) for height, leaf, name in rows if not height]
+        return listed(rows)
 
     @writes
     def rename_table(self, path: Path, new_path: Path) -> TableRecord:
@@ -187,11 +194,20 @@ class Tables(Scope):
         if doom:
             self.connection.change(DOOM, record.location, now + keep_ms, transaction_id, DROPPED)
         self.connection.change(CANCEL, now, record.id, transaction_id)
+        if not keep_ms:
+            forget(self.connection, TABLE, "?", record.id)
         return record
 
     @writes
     def replace_registration(
-        self, path: Path, location: str, properties: Properties, *, managed: bool = False, keep_ms: int = 0
+        self,
+        path: Path,
+        location: str,
+        properties: Properties,
+        *,
+        managed: bool = False,
+        keep_ms: int = 0,
+        owner: Owner | None = None,
     ) -> TableRecord:
         """Register a table, in the place of the one that may have its name; the old data stays where it is.
 
@@ -203,7 +219,7 @@ class Tables(Scope):
         with suppress(TableNotFoundError):
             self.remove_table(path, doom=False, keep_ms=keep_ms)
         try:
-            return self.insert_table(path, location, properties, managed=managed, registered=True)
+            return self.insert_table(path, location, properties, managed=managed, registered=True, owner=owner)
         except TableAlreadyExistsError as error:
             raise ConcurrentModificationError(f"Table is being created by another: {shown(path)}") from error
 
@@ -217,6 +233,16 @@ class Tables(Scope):
         """Replace a table's properties. Raises TableNotFoundError."""
         values = encode(dict(properties)), self._clock(), table_id
         return _found(self.connection.row(SET_PROPERTIES, *values), table_id)
+
+
+def listed(rows: list[Row]) -> list[ListedTable]:
+    """Read what WITH_ANCESTORS yields."""
+    paths: dict[int, list[str]] = {}
+    for height, leaf, name in reversed(rows):  # the highest ancestors come first then
+        if height:
+            paths.setdefault(leaf, []).append(name)
+    known = {leaf: tuple(names) for leaf, names in paths.items()}
+    return [ListedTable(leaf, known.get(leaf, ()), name) for height, leaf, name in rows if not height]
 
 
 def _found(row: tuple[object, ...] | None, table_id: int) -> TableRecord:

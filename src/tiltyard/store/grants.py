@@ -1,0 +1,137 @@
+"""Grants: which privileges somebody has on an object. Every change but that of a creator counts `grants` up.
+
+Objects are named by kind and id of their record: 'server' (0), 'namespace', 'table'. Privileges are bits, whose
+meaning is not the store's business; no bit is no grant.
+"""
+
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from tiltyard.store.generations import COUNT_UP
+from tiltyard.store.roles import GRANTS, among
+from tiltyard.store.scope import Scope, reads, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiltyard.store.database import Connection
+
+SERVER, NAMESPACE, TABLE = "server", "namespace", "table"
+
+ADD = """
+    INSERT INTO grants (grantee, kind, object_id, privileges, granted_by, granted_at) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (grantee, kind, object_id) DO UPDATE SET privileges = grants.privileges | excluded.privileges,
+        granted_by = excluded.granted_by, granted_at = excluded.granted_at
+"""
+KEEP_ONLY = "UPDATE grants SET privileges = privileges & ? WHERE grantee = ? AND kind = ? AND object_id = ?"
+DROP_EMPTY = "DELETE FROM grants WHERE grantee = ? AND kind = ? AND object_id = ? AND privileges = 0"
+ON = "SELECT privileges FROM grants WHERE kind = ? AND object_id = ? AND grantee IN ({grantees})"
+# A namespace, and those above it; one that was dropped, and can be brought back, has its place still.
+ABOVE = """
+    WITH RECURSIVE up (id) AS (
+        SELECT CAST(? AS BIGINT)
+        UNION ALL
+        SELECT COALESCE(here.parent_id, gone.parent_id)
+        FROM up LEFT JOIN namespaces here ON here.id = up.id LEFT JOIN removed_namespaces gone ON gone.id = up.id
+        WHERE COALESCE(here.parent_id, gone.parent_id) IS NOT NULL
+    )
+    SELECT privileges FROM grants
+    WHERE kind = 'namespace' AND object_id IN (SELECT id FROM up) AND grantee IN ({grantees})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRecord:
+    """What one grantee has on one object; `granted_by` is the principal who changed it last."""
+
+    grantee: str
+    kind: str
+    object_id: int
+    privileges: int
+    granted_by: str
+    granted_at: int
+
+    COLUMNS = "grantee, kind, object_id, privileges, granted_by, granted_at"
+
+
+LIST_ON = f"""
+    SELECT {GrantRecord.COLUMNS} FROM grants WHERE kind = ? AND object_id = ? AND grantee > ?
+    ORDER BY grantee LIMIT ?
+"""
+LIST_TO = f"""
+    SELECT {GrantRecord.COLUMNS} FROM grants WHERE grantee = ? AND (kind, object_id) > (?, ?)
+    ORDER BY kind, object_id LIMIT ?
+"""
+FORGET = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The principal who creates an object, and what that gives: bits of privileges."""
+
+    name: str
+    privileges: int
+
+
+def own(connection: Connection, kind: str, object_id: int, owner: Owner | None, now: int) -> None:
+    """Give the creator of an object what it is to have on it, in the transaction that creates it.
+
+    No server can have looked yet for grants on an id that nobody knew, so no generation is counted.
+    """
+    if owner is not None:
+        connection.change(ADD, f"principal:{owner.name}", kind, object_id, owner.privileges, owner.name, now)
+
+
+def forget(connection: Connection, kind: str, ids: str, *values: object) -> None:
+    """Forget the grants on objects that are gone for good; `ids` is SQL that yields their ids."""
+    connection.change(FORGET.format(kind=kind, ids=ids), *values)
+
+
+class Grants(Scope):
+    """The methods for grants. `grantees` are all that a principal is: itself, its groups, its roles."""
+
+    __slots__ = ()
+
+    @writes
+    def grant(self, grantee: str, kind: str, object_id: int, privileges: int, by: str) -> None:
+        """Add privileges to those that a grantee has on an object."""
+        self.connection.change(ADD, grantee, kind, object_id, privileges, by, self._clock())
+        self.connection.change(COUNT_UP, GRANTS)
+
+    @writes
+    def revoke(self, grantee: str, kind: str, object_id: int, left: int) -> bool:
+        """Leave a grantee, of what it has on an object, only the bits of `left`; whether it had any."""
+        had = self.connection.change(KEEP_ONLY, left, grantee, kind, object_id) == 1
+        self.connection.change(DROP_EMPTY, grantee, kind, object_id)
+        self.connection.change(COUNT_UP, GRANTS)
+        return had
+
+    @reads
+    def privileges_on(self, kind: str, object_id: int, grantees: Sequence[str]) -> int:
+        """Return what was granted on this very object to any of the grantees, as bits."""
+        rows = self.connection.rows(ON.format(grantees=among(grantees)), kind, object_id, *grantees)
+        return reduce(or_, (row[0] for row in rows), 0)
+
+    @reads
+    def privileges_above(self, namespace_id: int, grantees: Sequence[str]) -> int:
+        """Return what was granted on a namespace, or on one above it, to any of the grantees, as bits."""
+        rows = self.connection.rows(ABOVE.format(grantees=among(grantees)), namespace_id, *grantees)
+        return reduce(or_, (row[0] for row in rows), 0)
+
+    @reads
+    def grants_on(self, kind: str, object_id: int, after: str | None, limit: int) -> list[GrantRecord]:
+        """Return up to `limit` grants on an object, by grantee, behind `after`."""
+        rows = self.connection.rows(LIST_ON, kind, object_id, after or "", limit)
+        return [GrantRecord(*row) for row in rows]
+
+    @reads
+    def grants_to(self, grantee: str, after: tuple[str, int] | None, limit: int) -> list[GrantRecord]:
+        """Return up to `limit` grants of a grantee, by kind and id, behind `after`."""
+        rows = self.connection.rows(LIST_TO, grantee, *(after or ("", 0)), limit)
+        return [GrantRecord(*row) for row in rows]

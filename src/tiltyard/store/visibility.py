@@ -1,0 +1,150 @@
+"""Lists of what somebody may see, who was granted only some objects: pages come from the grants, not from a filter.
+
+An object is visible to whoever has any privilege on it, or on a namespace above it; a namespace, too, if one of the
+objects below it is, by its name alone. Grantees are all that a principal is: itself, its groups, its roles.
+"""
+
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable
+from tiltyard.store.removals import NEWEST
+from tiltyard.store.roles import among
+from tiltyard.store.scope import Scope, reads
+from tiltyard.store.tables import WITH_ANCESTORS, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Granted objects, and with `up` the namespaces on the way to them. MATERIALIZED and CROSS JOIN make SQLite begin with
+# the grants, which are few.
+MINE = """
+    WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
+        SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind <> 'server'
+    )
+"""
+UP = f"""{MINE}, seeds (id) AS (
+        SELECT id FROM mine WHERE kind = 'namespace'
+        UNION SELECT namespace_id FROM mine CROSS JOIN tables WHERE tables.id = mine.id AND kind = 'table'
+    ), up (id) AS (
+        SELECT id FROM seeds
+        UNION SELECT parent_id FROM up CROSS JOIN namespaces WHERE namespaces.id = up.id AND parent_id IS NOT NULL
+    )
+"""
+ON_THE_WAY = f"{UP} SELECT 1 FROM up WHERE id = ?"
+NAMESPACES = f"""{UP}
+    SELECT name FROM up CROSS JOIN namespaces
+    WHERE namespaces.id = up.id AND parent_id = ? AND name > ? ORDER BY name LIMIT ?
+"""
+TABLES = f"""{MINE}
+    SELECT name FROM mine CROSS JOIN tables
+    WHERE tables.id = mine.id AND kind = 'table' AND namespace_id = ? AND name > ? AND (? OR NOT declared)
+    ORDER BY name LIMIT ?
+"""
+DOWN = """, down (id) AS (
+        SELECT id FROM mine WHERE kind = 'namespace'
+        UNION SELECT namespaces.id FROM down CROSS JOIN namespaces WHERE namespaces.parent_id = down.id
+    )
+"""
+ALL_TABLES = f"""{MINE}{DOWN}, page (namespace_id, name) AS (
+        SELECT * FROM (
+            SELECT namespace_id, name FROM mine CROSS JOIN tables
+            WHERE tables.id = mine.id AND kind = 'table' AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+            ORDER BY namespace_id, name LIMIT ?
+        ) single
+        UNION
+        SELECT * FROM (
+            SELECT namespace_id, name FROM tables
+            WHERE namespace_id IN (SELECT id FROM down) AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
+            ORDER BY namespace_id, name LIMIT ?
+        ) inherited
+        ORDER BY 1, 2 LIMIT ?
+    ){WITH_ANCESTORS}
+"""
+# What was removed has its grants and its place still: for those with one of the privileges given as bits.
+REMOVED = """
+    WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
+        SELECT kind, object_id FROM grants
+        WHERE grantee IN ({grantees}) AND kind <> 'server' AND (privileges & ?) <> 0
+    ), places (id, parent_id) AS (
+        SELECT id, parent_id FROM namespaces UNION ALL SELECT id, parent_id FROM removed_namespaces
+    ), down (id) AS (
+        SELECT id FROM mine WHERE kind = 'namespace'
+        UNION SELECT places.id FROM down JOIN places ON places.parent_id = down.id
+    )
+"""
+REMOVED_TABLES = f"""{REMOVED}
+    SELECT {RemovedTable.COLUMNS} FROM removed_tables WHERE (removed_at, id) < (?, ?)
+        AND (namespace_id IN (SELECT id FROM down) OR id IN (SELECT id FROM mine WHERE kind = 'table'))
+        AND NOT EXISTS (SELECT 1 FROM tables WHERE tables.location = removed_tables.location)
+    ORDER BY removed_at DESC, id DESC LIMIT ?
+"""
+REMOVED_NAMESPACES = f"""{REMOVED}
+    SELECT {RemovedNamespace.COLUMNS} FROM removed_namespaces
+    WHERE top AND (removed_at, id) < (?, ?) AND id IN (SELECT id FROM down)
+    ORDER BY removed_at DESC, id DESC LIMIT ?
+"""
+
+
+class Visibility(Scope):
+    """The methods for what somebody may see."""
+
+    __slots__ = ()
+
+    @reads
+    def on_the_way(self, namespace_id: int, grantees: Sequence[str]) -> bool:
+        """Return whether anything was granted on a namespace or below it."""
+        sql = ON_THE_WAY.format(grantees=among(grantees))
+        return self.connection.row(sql, *grantees, namespace_id) is not None
+
+    @reads
+    def visible_namespaces(
+        self, namespace_id: int, grantees: Sequence[str], after: str | None, limit: int
+    ) -> list[str]:
+        """Return up to `limit` names of children with a grant on or below them, behind `after`."""
+        sql = NAMESPACES.format(grantees=among(grantees))
+        return [row[0] for row in self.connection.rows(sql, *grantees, namespace_id, after or "", limit)]
+
+    @reads
+    def visible_tables(
+        self,
+        namespace_id: int,
+        grantees: Sequence[str],
+        after: str | None,
+        limit: int,
+        include_declared: bool = True,
+    ) -> list[str]:
+        """Return up to `limit` names of tables in a namespace with a grant of their own, behind `after`."""
+        sql = TABLES.format(grantees=among(grantees))
+        values = namespace_id, after or "", include_declared, limit
+        return [row[0] for row in self.connection.rows(sql, *grantees, *values)]
+
+    @reads
+    def all_visible_tables(
+        self, grantees: Sequence[str], after: tuple[int, str] | None, limit: int, include_declared: bool = True
+    ) -> list[ListedTable]:
+        """Return up to `limit` tables with a grant on or above them, as `list_all_tables` does."""
+        part = *(after or (0, "")), include_declared, limit
+        sql = ALL_TABLES.format(grantees=among(grantees))
+        return listed(self.connection.rows(sql, *grantees, *part, *part, limit))
+
+    @reads
+    def visible_removed_tables(
+        self, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
+    ) -> list[RemovedTable]:
+        """Return removed tables, as `list_removed_tables` does, on which one of the privileges was granted."""
+        sql = REMOVED_TABLES.format(grantees=among(grantees))
+        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST), limit)
+        return [RemovedTable.of(row) for row in rows]
+
+    @reads
+    def visible_removed_namespaces(
+        self, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
+    ) -> list[RemovedNamespace]:
+        """Return removed namespaces, as `list_removed_namespaces` does, on which one of the privileges was granted."""
+        sql = REMOVED_NAMESPACES.format(grantees=among(grantees))
+        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST), limit)
+        return [RemovedNamespace.of(row) for row in rows]

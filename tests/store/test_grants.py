@@ -1,0 +1,199 @@
+"""Roles, grants, and the lists that follow from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.modes import CreateMode
+from tiltyard.store import GRANTS, Owner
+from tiltyard.store.grants import NAMESPACE, SERVER, TABLE
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store
+
+ANN, BOB, OPS = "principal:ann", "principal:bob", "role:ops"
+READ, WRITE, DROP = 2, 4, 32
+
+
+def add_table(store: Store, *path: str, owner: Owner | None = None) -> int:
+    return store.insert_table(path, "file:///" + "/".join(path), {}, owner=owner).id
+
+
+@pytest.fixture
+def tree(store: Store) -> dict[str, int]:
+    """a → (b → (t), t, u), c → (t): ids of namespaces and tables by their paths."""
+    ids = {name: store.create_namespace(tuple(name), {}).id for name in ("a", "ab", "c")}
+    return ids | {name: add_table(store, *name) for name in ("abt", "at", "au", "ct")}
+
+
+def test_grant_twice_adds_privileges_and_revoke_leaves_the_rest(store: Store, clock: Clock) -> None:
+    store.grant(ANN, TABLE, 7, READ, "root")
+    clock.advance(1)
+    store.grant(ANN, TABLE, 7, WRITE, "bob")
+    (found,) = store.grants_on(TABLE, 7, None, 10)
+    assert (found.privileges, found.granted_by, found.granted_at) == (READ | WRITE, "bob", clock())
+    assert store.revoke(ANN, TABLE, 7, WRITE)
+    assert store.privileges_on(TABLE, 7, [ANN]) == WRITE
+    assert store.revoke(ANN, TABLE, 7, 0)
+    assert not store.revoke(ANN, TABLE, 7, 0)
+    assert store.grants_on(TABLE, 7, None, 10) == []
+
+
+def test_grant_and_revoke_and_roles_count_the_generation_up(store: Store) -> None:
+    seen = [store.generation(GRANTS)]
+    for change in (
+        lambda: store.grant(ANN, SERVER, 0, READ, "root"),
+        lambda: store.revoke(ANN, SERVER, 0, 0),
+        lambda: store.add_role("ops") and store.add_member("ops", ANN),
+        lambda: store.drop_member("ops", ANN),
+        lambda: store.drop_role("ops"),
+    ):
+        change()
+        seen.append(store.generation(GRANTS))
+    assert seen == sorted(set(seen))
+
+
+def test_privileges_above_come_from_every_namespace_up_to_the_root(store: Store, tree: dict[str, int]) -> None:
+    store.grant(ANN, NAMESPACE, 1, READ, "root")
+    store.grant(OPS, NAMESPACE, tree["a"], WRITE, "root")
+    store.grant(BOB, NAMESPACE, tree["ab"], DROP, "root")
+    assert store.privileges_above(tree["ab"], [ANN, OPS]) == READ | WRITE
+    assert store.privileges_above(tree["a"], [BOB]) == 0
+    assert store.privileges_above(tree["c"], [ANN, OPS, BOB]) == READ
+    assert store.privileges_above(4711, [ANN]) == 0
+
+
+def test_list_grants_pages_by_key(store: Store) -> None:
+    for number in range(5):
+        store.grant(ANN, TABLE, number + 1, READ, "root")
+    store.grant(ANN, NAMESPACE, 3, READ, "root")
+    found, after = [], None
+    while page := store.grants_to(ANN, after, 2):
+        found += [(entry.kind, entry.object_id) for entry in page]
+        after = found[-1]
+    assert found == [(NAMESPACE, 3), *((TABLE, number) for number in range(1, 6))]
+    store.grant(BOB, TABLE, 1, READ, "root")
+    assert [entry.grantee for entry in store.grants_on(TABLE, 1, ANN, 5)] == [BOB]
+
+
+def test_role_that_is_dropped_takes_its_members_and_grants_along(store: Store) -> None:
+    assert store.add_role("ops")
+    assert not store.add_role("ops")
+    assert store.add_member("ops", ANN)
+    assert not store.add_member("ops", ANN)
+    store.add_member("ops", "group:night")
+    store.grant(OPS, TABLE, 1, READ, "root")
+    assert store.members_of("ops") == ["group:night", ANN]
+    assert store.roles_of([ANN]) == store.roles_of([BOB, "group:night"]) == ["ops"]
+    assert store.drop_role("ops")
+    assert not store.drop_role("ops")
+    assert store.roles_of([ANN]) == store.list_roles(None, 5) == store.grants_to(OPS, None, 5) == []
+
+
+def test_add_member_without_the_role_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidInputError, match="ops"):
+        store.add_member("ops", ANN)
+
+
+def test_visible_lists_hold_what_was_granted_and_the_way_to_it(store: Store, tree: dict[str, int]) -> None:
+    store.grant(ANN, TABLE, tree["abt"], READ, "root")
+    store.grant(OPS, TABLE, tree["abt"], READ, "root")
+    both = [ANN, OPS]
+    assert store.visible_namespaces(1, both, None, 9) == ["a"]
+    assert store.visible_namespaces(tree["a"], both, None, 9) == ["b"]
+    assert store.visible_tables(tree["a"], both, None, 9) == []
+    assert store.visible_tables(tree["ab"], both, None, 9) == ["t"]
+    assert [store.on_the_way(tree[name], both) for name in ("a", "ab", "c")] == [True, True, False]
+    assert store.on_the_way(1, both)
+    assert not store.on_the_way(1, [BOB])
+    assert [entry.namespace for entry in store.all_visible_tables(both, None, 9)] == [("a", "b")]
+
+
+def test_all_visible_tables_pages_through_single_and_inherited_ones(store: Store, tree: dict[str, int]) -> None:
+    store.grant(ANN, NAMESPACE, tree["ab"], READ, "root")
+    store.grant(ANN, TABLE, tree["abt"], READ, "root")
+    store.grant(ANN, TABLE, tree["au"], READ, "root")
+    store.grant(BOB, TABLE, tree["ct"], READ, "root")
+    found, after = [], None
+    while page := store.all_visible_tables([ANN], after, 1):
+        found += [(*entry.namespace, entry.name) for entry in page]
+        after = page[-1].namespace_id, page[-1].name
+    assert found == [("a", "u"), ("a", "b", "t")]
+
+
+def test_visible_tables_leave_out_declared_ones_if_asked(store: Store) -> None:
+    store.create_namespace(("a",), {})
+    declared = store.insert_table(("a", "d"), "file:///d", {}, declared=True)
+    store.grant(ANN, TABLE, declared.id, READ, "root")
+    home = declared.namespace_id
+    assert store.visible_tables(home, [ANN], None, 9) == ["d"]
+    assert store.visible_tables(home, [ANN], None, 9, include_declared=False) == []
+    assert store.all_visible_tables([ANN], None, 9, include_declared=False) == []
+
+
+def test_creator_is_given_what_creating_gives(store: Store) -> None:
+    owner = Owner("ann", READ | WRITE)
+    home = store.create_namespace(("a",), {}, owner=owner)
+    table = add_table(store, "a", "t", owner=owner)
+    assert store.privileges_on(NAMESPACE, home.id, [ANN]) == READ | WRITE
+    assert store.privileges_on(TABLE, table, [ANN]) == READ | WRITE
+    seen = store.create_namespace(("a",), {}, CreateMode.EXIST_OK, owner=Owner("bob", DROP))
+    assert store.privileges_on(NAMESPACE, seen.id, [BOB]) == 0
+    replaced = store.replace_registration(("a", "t"), "file:///other", {}, owner=Owner("bob", DROP))
+    assert store.privileges_on(TABLE, replaced.id, [ANN, BOB]) == DROP
+
+
+def test_grants_stay_with_what_is_renamed_or_comes_back(store: Store, tree: dict[str, int]) -> None:
+    store.grant(ANN, TABLE, tree["at"], READ, "root")
+    renamed = store.rename_table(("a", "t"), ("c", "x"))
+    assert store.privileges_on(TABLE, renamed.id, [ANN]) == READ
+    store.remove_table(("c", "x"), doom=True, keep_ms=1000)
+    again = add_table(store, "c", "x2")
+    assert store.privileges_on(TABLE, again, [ANN]) == 0
+    back = store.restore_table(("c", "x"))
+    assert store.privileges_on(TABLE, back.id, [ANN]) == READ
+
+
+def test_grants_go_with_what_is_gone_for_good(store: Store, tree: dict[str, int], clock: Clock) -> None:
+    for name in ("at", "au", "abt", "ct"):
+        store.grant(ANN, TABLE, tree[name], READ, "root")
+    for name in ("a", "ab", "c"):
+        store.grant(ANN, NAMESPACE, tree[name], READ, "root")
+    store.remove_table(("a", "t"), doom=False)  # nothing is kept
+    store.remove_table(("a", "u"), doom=False, keep_ms=1000)
+    store.drop_namespace(("c",), cascade=True)
+    store.drop_namespace(("a", "b"), cascade=True, keep_ms=1000)
+    left = {(entry.kind, entry.object_id) for entry in store.grants_to(ANN, None, 20)}
+    assert left == {(TABLE, tree["au"]), (TABLE, tree["abt"]), (NAMESPACE, tree["a"]), (NAMESPACE, tree["ab"])}
+    store.drop_namespace(("a",))
+    clock.advance(2000)
+    store.claim_folders(10, 1000)
+    assert store.grants_to(ANN, None, 20) == []
+
+
+def test_removed_are_visible_by_their_own_grant_or_one_above(store: Store, tree: dict[str, int]) -> None:
+    store.grant(ANN, TABLE, tree["at"], DROP, "root")
+    store.grant(ANN, TABLE, tree["au"], READ, "root")
+    store.grant(ANN, NAMESPACE, tree["ab"], DROP, "root")
+    store.drop_namespace(("a",), cascade=True, keep_ms=1000)
+    names = {entry.name for entry in store.visible_removed_tables([ANN], DROP, None, 10)}
+    assert names == {"t"}
+    paths = {(*entry.namespace, entry.name) for entry in store.visible_removed_tables([ANN], DROP, None, 10)}
+    assert paths == {("a", "t"), ("a", "b", "t")}
+    assert store.visible_removed_namespaces([ANN], DROP, None, 10) == []  # the one that was dropped is "a"
+    store.grant(ANN, NAMESPACE, 1, DROP, "root")
+    assert [entry.path for entry in store.visible_removed_namespaces([ANN], DROP, None, 10)] == [("a",)]
+    assert store.privileges_above(tree["ab"], [ANN]) == DROP
+
+
+def test_namespace_that_comes_back_counts_the_generation_up(store: Store, tree: dict[str, int]) -> None:
+    store.drop_namespace(("a",), cascade=True, keep_ms=1000)
+    seen = store.generation(GRANTS)
+    store.restore_namespace(("a",), ("c", "z"))
+    assert store.generation(GRANTS) > seen
+    store.grant(ANN, NAMESPACE, tree["c"], READ, "root")
+    assert store.privileges_above(tree["ab"], [ANN]) == READ

@@ -233,6 +233,22 @@ class AnalyzeTableQueryPlanResponse(Model, kw_only=True):
     analysis: str
 
 
+class AuditEntry(Model, kw_only=True):
+    address: str
+    at_millis: Int64
+    code: Int32 | None = None
+    context: dict[str, str] | None = None
+    duration_micros: Int64
+    method: str
+    object: str
+    operation: str
+    outcome: str
+    principal: str
+    record_id: str
+    request_id: str
+    status: Int32
+
+
 class BatchCommitTablesRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -271,6 +287,20 @@ class BatchDeleteTableVersionsResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
+class BeatJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    lease_millis: Count64 | None = None
+    owner: str
+    properties: dict[str, str] | None = None
+
+
+class BeatJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    status: str
+
+
 class BooleanQuery(Model, kw_only=True):
     must: list[FtsQuery]
     must_not: list[FtsQuery]
@@ -289,6 +319,20 @@ class BranchContents(Model, kw_only=True):
     createAt: Count64
     manifestSize: Count64
     metadata: dict[str, str] | None = None
+
+
+class ClaimJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    job_id: str | None = None
+    lease_millis: Count64 | None = None
+    names: list[str] | None = None
+    owner: str
+
+
+class ClaimJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job: JobEntry | None = None
 
 
 class CloneTableRequest(Model, kw_only=True):
@@ -637,6 +681,17 @@ class DeregisterTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class DescribeJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class DescribeJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job: JobEntry
+
+
 class DescribeNamespaceRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -799,6 +854,22 @@ class ExplainTableQueryPlanResponse(Model, kw_only=True):
     plan: str
 
 
+class FinishJobRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    error: str | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    owner: str
+    properties: dict[str, str] | None = None
+    status: str
+    wait_millis: Count64 | None = None
+
+
+class FinishJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    status: str
+
+
 class FragmentStats(Model, kw_only=True):
     num_fragments: Count64
     num_small_fragments: Count64
@@ -895,6 +966,21 @@ class InsertIntoTableResponse(Model, kw_only=True):
     version: Count64 | None = None
 
 
+class JobEntry(Model, kw_only=True):
+    arguments: dict[str, Any]
+    asked_by: str | None = None
+    attempts: Count64
+    created_at_millis: Int64
+    error: str | None = None
+    id: str
+    name: str
+    properties: dict[str, str]
+    spark: dict[str, str] | None = None
+    status: str
+    table: list[str] | None = None
+    updated_at_millis: Int64
+
+
 class JsonArrowDataType(Model, kw_only=True):
     fields: list[JsonArrowField] | None = None
     length: Count64 | None = None
@@ -913,6 +999,19 @@ class JsonArrowSchema(Model, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class KeepJobPartRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    name: str
+    owner: str
+    value: str
+
+
+class KeepJobPartResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class ListAllTablesRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     delimiter: str | None = None
@@ -920,6 +1019,25 @@ class ListAllTablesRequest(Model, kw_only=True):
     include_declared: bool | None = None
     limit: Int64 | None = None
     page_token: str | None = None
+
+
+class ListAuditRecordsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    object: str | None = None
+    operation: str | None = None
+    outcome: str | None = None
+    page_token: str | None = None
+    principal: str | None = None
+    since_millis: Int64 | None = None
+    until_millis: Int64 | None = None
+
+
+class ListAuditRecordsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    page_token: str | None = None
+    records: list[AuditEntry]
 
 
 class ListDroppedNamespacesRequest(Model, kw_only=True):
@@ -946,6 +1064,35 @@ class ListDroppedTablesResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     page_token: str | None = None
     tables: list[DroppedTable]
+
+
+class ListJobPartsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListJobPartsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    page_token: str | None = None
+    parts: dict[str, str]
+
+
+class ListJobsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    name: str | None = None
+    page_token: str | None = None
+    status: str | None = None
+
+
+class ListJobsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    jobs: list[JobEntry]
+    page_token: str | None = None
 
 
 class ListNamespacesRequest(Model, kw_only=True):
@@ -1298,6 +1445,23 @@ class StringFtsQuery(Model, kw_only=True):
 
 class StructuredFtsQuery(Model, kw_only=True):
     query: FtsQuery
+
+
+class SubmitJobRequest(Model, kw_only=True):
+    arguments: dict[str, Any] | None = None
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    lease_millis: Count64 | None = None
+    name: str
+    owner: str | None = None
+    properties: dict[str, str] | None = None
+    spark: dict[str, str] | None = None
+    table: list[str] | None = None
+
+
+class SubmitJobResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    job: JobEntry
 
 
 class TableBasicStats(Model, kw_only=True):

@@ -28,7 +28,7 @@ from tiltyard.store.versions import Versions
 from tiltyard.store.visibility import Visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from tiltyard.store.database import Database
@@ -84,6 +84,10 @@ class Store(UnitOfWork):
         their errors pass, since PostgreSQL does not go on after some of them.
         """
         return self._database.write(lambda connection: fn(UnitOfWork(self._database, self._clock, connection)))
+
+    def load(self) -> Mapping[str, float]:
+        """How much is held and waits in this process, by name."""
+        return self._database.load()
 
     def ping(self) -> None:
         """Raise ServiceUnavailableError unless the database answers."""

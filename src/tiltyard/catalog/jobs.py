@@ -1,0 +1,231 @@
+"""Jobs of the data pipeline: queued here, run by drivers outside of the server, told of by transactions.
+
+A driver has a job under a lease, by a name of its own that nobody else is told. It extends the lease, keeps what it has
+done (so that the next driver need not do it again), and writes how the job ended. Whoever cancels the transaction, or
+takes the job over when its lease ended, makes all of that fail, and so the driver stop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableNotFoundError
+
+from tiltyard.catalog.transactions import transaction_id
+from tiltyard.jobs import PIPELINE_JOBS
+from tiltyard.modes import TransactionStatus, parse_mode
+from tiltyard.operations import always, operation
+from tiltyard.spec import models
+from tiltyard.tables.opening import find_table, table_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiltyard.context import Context
+    from tiltyard.store import TransactionRecord, UnitOfWork
+
+LEASE_MS = 30_000
+LONGEST_LEASE_MS = 3_600_000
+PARTS = 1_000
+"""How many parts an answer holds at most."""
+
+
+def queue_job(
+    ctx: Context,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    record_id: int | None = None,
+    table: Sequence[str] = (),
+    spark: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None,
+    **beginning: Any,
+) -> TransactionRecord:
+    """Queue a job. `record_id` is the table that it works on, `table` its name; `beginning` goes to the store.
+
+    Raises TableNotFoundError when the table is gone.
+    """
+    payload = {"arguments": dict(arguments), "table": list(table), "spark": dict(spark or {})}
+    told = {"job": name, **({"table": "$".join(table)} if table else {}), **(properties or {})}
+    return ctx.store.create_transaction(name, record_id, payload, told, asked_by=ctx.principal.name, **beginning)
+
+
+@operation
+def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJobResponse:
+    """Queue a job, or begin one for the driver `owner`, which then has it under a lease.
+
+    The server does not look into `arguments`: the driver does. The table need not exist, for a job may make it. Raises
+    InvalidInputError (no such job, a lease out of bounds).
+    """
+    if request.name not in PIPELINE_JOBS:
+        known = ", ".join(sorted(PIPELINE_JOBS))
+        raise InvalidInputError(f"There is no job '{request.name}': choose one of {known}.")
+    table = list(table_id(request.table)) if request.table else []
+    beginning: dict[str, Any] = {}
+    if request.owner:
+        beginning = {"status": TransactionStatus.RUNNING, "owner": request.owner, "lease_ms": _lease(request)}
+    record = queue_job(
+        ctx,
+        request.name,
+        request.arguments or {},
+        record_id=_record_id(ctx, table),
+        table=table,
+        spark=request.spark,
+        properties=request.properties,
+        **beginning,
+    )
+    return models.SubmitJobResponse(job=entry(record))
+
+
+def _record_id(ctx: Context, table: Sequence[str]) -> int | None:
+    """The number of the table that a job works on, if it is there already."""
+    if not table:
+        return None
+    try:
+        return find_table(ctx, table).id
+    except TableNotFoundError:
+        return None
+
+
+@operation
+def claim_job(ctx: Context, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
+    """Hand a job to the driver `owner`: `job_id`, or the one of these names that waits longest; none if there is none.
+
+    A job that runs is handed out again once its lease has ended. Raises InvalidInputError, TransactionNotFoundError.
+    """
+    lease = _lease(request)
+    if request.job_id:
+        _job(ctx, request.job_id)
+        record = ctx.store.claim_job(request.job_id, request.owner, lease)
+    else:
+        names = tuple(PIPELINE_JOBS) if request.names is None else tuple(set(request.names) & set(PIPELINE_JOBS))
+        waits = bool(names) and ctx.store.work_waits(names)
+        record = ctx.store.claim_transaction(request.owner, lease, names) if waits else None
+    return models.ClaimJobResponse(job=entry(record) if record else None)
+
+
+@operation
+def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
+    """Extend the lease, and let `properties` join those of the transaction; the driver goes on if it is Running.
+
+    Raises TransactionNotFoundError, ConcurrentModificationError (another driver has the job), InvalidInputError.
+    """
+    job_id, lease = transaction_id(request.id), _lease(request)
+
+    def work(catalog: UnitOfWork) -> TransactionStatus:
+        status = catalog.heartbeat(job_id, request.owner, lease)
+        if request.properties and not status.finished:
+            _join(catalog, job_id, request.properties)
+        return status
+
+    return models.BeatJobResponse(status=ctx.store.transact(work))
+
+
+@operation
+def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
+    """Remember, until the job has succeeded, that a part of it is done; a part of the same name is replaced.
+
+    Raises TransactionNotFoundError, ConcurrentModificationError (canceled, or another driver has the job).
+    """
+    job_id = transaction_id(request.id)
+    _job(ctx, job_id)
+    ctx.store.keep_part(job_id, request.owner, request.name, request.value)
+    return models.KeepJobPartResponse()
+
+
+@operation
+def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.ListJobPartsResponse:
+    """List what was kept of a job, by name. Raises TransactionNotFoundError, InvalidInputError."""
+    record = _job(ctx, transaction_id(request.id))
+    found, token = ctx.paging.page(
+        f"parts {record.id}",
+        request.page_token,
+        min(request.limit or PARTS, PARTS),
+        lambda after, count: ctx.store.kept_parts(record.id, after or "", count),
+        lambda part: part[0],
+    )
+    return models.ListJobPartsResponse(parts=dict(found), page_token=token)
+
+
+@operation
+def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJobResponse:
+    """Write how the owner's job ended: Succeeded, Failed, or Queued for another try, not before `wait_millis`.
+
+    Raises InvalidInputError, TransactionNotFoundError, ConcurrentModificationError (canceled, or another driver's).
+    """
+    job_id = transaction_id(request.id)
+    status = parse_mode(TransactionStatus, request.status, TransactionStatus.FAILED, "status")
+    if status in (TransactionStatus.RUNNING, TransactionStatus.CANCELED):
+        raise InvalidInputError(f"A driver cannot end its job as {status}: Succeeded, Failed or Queued.")
+    due = ctx.clock() + (request.wait_millis or 0)
+
+    def work(catalog: UnitOfWork) -> TransactionStatus:
+        ended = catalog.finish_transaction(job_id, request.owner, status, error=request.error, available_at=due)
+        if request.properties:
+            _join(catalog, job_id, request.properties)
+        if status is TransactionStatus.SUCCEEDED:
+            catalog.forget_parts(job_id)
+        return ended.status
+
+    return models.FinishJobResponse(status=ctx.store.transact(work))
+
+
+@operation
+def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsResponse:
+    """List jobs, newest first, of all names and statuses or of one. Raises InvalidInputError."""
+    kinds = (request.name,) if request.name else tuple(PIPELINE_JOBS)
+    status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
+    found, token = ctx.paging.page(
+        f"jobs {request.name} {status}",
+        request.page_token,
+        request.limit,
+        lambda before, count: ctx.store.list_jobs(kinds, status or None, tuple(before) if before else None, count),
+        lambda record: (record.created_at, record.id),
+    )
+    return models.ListJobsResponse(jobs=[entry(record) for record in found], page_token=token)
+
+
+@operation(inline=always)
+def describe_job(ctx: Context, request: models.DescribeJobRequest) -> models.DescribeJobResponse:
+    """Tell a job: what was asked for, where it stands, its figures. Raises TransactionNotFoundError."""
+    return models.DescribeJobResponse(job=entry(_job(ctx, transaction_id(request.id))))
+
+
+def entry(record: TransactionRecord) -> models.JobEntry:
+    """A job as answers tell it; who has it is nobody's business."""
+    return models.JobEntry(
+        id=record.id,
+        name=record.kind,
+        status=record.status,
+        table=record.payload.get("table") or None,
+        arguments=record.payload.get("arguments", {}),
+        spark=record.payload.get("spark") or None,
+        properties=dict(record.properties),
+        error=record.error,
+        attempts=record.attempts,
+        asked_by=record.asked_by,
+        created_at_millis=record.created_at,
+        updated_at_millis=record.updated_at,
+    )
+
+
+def _job(ctx: Context, job_id: str) -> TransactionRecord:
+    """A transaction that is a job. Raises TransactionNotFoundError, InvalidTableStateError for other work."""
+    record = ctx.store.describe_transaction(job_id)
+    if record.kind not in PIPELINE_JOBS:
+        raise InvalidTableStateError(f"The transaction {job_id} is no job: it is {record.kind}, the server's own work.")
+    return record
+
+
+def _join(catalog: UnitOfWork, job_id: str, properties: Mapping[str, str]) -> None:
+    catalog.alter_transaction(job_id, lambda status, seen: (status, {**seen, **properties}))
+
+
+def _lease(request: models.SubmitJobRequest | models.ClaimJobRequest | models.BeatJobRequest) -> int:
+    """How long a lease is asked for, in ms. Raises InvalidInputError."""
+    lease = request.lease_millis or LEASE_MS
+    if not 1000 <= lease <= LONGEST_LEASE_MS:
+        raise InvalidInputError(f"A lease is 1000 to {LONGEST_LEASE_MS} ms, not {lease}.")
+    if not request.owner:
+        raise InvalidInputError("A driver needs a name of its own, that nobody else knows: give 'owner'.")
+    return lease

@@ -1,0 +1,70 @@
+"""Jobs: claimed one by one, what they keep, how they are listed, on both databases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.modes import TransactionStatus as Status
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store
+
+
+def test_claim_job_while_another_has_it_is_refused_until_its_lease_ends(store: Store, clock: Clock) -> None:
+    queued = store.create_transaction("ingest", None, {}, {})
+    first = store.claim_job(queued.id, "one", 1000)
+    assert first is not None and (first.status, first.attempts) == (Status.RUNNING, 1)
+    assert store.claim_job(queued.id, "two", 1000) is None
+    clock.advance(1001)
+    second = store.claim_job(queued.id, "two", 1000)
+    assert second is not None and (second.lease_owner, second.attempts) == ("two", 2)
+
+
+def test_claim_job_that_has_ended_is_none(store: Store) -> None:
+    queued = store.create_transaction("ingest", None, {}, {})
+    store.alter_transaction(queued.id, lambda _, properties: (Status.CANCELED, properties))
+    assert store.claim_job(queued.id, "one", 1000) is None
+    assert store.claim_job("nothing", "one", 1000) is None
+
+
+def test_keep_part_of_the_owner_is_there_for_the_next_one(store: Store, clock: Clock) -> None:
+    job = store.create_transaction("ingest", None, {}, {}, Status.RUNNING, owner="one", lease_ms=1000)
+    for name, value in (("b", "2"), ("a", "1"), ("b", "3")):
+        store.keep_part(job.id, "one", name, value)
+    clock.advance(1001)
+    assert store.claim_job(job.id, "two", 1000)
+    assert store.kept_parts(job.id, "", 10) == [("a", "1"), ("b", "3")]
+    assert store.kept_parts(job.id, "a", 10) == [("b", "3")]
+    assert store.kept_parts(job.id, "", 1) == [("a", "1")]
+    store.forget_parts(job.id)
+    assert store.kept_parts(job.id, "", 10) == []
+
+
+def test_keep_part_of_a_job_that_another_has_is_refused(store: Store, clock: Clock) -> None:
+    job = store.create_transaction("ingest", None, {}, {}, Status.RUNNING, owner="one", lease_ms=1000)
+    clock.advance(1001)
+    store.claim_job(job.id, "two", 1000)
+    with pytest.raises(ConcurrentModificationError, match=job.id):
+        store.keep_part(job.id, "one", "a", "1")
+    store.alter_transaction(job.id, lambda _, properties: (Status.CANCELED, properties))
+    with pytest.raises(ConcurrentModificationError):
+        store.keep_part(job.id, "two", "a", "1")
+    assert store.kept_parts(job.id, "", 10) == []
+
+
+def test_list_jobs_looks_at_kinds_and_status_newest_first(store: Store, clock: Clock) -> None:
+    made = {}
+    for kind in ("ingest", "create_index", "export", "ingest"):
+        made[store.create_transaction(kind, None, {}, {}).id] = kind
+        clock.advance(1)
+    jobs = [key for key, kind in made.items() if kind != "create_index"][::-1]
+    kinds = ("ingest", "export")
+    assert [record.id for record in store.list_jobs(kinds, None, None, 10)] == jobs
+    last = store.list_jobs(kinds, None, None, 1)[0]
+    assert [record.id for record in store.list_jobs(kinds, None, (last.created_at, last.id), 10)] == jobs[1:]
+    store.claim_job(jobs[1], "one", 1000)
+    assert [record.id for record in store.list_jobs(kinds, Status.RUNNING, None, 10)] == [jobs[1]]

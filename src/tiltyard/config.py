@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tiltyard.trust import Provider, complaint
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DAY_MS = 24 * 60 * 60 * 1000
@@ -24,6 +27,7 @@ BOUNDS = {
     "conflict_timeout": (0, 86400),
     "repeat_memory": (0, 30 * 86400),
     "repeat_lease": (0.5, 3600),
+    "token_life": (60, 86400),
     "retention_days": (0, 36500),
     "gc_safety_days": (0, 36500),
 }
@@ -85,6 +89,15 @@ class Settings:
     insecure: bool = field(
         default=False, metadata={"help": "Serve everybody without asking, on addresses that others can reach, too."}
     )
+    providers: Mapping[str, Provider] = field(
+        default_factory=dict, metadata={"help": "OpenID providers whose tokens are trusted, by name."}
+    )
+    token_life: int = field(default=900, metadata={"help": "Seconds for which tokens of this server are valid."})
+    tls_certificate: str = field(default="", metadata={"help": "File with the certificate chain (PEM): serve HTTPS."})
+    tls_key: str = field(default="", metadata={"help": "File with the certificate's private key (PEM)."})
+    trusted_proxies: tuple[str, ...] = field(
+        default=(), metadata={"help": "Addresses or networks of proxies whose forwarded headers are believed."}
+    )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 
     @property
@@ -129,7 +142,23 @@ def load_settings(
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
     if settings.log_level.lower() not in LOG_LEVELS:
         raise ConfigError(f"The setting log_level cannot be {settings.log_level!r}: {', '.join(LOG_LEVELS)}.")
+    _check_identity(settings)
     return settings
+
+
+def _check_identity(settings: Settings) -> None:
+    """Raise ConfigError for settings of identity that do not fit together."""
+    if wrong := complaint(settings.providers):
+        raise ConfigError(wrong)
+    if settings.providers and not settings.auth:
+        raise ConfigError("There are providers, but nobody is asked for a token: set auth, or leave the providers out.")
+    if bool(settings.tls_certificate) != bool(settings.tls_key):
+        raise ConfigError("HTTPS needs both tls_certificate and tls_key.")
+    for address in settings.trusted_proxies:
+        try:
+            ipaddress.ip_network(address)
+        except ValueError as error:
+            raise ConfigError(f"trusted_proxies are addresses or networks: {error}.") from error
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -145,6 +174,8 @@ def _typed(name: str, value: Any) -> Any:
     """A value as its setting's type; text comes from variables."""
     kinds: dict[str, Any] = {
         "allowed_roots": tuple[str, ...],
+        "providers": dict[str, Provider],
+        "trusted_proxies": tuple[str, ...],
         "storage_options": dict[str, str],
     }
     default = next(spec.default for spec in fields(Settings) if spec.name == name)

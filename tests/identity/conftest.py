@@ -1,15 +1,33 @@
-"""One server that asks who you are, for all tests that leave it as it was."""
+"""One server that asks who you are, for all tests that leave it as it was; and a provider that it trusts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
+from tests.services.openid import OpenIdProvider, openid_provider
+from tests.services.postgres import PostgresServer, find_binaries, postgres_server
 from tests.services.secured import Secured, secured_server
 
 
 @pytest.fixture(scope="session")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured_server(tmp_path_factory.mktemp("secured")) as running:
+def provider() -> Iterator[OpenIdProvider]:
+    with openid_provider() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    binaries = find_binaries()
+    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
+    with postgres_server(binaries) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory, provider: OpenIdProvider) -> Iterator[Secured]:
+    environ = {"TILTYARD_PROVIDERS": json.dumps({"corp": provider.settings})}
+    with secured_server(tmp_path_factory.mktemp("secured"), environ=environ) as running:
         yield running

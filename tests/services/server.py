@@ -14,13 +14,17 @@ from pathlib import Path
 
 
 class ServerProcess:
-    """Starts on a free port; `url` is where. `options` open its storage; what it logs is kept in `log`."""
+    """Starts on a free port; `url` is where. `options` open its storage.
+
+    What it logs is kept in `log`, what it says on standard output in `said`.
+    """
 
     def __init__(self, root: Path | str, *flags: str, environ: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.db = flags[flags.index("--db") + 1] if "--db" in flags else None
         self.options: dict[str, str] = json.loads((environ or {}).get("TILTYARD_STORAGE_OPTIONS", "{}"))
         self.log: list[str] = []
+        self.said: list[str] = []
         self._flags = flags
         self._environ = {**os.environ, **(environ or {})}
         self._port = 0
@@ -41,11 +45,13 @@ class ServerProcess:
                 str(self._port),
                 *self._flags,
             ],
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=self._environ,
         )
         threading.Thread(target=self._read, args=(self.process, self._ready), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
         if not self._ready.wait(60) or self.process.poll() is not None:
             self.process.kill()
             raise RuntimeError("The server did not start:\n" + "".join(self.log))
@@ -54,11 +60,15 @@ class ServerProcess:
         assert process.stderr is not None
         for line in process.stderr:
             self.log.append(line)
-            if found := re.search(r"on http://(\S+):(\d+)", line):
-                self._port = int(found[2])
-                self.url = f"http://{found[1]}:{found[2]}"
+            if found := re.search(r"on (https?)://(\S+):(\d+)", line):
+                self._port = int(found[3])
+                self.url = f"{found[1]}://{found[2]}:{found[3]}"
                 ready.set()
         ready.set()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.said.extend(process.stdout)
 
     def stop(self, timeout: float = 15) -> int:
         """Ask it to stop; its exit status."""

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 from lance_namespace.errors import UnsupportedOperationError
 
-from tiltyard.api import plain, remote
+from tiltyard.api import oauth, plain, remote
 from tiltyard.api.downloads import encode, media_type
 from tiltyard.api.entrance import Entrance
 from tiltyard.api.problems import problem
 from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
+from tiltyard.api.safety import SAFETY
 from tiltyard.api.threads import Threads
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.bodies import ArrowAnswer
@@ -44,6 +45,7 @@ class Api:
         self._binders: dict[str, Binder] = {}
         self._threads = Threads()
         self._entrance = Entrance(services, self._threads.identity)
+        self._tokens = oauth.TokenEndpoint(self._entrance.authenticator, self._threads.identity)
         self._repeats = Repeats(services, self._threads.catalog)
         self._inline = services.store.inline_reads
 
@@ -67,6 +69,10 @@ class Api:
             loop = asyncio.get_running_loop()
             status, answer = await loop.run_in_executor(self._threads.catalog, page, self._services)
             await exchange.send(status, answer, JSON)
+            return
+        if path == oauth.PATH:
+            status, answer, further = await self._tokens.answer(method, headers, receive, exchange.request_id)
+            await exchange.send(status, answer, JSON, further)
             return
         query = parse_query(scope["query_string"])
         route, segments = self._router.find(method, path, ("delimiter", ".") in query)
@@ -247,7 +253,8 @@ class Exchange:
     async def start(self, status: int, media: str, further: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         """Status and headers."""
         self.started = True
-        headers = [(b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()), *further]
+        named = ((b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()))
+        headers = [*named, *SAFETY, *further]
         if self.remote:
             headers.append(remote.VERSION_HEADER)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

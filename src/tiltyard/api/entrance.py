@@ -28,7 +28,7 @@ class Entrance:
         self._pool = pool
         self._settings = services.settings
         self.open = not services.settings.auth
-        self.authenticator = Authenticator(services.store, services.clock, pool)
+        self.authenticator = Authenticator(services.settings, services.store, services.clock, pool)
 
     async def admit(self, operation: Operation, headers: Headers, receive: Receive) -> tuple[Principal, bytes | None]:
         """Who asks, and the body if it had to be read for that.

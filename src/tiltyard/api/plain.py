@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -10,6 +11,8 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard import __version__
 from tiltyard.api.openapi import openapi_json
 from tiltyard.context import Services
+
+log = logging.getLogger("tiltyard.api")
 
 Page = Callable[[Services], tuple[int, bytes]]
 
@@ -20,7 +23,7 @@ def live(services: Services) -> tuple[int, bytes]:
 
 
 def ready(services: Services) -> tuple[int, bytes]:
-    """The database and the storage answer: both are really asked."""
+    """The database and the storage answer: both are really asked. Strangers are not told what is wrong: the log is."""
     checks: dict[str, str] = {}
     for name, ask in (("database", services.store.ping), ("storage", services.storage.probe)):
         try:
@@ -29,7 +32,12 @@ def ready(services: Services) -> tuple[int, bytes]:
         except LanceNamespaceError as error:
             checks[name] = str(error)
     fine = all(found == "ok" for found in checks.values())
-    return 200 if fine else 503, msgspec.json.encode({"status": "ok" if fine else "unavailable", "checks": checks})
+    told: dict[str, object] = {"status": "ok" if fine else "unavailable"}
+    if not services.settings.auth:
+        told["checks"] = checks
+    elif not fine:
+        log.warning("not ready: %s", checks)
+    return 200 if fine else 503, msgspec.json.encode(told)
 
 
 def openapi(services: Services) -> tuple[int, bytes]:

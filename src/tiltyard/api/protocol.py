@@ -9,6 +9,7 @@ import msgspec
 from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tiltyard.api.safety import SAFETY_LINES
 from tiltyard.spec.models import ErrorResponse
 
 LARGEST_HEAD = 128 << 10
@@ -52,7 +53,7 @@ class Protocol(HttpToolsProtocol):
         body = msgspec.json.encode(ErrorResponse(error=message, code=int(ErrorCode.INVALID_INPUT), instance=request_id))
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n%s"
-            % (status, status.phrase.encode(), request_id.encode(), len(body), body)
+            b"x-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
+            % (status, status.phrase.encode(), request_id.encode(), SAFETY_LINES, len(body), body)
         )
         self.transport.close()

@@ -15,7 +15,11 @@ from tiltyard.config import ConfigError, Settings, load_settings
 
 Command = Callable[..., None]
 
-SERVE = ("root", "db", "host", "port", "workers", "jobs", "auth", "insecure", "retention_days", "log_level")
+SERVE = (
+    *("root", "db", "host", "port", "workers", "jobs"),
+    *("auth", "insecure", "tls_certificate", "tls_key"),
+    *("retention_days", "log_level"),
+)
 WORKER = ("root", "db", "jobs", "log_level")
 DATABASE = ("root", "db")
 UPKEEP = ("root", "db", "gc_safety_days")

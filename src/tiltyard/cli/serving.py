@@ -19,7 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from tiltyard.api.app import Api
 from tiltyard.api.protocol import Protocol
 from tiltyard.cli.memory import keep_large_buffers
-from tiltyard.cli.securing import greet, require_safe
+from tiltyard.cli.securing import greet, network, require_safe, scheme
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.rooms import open_rooms
@@ -123,12 +123,13 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        **network(settings),
         workers=settings.workers,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         timeout_keep_alive=75,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    print(f"Tiltyard serves {settings.root} on http://{shown}:{port}", file=sys.stderr, flush=True)
+    print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
     if several:
         Multiprocess(config, sockets=[listener]).run()
     else:

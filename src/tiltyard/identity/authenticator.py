@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, UnauthenticatedError
 
 from tiltyard.identity.credentials import Credentials, Kind
-from tiltyard.identity.keys import proven
+from tiltyard.identity.keys import proven, require_live
+from tiltyard.identity.providers import TrustedProvider
+from tiltyard.identity.tokens import ISSUER, Tokens, claimed
 from tiltyard.principals import Principal
 from tiltyard.store import IDENTITY
 
 if TYPE_CHECKING:
-    from tiltyard.store import PrincipalRecord, Store
+    from tiltyard.config import Settings
+    from tiltyard.store import KeyRecord, PrincipalRecord, Store
 
 log = logging.getLogger("tiltyard.identity")
 
@@ -33,6 +36,8 @@ AWAY_SECONDS = 1.0
 """How long callers are refused at once after a database could not be reached."""
 USE_MS = 60_000
 """How often the use of a key is written down, so also how long a key is remembered without a look at its record."""
+TOKEN_MS = 600_000
+"""How long a provider's token is remembered at most, so that a key that the provider took back ends."""
 MOST_REMEMBERED = 10_000
 
 
@@ -47,10 +52,14 @@ class Proof:
 class Authenticator:
     """Knows who asks. `pool` is where the use of keys is written, beside the request. Safe to use from threads."""
 
-    def __init__(self, store: Store, clock: Callable[[], int], pool: Executor) -> None:
+    def __init__(self, settings: Settings, store: Store, clock: Callable[[], int], pool: Executor) -> None:
         self._store = store
         self._clock = clock
         self._pool = pool
+        self.tokens = Tokens(store, clock, settings.token_life)
+        self._providers = {
+            provider.issuer: TrustedProvider(name, provider, clock) for name, provider in settings.providers.items()
+        }
         self._lock = threading.Lock()
         self._memory: dict[bytes, Proof] = {}
         self._generation = -1
@@ -77,6 +86,17 @@ class Authenticator:
                 self._memory[credentials.digest] = proof
         return proof.principal
 
+    def issue(self, client_id: str, secret: str) -> str:
+        """A token for whoever has an API key; the id is its principal's name, or the key's.
+
+        Raises UnauthenticatedError, ServiceUnavailableError.
+        """
+        key, owner = proven(self._store, secret.encode(), self._clock())
+        if client_id not in (owner.name, key.id):
+            raise UnauthenticatedError("This API key is another client's.")
+        self._noted(key)
+        return self.tokens.issue(_live(owner).name, key.id)
+
     def _refreshed(self) -> int:
         """Forget everything if something of it has changed; the generation that memory is of."""
         with self._lock:
@@ -85,6 +105,7 @@ class Authenticator:
                 number = self._asked(now)
                 if number != self._generation:
                     self._memory.clear()
+                    self.tokens.forget()
                     self._generation = number
                 self._fresh_until = now + FRESH_SECONDS
             return self._generation
@@ -101,15 +122,40 @@ class Authenticator:
         return number
 
     def _proof(self, credentials: Credentials) -> Proof:
-        now = self._clock()
         if credentials.kind is Kind.TOKEN:
-            raise UnauthenticatedError("No tokens are trusted here: send an API key.")
+            return self._token_proof(credentials.text)
+        now = self._clock()
         key, owner = proven(self._store, credentials.text, now)
         principal = _principal(owner, "api key")
-        if key.last_used_at is None or key.last_used_at <= now - USE_MS:
-            self._pool.submit(self._note_use, key.id)
+        self._noted(key)
         until = now + USE_MS
         return Proof(principal, until if key.expires_at is None else min(until, key.expires_at))
+
+    def _token_proof(self, text: bytes) -> Proof:
+        issuer, key_id = claimed(text)
+        if issuer == ISSUER:
+            return self._own_proof(text, key_id)
+        provider = self._providers.get(issuer)
+        if provider is None:
+            raise UnauthenticatedError("Nobody here trusts the issuer of this token.")
+        bearer = provider.verify(text)
+        known = self._store.describe_principal(bearer.name)
+        administrator = known is not None and _live(known).administrator
+        principal = Principal(bearer.name, bearer.groups, "token", administrator)
+        return Proof(principal, min(bearer.expires_at, self._clock() + TOKEN_MS))
+
+    def _own_proof(self, text: bytes, key_id: str | None) -> Proof:
+        """A token ends with the key that it was got by."""
+        signed = self.tokens.verify(text, key_id)
+        found = self._store.describe_key(signed.key_id)
+        if found is None or found[1].name != signed.principal:
+            raise UnauthenticatedError("The API key behind this token is not known.")
+        require_live(found[0], self._clock())
+        return Proof(_principal(found[1], "token"), min(signed.expires_at, found[0].expires_at or signed.expires_at))
+
+    def _noted(self, key: KeyRecord) -> None:
+        if key.last_used_at is None or key.last_used_at <= self._clock() - USE_MS:
+            self._pool.submit(self._note_use, key.id)
 
     def _note_use(self, key_id: str) -> None:
         try:
@@ -120,6 +166,10 @@ class Authenticator:
 
 def _principal(record: PrincipalRecord, method: str) -> Principal:
     """Raises UnauthenticatedError for a disabled one."""
+    return Principal(_live(record).name, method=method, administrator=record.administrator)
+
+
+def _live(record: PrincipalRecord) -> PrincipalRecord:
     if record.disabled:
         raise UnauthenticatedError(f"The principal '{record.name}' is disabled.")
-    return Principal(record.name, method=method, administrator=record.administrator)
+    return record

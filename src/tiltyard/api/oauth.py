@@ -1,0 +1,119 @@
+"""POST /oauth/token: a short-lived token for whoever has an API key (OAuth 2, RFC 6749, client credentials alone).
+
+The client's id is its principal's name or the id of the key, its secret is the key. Errors are OAuth's, with the fields
+of ours beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote_plus
+
+import msgspec
+from lance_namespace.errors import ErrorCode, UnauthenticatedError
+
+from tiltyard.api.problems import HttpError
+from tiltyard.api.requests import Headers
+from tiltyard.api.uploads import Receive, read_body
+from tiltyard.identity import Authenticator
+
+PATH = b"/oauth/token"
+GRANT = "client_credentials"
+LARGEST_BODY = 64 << 10
+FORM = b"application/x-www-form-urlencoded"
+ASK_BASIC = ((b"www-authenticate", b'Basic realm="tiltyard", charset="UTF-8"'),)
+
+Answer = tuple[int, bytes, tuple[tuple[bytes, bytes], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks for a token."""
+
+    id: str
+    secret: str
+
+
+class TokenRefusedError(Exception):
+    """Why there is no token; `word` is one of RFC 6749's."""
+
+    def __init__(self, word: str, description: str) -> None:
+        super().__init__(description)
+        self.word = word
+
+
+class TokenEndpoint:
+    """Answers requests for tokens; keys are looked up in the threads of `pool`."""
+
+    def __init__(self, authenticator: Authenticator, pool: Executor) -> None:
+        self._authenticator = authenticator
+        self._pool = pool
+
+    async def answer(self, method: str, headers: Headers, receive: Receive, request_id: str) -> Answer:
+        """Status, body and headers. Raises ServiceUnavailableError, HttpError 405 and 413."""
+        if method != "POST":
+            raise HttpError(405, ErrorCode.UNSUPPORTED, "Tokens are asked for by POST.", ((b"allow", b"POST"),))
+        body = await read_body(receive, LARGEST_BODY)
+        try:
+            client = _client(headers, _form(headers, body))
+            loop = asyncio.get_running_loop()
+            text = await loop.run_in_executor(self._pool, self._authenticator.issue, client.id, client.secret)
+        except TokenRefusedError as error:
+            return 400, _error(error.word, str(error), ErrorCode.INVALID_INPUT, request_id), ()
+        except UnauthenticatedError as error:
+            return 401, _error("invalid_client", str(error), error.code, request_id), ASK_BASIC
+        life = self._authenticator.tokens.life
+        return 200, msgspec.json.encode({"access_token": text, "token_type": "Bearer", "expires_in": life}), ()
+
+
+def _form(headers: Headers, body: bytes) -> Mapping[str, str]:
+    """The fields of the form, each once."""
+    if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != FORM:
+        raise TokenRefusedError("invalid_request", f"Send the fields as {FORM.decode()}.")
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError as error:
+        raise TokenRefusedError("invalid_request", "The form cannot be read.") from error
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise TokenRefusedError("invalid_request", "A field is given twice.")
+    if not fields.get("grant_type"):
+        raise TokenRefusedError("invalid_request", f"The field grant_type is missing: it is {GRANT}.")
+    if fields["grant_type"] != GRANT:
+        raise TokenRefusedError("unsupported_grant_type", f"The only grant here is {GRANT}.")
+    return fields
+
+
+def _client(headers: Headers, fields: Mapping[str, str]) -> Client:
+    """Who asks, from HTTP Basic or the form. Raises UnauthenticatedError for neither."""
+    authorization = headers.get(b"authorization")
+    if authorization is not None:
+        if "client_secret" in fields:
+            raise TokenRefusedError("invalid_request", "The client shows itself twice: by Basic, and in the form.")
+        return _basic(authorization)
+    if not fields.get("client_id") or not fields.get("client_secret"):
+        raise UnauthenticatedError("Show client_id and client_secret, by HTTP Basic or in the form.")
+    return Client(fields["client_id"], fields["client_secret"])
+
+
+def _basic(authorization: bytes) -> Client:
+    """RFC 6749 has id and secret form-encoded before they are joined."""
+    scheme, _, encoded = authorization.partition(b" ")
+    try:
+        id_, found, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError) as error:
+        raise UnauthenticatedError("The header Authorization cannot be read.") from error
+    if scheme.lower() != b"basic" or not found:
+        raise UnauthenticatedError("The client shows itself by HTTP Basic, or in the form.")
+    return Client(unquote_plus(id_), unquote_plus(secret))
+
+
+def _error(word: str, description: str, code: ErrorCode, request_id: str) -> bytes:
+    fields: dict[str, Any] = {"error": word, "error_description": description, "code": int(code)}
+    return msgspec.json.encode({**fields, "instance": request_id})

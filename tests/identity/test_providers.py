@@ -1,0 +1,234 @@
+"""Tokens of a trusted provider: what is believed, and what an attacker may try."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+from joserfc.jws import JWSRegistry
+
+from tests.identity.answers import ask, bearer, refused, wait_for
+from tests.services.openid import OpenIdProvider, openid_provider
+from tests.services.secured import Secured, secured_server
+from tests.services.wire import check_error
+
+
+def part(content: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
+
+
+def test_token_of_the_provider_is_let_in(secured: Secured, provider: OpenIdProvider) -> None:
+    assert ask(secured.url, bearer(provider.token("ann"))).status_code == 200
+    assert ask(secured.url, {"authorization": f"bearer {provider.token('ann', groups=['eng'])}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"exp": int(time.time()) - 3600}, "expired"),
+        ({"exp": None}, "exp"),
+        ({"exp": float("nan")}, "read"),
+        ({"exp": "tomorrow"}, "exp"),
+        ({"nbf": int(time.time()) + 3600}, "not yet valid"),
+        ({"iat": int(time.time()) + 3600}, "future"),
+        ({"aud": "another service"}, "aud"),
+        ({"aud": None}, "aud"),
+        ({"sub": None}, "lacks a name"),
+        ({"sub": ""}, "no use"),
+        ({"sub": "a\0b"}, "no use"),
+        ({"sub": ["ann"]}, "sub"),
+        ({"groups": {"eng": 1}}, "groups"),
+        ({"groups": [1]}, "no text"),
+    ],
+)
+def test_token_with_a_claim_that_does_not_hold_is_refused(
+    secured: Secured, provider: OpenIdProvider, changed: dict[str, Any], says: str
+) -> None:
+    assert says in refused(ask(secured.url, bearer(provider.token("ann", **changed))))
+
+
+def test_token_within_the_clock_skew_is_let_in(secured: Secured, provider: OpenIdProvider) -> None:
+    now = int(time.time())
+    for changed in ({"exp": now - 5}, {"nbf": now + 20, "iat": now + 20}):
+        assert ask(secured.url, bearer(provider.token("ann", **changed))).status_code == 200
+
+
+def test_token_for_several_audiences_with_ours_among_them_is_let_in(secured: Secured, provider: OpenIdProvider) -> None:
+    token = provider.token("ann", aud=["another", provider.settings["audience"]])
+    assert ask(secured.url, bearer(token)).status_code == 200
+
+
+def test_token_with_alg_none_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
+    for name in ("none", "None", "NONE"):
+        for header in ({"alg": name}, {"alg": name, "kid": provider.keys[0].kid}):
+            for signature in ("", "AAAA"):
+                token = f"{part(header)}.{part(provider.claims('ann'))}.{signature}"
+                refused(ask(secured.url, bearer(token)))
+
+
+def test_token_signed_by_hmac_with_the_public_key_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
+    """Key confusion: who takes the header's word for the algorithm verifies with the public key as a secret."""
+    public = provider.keys[0].as_pem(private=False)
+    as_json = json.dumps(provider.keys[0].as_dict(private=False)).encode()
+    for secret in (public, public.strip(), as_json):
+        for kid in (provider.keys[0].kid, None):
+            header = {"alg": "HS256", **({"kid": kid} if kid else {})}
+            signed = f"{part(header)}.{part(provider.claims('ann'))}"
+            mac = hmac.digest(secret, signed.encode(), "sha256")
+            token = f"{signed}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
+            refused(ask(secured.url, bearer(token)))
+
+
+def test_token_of_a_foreign_issuer_is_refused(secured: Secured) -> None:
+    """CVE-2026-27478: the token's own issuer must not say where its keys are."""
+    with openid_provider() as foreign:
+        assert "trusts the issuer" in refused(ask(secured.url, bearer(foreign.token("ann"))))
+        assert foreign.fetches == 0
+
+
+def test_token_of_a_foreign_provider_that_names_our_issuer_is_refused(
+    secured: Secured, provider: OpenIdProvider
+) -> None:
+    with openid_provider() as foreign:
+        for header in ({}, {"kid": provider.keys[0].kid}):
+            refused(ask(secured.url, bearer(foreign.token("ann", header, iss=provider.url))))
+
+
+@pytest.mark.parametrize("slash", ["/", "/../", "%2f"])
+def test_token_of_an_issuer_that_looks_like_ours_is_refused(
+    secured: Secured, provider: OpenIdProvider, slash: str
+) -> None:
+    assert "trusts the issuer" in refused(ask(secured.url, bearer(provider.token("ann", iss=provider.url + slash))))
+
+
+def test_token_that_names_its_own_keys_is_refused_and_nothing_is_fetched(
+    secured: Secured, provider: OpenIdProvider
+) -> None:
+    with openid_provider() as foreign:
+        own = foreign.keys[0]
+        for header in (
+            {"jku": foreign.jwks_url},
+            {"x5u": foreign.jwks_url},
+            {"jku": foreign.jwks_url, "kid": provider.keys[0].kid},
+            {"jwk": own.as_dict(private=False), "kid": provider.keys[0].kid},
+        ):
+            shown = {"alg": "RS256", "kid": own.kid, **header}
+            token = jwt.encode(shown, provider.claims("ann"), own, algorithms=["RS256"])
+            refused(ask(secured.url, bearer(token)))
+        assert foreign.fetches == 0
+
+
+def test_token_with_a_critical_header_that_nobody_knows_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
+    shown = {"alg": "RS256", "kid": provider.keys[0].kid, "crit": ["proof"], "proof": "of possession"}
+    anything = JWSRegistry({"proof": _any_parameter()}, ["RS256"])
+    token = jwt.encode(shown, provider.claims("ann"), provider.keys[0], registry=anything)
+    refused(ask(secured.url, bearer(token)))
+
+
+def test_token_that_was_cut_or_changed_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
+    token = provider.token("ann")
+    head, _, signature = token.split(".")
+    other = provider.token("ann", groups=["administrators"]).split(".")[1]
+    for broken in (
+        token[:-1],
+        token[:-20],
+        token[1:],
+        f"{head}.{other}.{signature}",
+        f"{head}..{signature}",
+        f"{head}.{other}.",
+        f"{head}.{other}",
+        f"{token}.{signature}",
+        f"{token}.",
+        "a.b.c",
+        "..",
+        "{}",
+        "x" * 20_000,
+    ):
+        refused(ask(secured.url, bearer(broken)))
+
+
+def test_token_that_is_replayed_after_its_end_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
+    """It was remembered while it lived; its leeway is 30 seconds."""
+    token = provider.token("ann", exp=int(time.time()) - 28)
+    deadline = time.monotonic() + 20
+    assert ask(secured.url, bearer(token)).status_code == 200
+    while ask(secured.url, bearer(token)).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert "expired" in refused(ask(secured.url, bearer(token)))
+
+
+def test_token_by_an_algorithm_that_the_key_is_not_for_is_refused(secured: Secured, provider: OpenIdProvider) -> None:
+    for algorithm in ("RS512", "PS256"):
+        shown = {"alg": algorithm, "kid": provider.keys[0].kid}
+        token = jwt.encode(shown, provider.claims("ann"), provider.keys[0], algorithms=[algorithm])
+        refused(ask(secured.url, bearer(token)))
+    key = RSAKey.generate_key(2048)
+    token = jwt.encode({"alg": "RS256"}, provider.claims("ann"), key, algorithms=["RS256"])
+    refused(ask(secured.url, bearer(token)))
+
+
+def test_authorization_of_another_scheme_is_refused(secured: Secured) -> None:
+    for text in ("Basic YTpi", "Bearer", "", "Digest x"):
+        assert "Bearer <token>" in refused(ask(secured.url, {"authorization": text}))
+
+
+def test_keys_rotated_under_load_lose_no_request(tmp_path: Path) -> None:
+    """Twice the provider signs with a new key, and publishes the last one for as long as its tokens live."""
+    with openid_provider() as provider:
+        environ = {"TILTYARD_PROVIDERS": json.dumps({"corp": provider.settings})}
+        with secured_server(tmp_path, environ=environ) as secured, ThreadPoolExecutor(4) as pool:
+            done = threading.Event()
+            seen: list[tuple[int, int]] = []
+
+            def call(number: int) -> None:
+                while not done.is_set():
+                    rotations = provider.rotations
+                    answer = ask(secured.url, bearer(provider.token(f"user-{number}")))
+                    seen.append((rotations, answer.status_code))
+
+            running = [pool.submit(call, number) for number in range(4)]
+            for rotations, kind in enumerate(("EC", "RSA", "RSA"), 1):
+                wait_for(lambda: len([one for one in seen if one[0] == rotations]) >= 20)  # noqa: B023 - called at once
+                if rotations < 3:
+                    provider.rotate(kind, keep=1)
+            done.set()
+            for future in running:
+                future.result()
+            assert {status for _, status in seen} == {200}
+            assert provider.fetches == 3
+
+
+def test_keys_asked_for_by_strangers_are_fetched_a_few_times_a_minute(tmp_path: Path) -> None:
+    with openid_provider() as provider, openid_provider() as foreign:
+        environ = {"TILTYARD_PROVIDERS": json.dumps({"corp": provider.settings})}
+        with secured_server(tmp_path, environ=environ) as secured:
+            for number in range(20):
+                refused(ask(secured.url, bearer(foreign.token("ann", {"kid": f"k{number}"}, iss=provider.url))))
+            assert ask(secured.url, bearer(provider.token("ann"))).status_code == 200
+            assert provider.fetches == 5
+
+
+def test_provider_that_is_away_refuses_its_own_alone(tmp_path: Path) -> None:
+    with openid_provider() as provider:
+        provider.away = True
+        environ = {"TILTYARD_PROVIDERS": json.dumps({"corp": provider.settings})}
+        with secured_server(tmp_path, environ=environ) as secured:
+            answer = ask(secured.url, bearer(provider.token("ann")))
+            assert answer.status_code == 503 and check_error(answer) == 17
+            assert ask(secured.url, {"x-api-key": secured.keys["ann"]}).status_code == 200
+
+
+def _any_parameter() -> Any:
+    from joserfc.registry import HeaderParameter
+
+    return HeaderParameter("anything", "str")

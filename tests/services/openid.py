@@ -1,0 +1,88 @@
+"""An OpenID provider: publishes its keys, signs what it is asked to, rotates. Signatures are joserfc's."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet, RSAKey
+
+AUDIENCE = "tiltyard-tests"
+
+
+class OpenIdProvider:
+    """Where it is: `url`, which is its issuer, and `jwks_url`. `fetches` counts how often its keys were asked for.
+
+    `rotations` is the number of the key that signs; while it is `away`, its keys cannot be had.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.jwks_url = f"{url}/keys"
+        self.fetches = 0
+        self.away = False
+        self.rotations = 0
+        self.keys: list[RSAKey | ECKey] = []
+        self.rotate()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a server that trusts it."""
+        return {"issuer": self.url, "audience": AUDIENCE, "jwks_url": self.jwks_url, "algorithms": ["RS256", "ES256"]}
+
+    def rotate(self, kind: str = "RSA", *, keep: int = 0) -> None:
+        """Sign with a new key from now on, and publish as many of the old ones as are kept."""
+        self.rotations += 1
+        parameters: Any = {"kid": f"key-{self.rotations}", "use": "sig"}
+        new = RSAKey.generate_key(2048, parameters) if kind == "RSA" else ECKey.generate_key("P-256", parameters)
+        self.keys = [new, *self.keys[:keep]]
+
+    def claims(self, subject: str, **changed: Any) -> dict[str, Any]:
+        """What a token of it says; None leaves a claim out."""
+        now = int(time.time())
+        claims = {"iss": self.url, "aud": AUDIENCE, "sub": subject, "iat": now, "nbf": now, "exp": now + 300}
+        return {name: value for name, value in {**claims, **changed}.items() if value is not None}
+
+    def token(self, subject: str, header: Mapping[str, Any] | None = None, **changed: Any) -> str:
+        """A token, signed with the newest key; `header` adds to its header, `changed` to its claims."""
+        key = self.keys[0]
+        algorithm = "RS256" if isinstance(key, RSAKey) else "ES256"
+        shown = {"alg": algorithm, "kid": key.kid, **(header or {})}
+        return jwt.encode(shown, self.claims(subject, **changed), key, algorithms=[algorithm])
+
+    def published(self) -> bytes:
+        """Its keys, as it publishes them."""
+        return json.dumps(KeySet(list(self.keys)).as_dict(private=False)).encode()
+
+
+@contextmanager
+def openid_provider() -> Iterator[OpenIdProvider]:
+    """Run a provider on a free port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            provider.fetches += 1
+            found = self.path == "/keys" and not provider.away
+            body = provider.published() if found else b""
+            self.send_response(200 if found else 503)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    provider = OpenIdProvider(f"http://127.0.0.1:{server.server_address[1]}")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        server.server_close()

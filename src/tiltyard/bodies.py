@@ -30,7 +30,7 @@ class ArrowBody(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrowAnswer:
-    """Record batches for a client; `batches` is consumed while the answer is being sent, and closed at its end."""
+    """Record batches for a client: a list if all are here, else consumed as they are sent, and closed at the end."""
 
     schema: pa.Schema
-    batches: Iterator[pa.RecordBatch]
+    batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]

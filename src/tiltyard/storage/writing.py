@@ -142,16 +142,24 @@ def commit_append(
     read_version: int,
     seconds: float,
     properties: Mapping[str, str] | None = None,
+    road: Road | None = None,
 ) -> lance.LanceDataset:
     """Add fragments to a table in one version, and return that. Appends of others are no conflict.
 
+    `dataset` is a plain handle, and so is the one returned: on a road, only the commit itself is told to the catalog.
     `read_version` is what the fragments were written against. Raises what Lance raises.
     """
     operation = lance.LanceOperation.Append(list(fragments))
     transaction = lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
     reach(Point.BEFORE_RECORD)
     committed = lance.LanceDataset.commit(
-        dataset, transaction, max_retries=_MOST_REBASES, commit_timeout=timedelta(seconds=max(seconds, 1))
+        dataset,
+        transaction,
+        max_retries=_MOST_REBASES,
+        commit_timeout=timedelta(seconds=max(seconds, 1)),
+        namespace_client=road.client if road else None,
+        table_id=list(road.table_id) if road else None,
+        namespace_client_managed_versioning=road is not None,
     )
     reach(Point.AFTER_FINALIZE)
     return committed

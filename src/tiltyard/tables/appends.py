@@ -94,7 +94,7 @@ def _run(target: Target, group: Sequence[Waiting[Addition]]) -> None:
             for member in part:
                 member.error = error
         else:
-            version = target.committed(dataset)
+            version = target.committed(dataset, plain=True)
             for member in part:
                 member.outcome = version
 
@@ -107,12 +107,13 @@ def _append(target: Target, additions: Sequence[Addition], patience: Patience) -
     target = replace(target, ctx=replace(target.ctx, claims=claims))
     properties = marks({claim.id: addition.num_rows for addition in additions for claim in addition.claims})
     while True:
-        dataset = target.to_commit()
+        dataset = target.dataset()
         with lance_errors(dataset):
             written = _write(target, additions, dataset)
             try:
                 read_version = min([dataset.version, *versions])
-                return commit_append(dataset, [*brought, *written], read_version, patience.left, properties)
+                fragments = [*brought, *written]
+                return commit_append(dataset, fragments, read_version, patience.left, properties, target.road)
             except BaseException as error:
                 discard_failed(target.ctx.storage, dataset.uri, written, error)
                 if brought and isinstance(error, CommitConflictError) and not error.retryable:

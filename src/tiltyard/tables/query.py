@@ -145,12 +145,12 @@ def _answer(search: Search) -> ArrowAnswer:
     first = next(readers)
     schema = _shown(search, first.schema)
     if search.most == 0:
-        return ArrowAnswer(schema, iter(()))
+        return ArrowAnswer(schema, [])
     batches = _batches(search, chain((first,), readers))
     if search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL:
-        return ArrowAnswer(schema, iter(list(batches)))
+        return ArrowAnswer(schema, list(batches))
     head = next(batches, None)
-    return ArrowAnswer(schema, iter(()) if head is None else _resumed(head, batches))
+    return ArrowAnswer(schema, [] if head is None else _resumed(head, batches))
 
 
 def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
@@ -164,7 +164,9 @@ def _batches(search: Search, readers: Iterable[pa.RecordBatchReader]) -> Iterato
     with _query_errors(search.dataset):
         for number, reader in enumerate(readers):
             for batch in reader:
-                shown = batch.select([name for name in batch.schema.names if name not in search.hidden])
+                shown = batch
+                if search.hidden:
+                    shown = batch.select([name for name in batch.schema.names if name not in search.hidden])
                 if search.numbered:
                     numbers = pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows)
                     shown = shown.add_column(0, _QUERY_INDEX, numbers)

@@ -77,14 +77,15 @@ class Target:
                 raise
             return None
 
-    def committed(self, dataset: lance.LanceDataset) -> int:
+    def committed(self, dataset: lance.LanceDataset, *, plain: bool = False) -> int:
         """Share the handle of a new version, note that the table has data, and return the version.
 
-        A handle that commits through the catalog asks it for every read as well, so it is not shared.
+        A handle that was opened through the catalog asks it for every read as well, so it is not shared: `plain` says
+        that this one was not.
 
         Raises TableNotFoundError for the first version of a table that was dropped meanwhile.
         """
-        if not self.record.managed:
+        if plain or not self.record.managed:
             self.ctx.storage.datasets.keep(self.location, self.branch, dataset)
         return self.written(int(dataset.version))
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from tiltyard.principals import EVERYBODY, Principal
 
 if TYPE_CHECKING:
+    from tiltyard.access import Access
     from tiltyard.config import Settings
+    from tiltyard.ids import Id
     from tiltyard.paging import Paging
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
@@ -34,7 +36,16 @@ class Services:
     storage: Storage
     paging: Paging
     clock: Callable[[], int]
+    access: Access
     road: Callable[[Context, TableRecord], Road | None] = straight
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the check of the grants has found under a table's name; None where there was no table."""
+
+    path: Id
+    record: TableRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,8 @@ class Context:
 
     `entries` are the context entries of the specification; `clock` counts milliseconds since 1970. `claims` are the
     requests with a key that a commit made here fulfils (`docs/exactly-once.md`); `confirm` is called when the whole
-    body has come and before it is committed, and raises if it must not be.
+    body has come and before it is committed, and raises if it must not be. `found` is what the check has
+    found, for a principal who is no administrator.
     """
 
     services: Services
@@ -52,6 +64,7 @@ class Context:
     claims: tuple[Claim, ...] = ()
     confirm: Callable[[], None] = nothing
     principal: Principal = EVERYBODY
+    found: Found | None = None
 
     @property
     def settings(self) -> Settings:
@@ -68,6 +81,20 @@ class Context:
     @property
     def paging(self) -> Paging:
         return self.services.paging
+
+    @property
+    def access(self) -> Access:
+        return self.services.access
+
+    def table(self, path: Id) -> TableRecord:
+        """A table's record; the one that the check has found, if it has, so that none takes its place meanwhile.
+
+        Raises NamespaceNotFoundError, TableNotFoundError.
+        """
+        found = self.found
+        if found is not None and found.record is not None and found.path == path:
+            return found.record
+        return self.store.describe_table(path)
 
     def road(self, record: TableRecord) -> Road | None:
         """Which way commits to a table take; None is straight to storage."""

@@ -7,6 +7,7 @@ delimiter ("$" unless the request says otherwise), the root being the delimiter 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
 from lance_namespace.errors import InvalidInputError
@@ -46,6 +47,13 @@ def checked(path: Id) -> Id:
     for name in path:
         check_name(name)
     return path
+
+
+def table_id(names: Sequence[str] | None) -> Id:
+    """The id of a table, from a request. Raises InvalidInputError for the root or a bad name."""
+    if not names:
+        raise InvalidInputError("A table's id has at least one name.")
+    return checked(tuple(names))
 
 
 def check_name(name: str, what: str = "name") -> str:

@@ -12,14 +12,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from lance_namespace.errors import PermissionDeniedError
+
 from tiltyard.spec import Operation, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What an operation needs of whoever asks: in words, and as the check that is made before it runs.
+
+    `admit(ctx, request)` answers the context to run in, which knows what the check has found. It raises what the
+    operation would raise if the object did not exist, PermissionDeniedError, or ServiceUnavailableError.
+    """
+
+    text: str
+    admit: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
-    """A function and how it may run.
+    """A function, what it needs, and how it may run.
 
     `inline(ctx, request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
     (SQLite), the server then answers on its event loop, without a thread.
@@ -27,6 +41,15 @@ class Served:
 
     function: Callable[..., Any]
     inline: Callable[[Any, Any], bool]
+    needs: Needs | None
+
+    def admit(self, ctx: Any, request: Any) -> Any:
+        """The context to run in, if whoever asks may do this. Raises as `Needs` says."""
+        if ctx.principal.administrator:
+            return ctx
+        if self.needs is None:
+            raise PermissionDeniedError("Only administrators may do this.")
+        return self.needs.admit(ctx, request)
 
 
 _served: dict[str, Served] = {}
@@ -34,6 +57,10 @@ _served: dict[str, Served] = {}
 
 class UnknownOperationError(RuntimeError):
     """A decorated function has no operation of its name in the specification, or two have the same."""
+
+
+class UndeclaredNeedsError(RuntimeError):
+    """A decorated function does not say what it needs: nobody could be refused."""
 
 
 def never(ctx: Any, request: Any) -> bool:
@@ -44,14 +71,18 @@ def never(ctx: Any, request: Any) -> bool:
 @overload
 def operation(function: Function, /) -> Function: ...
 @overload
-def operation(*, inline: Callable[[Any, Any], bool]) -> Callable[[Function], Function]: ...
-def operation(function: Any = None, /, *, inline: Callable[[Any, Any], bool] = never) -> Any:
-    """Serve the operation of this function's name with it."""
+def operation(
+    *, needs: Needs | None = None, inline: Callable[[Any, Any], bool] = never
+) -> Callable[[Function], Function]: ...
+def operation(
+    function: Any = None, /, *, needs: Needs | None = None, inline: Callable[[Any, Any], bool] = never
+) -> Any:
+    """Serve the operation of this function's name with it, for those who have what it needs."""
 
     def register(function: Function) -> Function:
         if function.__name__ in _served:
             raise UnknownOperationError(f"Two functions serve {function.__name__}.")
-        _served[function.__name__] = Served(function, inline)
+        _served[function.__name__] = Served(function, inline, needs)
         return function
 
     return register if function is None else register(function)

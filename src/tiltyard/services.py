@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from tiltyard.access import Access
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.paging import Paging
@@ -26,4 +27,4 @@ def open_services(settings: Settings) -> Services:
     storage = Storage(settings)
     storage.prepare()
     store = open_store(database, clock=now_ms)
-    return Services(settings, store, storage, Paging(store.secret("paging")), now_ms, road)
+    return Services(settings, store, storage, Paging(store.secret("paging")), now_ms, Access(store), road)

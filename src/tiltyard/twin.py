@@ -25,6 +25,7 @@ from tiltyard.bodies import ArrowAnswer
 from tiltyard.config import load_settings
 from tiltyard.context import Context
 from tiltyard.operations import Served, bound_operations
+from tiltyard.principals import EVERYBODY, Principal
 from tiltyard.rooms import open_rooms
 from tiltyard.services import open_services
 from tiltyard.spec import ARROW_FILE, Operation, Shape, models, operations
@@ -40,11 +41,15 @@ class Namespace(upstream.LanceNamespace):
     """A catalog and its tables. `root`, `db` and further properties are the server's settings (docs/settings.md).
 
     Queued work (index builds, deletions) runs in `jobs` threads here; with `jobs=0` it is left to servers and workers.
+    With a `principal` it does what that one may do; without, everything.
     Raises ConfigError, StorageError, StoreVersionError, ServiceUnavailableError.
     """
 
-    def __init__(self, root: str | None = None, db: str | None = None, **properties: Any) -> None:
+    def __init__(
+        self, root: str | None = None, db: str | None = None, *, principal: Principal = EVERYBODY, **properties: Any
+    ) -> None:
         self._properties = {"root": root, "db": db, **properties}
+        self._principal = principal
         open_rooms()
         self._bound = bound_operations()
         self._services = open_services(load_settings(self._properties))
@@ -71,7 +76,7 @@ class Namespace(upstream.LanceNamespace):
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Namespace], tuple[dict[str, Any]]]:
         """Pickled, it is its properties: another process opens the catalog anew."""
-        return _reopened, (self._properties,)
+        return _reopened, ({**self._properties, "principal": self._principal},)
 
     def call(self, name: str, request: Any, data: bytes | None = None) -> Any:
         """Run the operation of this name (`CreateTable`); `data` is an Arrow IPC stream, where it takes one.
@@ -81,7 +86,7 @@ class Namespace(upstream.LanceNamespace):
         operation, served = self._bound[name]
         if served is None:
             raise UnsupportedOperationError(f"{name} is not supported.")
-        ctx = Context(self._services, uuid.uuid4().hex)
+        ctx = Context(self._services, uuid.uuid4().hex, principal=self._principal)
         try:
             return _response(operation, self._run(ctx, operation, served, request, data))
         except LanceNamespaceError:
@@ -92,6 +97,7 @@ class Namespace(upstream.LanceNamespace):
     @staticmethod
     def _run(ctx: Context, operation: Operation, served: Served, request: Any, data: bytes | None) -> Any:
         asked = _request(operation, request)
+        ctx = served.admit(ctx, asked)
         if operation.request_shape is not Shape.ARROW:
             return served.function(ctx, asked)
         body = MemoryBody(data or b"")

@@ -86,6 +86,7 @@ class Api:
         once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)
         if route.operation.request_shape is Shape.ARROW:
             request = binder.bind(segments, query, headers, b"")
+            ctx = await self._admitted(route, ctx, request)
             upload = await open_upload(receive, self._services.settings.max_upload_bytes, once is not None)
             result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
@@ -96,11 +97,20 @@ class Api:
             if exchange.remote:
                 remote.amend(route.operation, ctx, request)
             if self._inline and route.served.inline(ctx, request):
-                result = route.served.function(ctx, request)
+                result = route.served.function(route.served.admit(ctx, request), request)
             else:
+                ctx = await self._admitted(route, ctx, request)
                 accept = headers.get(b"accept", b"")
                 result = await self._run(route, ctx, request, accept, body, once, receive)
         await self._render(route, ctx, result, receive, exchange, once)
+
+    async def _admitted(self, route: Route, ctx: Context, request: Any) -> Context:
+        """The context to run in, if the principal may do this: before the body is read, where that is a stream."""
+        assert route.served is not None
+        if ctx.principal.administrator:
+            return ctx
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads.catalog, route.served.admit, ctx, request)
 
     def _binder(self, route: Route) -> Binder:
         name = route.operation.name

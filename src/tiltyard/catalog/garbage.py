@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_server
 from tiltyard.config import DAY_MS
 from tiltyard.ids import Id
 from tiltyard.jobs import Job, job
@@ -34,7 +36,7 @@ class UnknownFolder:
     size: int
 
 
-@operation
+@operation(needs=on_server(Privilege.ADMINISTER))
 def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> models.CollectGarbageResponse:
     """Remove the garbage of all tables in a transaction, whose properties tell how much; `dry_run` only counts it.
 

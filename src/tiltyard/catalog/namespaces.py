@@ -6,6 +6,11 @@ from collections.abc import Sequence
 
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
 
+from tiltyard.access import Privilege
+from tiltyard.access.creating import CREATE_NAMESPACE, owner
+from tiltyard.access.lists import list_namespaces as visible_namespaces
+from tiltyard.access.lists import sees_everything
+from tiltyard.access.needs import DROPPING, SEEING_NAMESPACE, on_namespace
 from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
 from tiltyard.ids import Id, checked
@@ -15,6 +20,7 @@ from tiltyard.operations import always, operation
 from tiltyard.paging import namespaces_scope
 from tiltyard.spec import models
 from tiltyard.store import UnitOfWork
+from tiltyard.store.paths import no_namespace
 
 DROP_NAMESPACE = "drop_namespace"
 
@@ -24,7 +30,7 @@ def namespace_id(names: Sequence[str] | None) -> Id:
     return checked(tuple(names or ()))
 
 
-@operation
+@operation(needs=CREATE_NAMESPACE)
 def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> models.CreateNamespaceResponse:
     """Create a namespace below an existing one.
 
@@ -40,11 +46,12 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
         if mode is CreateMode.CREATE:
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
-    record = ctx.store.create_namespace(path, request.properties or {}, mode, ctx.settings.retention_ms)
+    keep_ms, made_by = ctx.settings.retention_ms, owner(ctx, path[:-1])
+    record = ctx.store.create_namespace(path, request.properties or {}, mode, keep_ms, made_by)
     return models.CreateNamespaceResponse(properties=record.properties)
 
 
-@operation(inline=always)
+@operation(needs=SEEING_NAMESPACE, inline=sees_everything)
 def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
     """List the names of the namespaces directly in one. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
@@ -52,26 +59,26 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
         namespaces_scope(path),
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.list_namespaces(path, after, count),
+        lambda after, count: visible_namespaces(ctx, path, after, count),
         lambda name: name,
     )
     return models.ListNamespacesResponse(namespaces=list(names), page_token=token)
 
 
-@operation(inline=always)
+@operation(needs=on_namespace(Privilege.USE), inline=always)
 def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -> models.DescribeNamespaceResponse:
     """Tell a namespace's properties. Raises NamespaceNotFoundError, InvalidInputError."""
     record = ctx.store.describe_namespace(namespace_id(request.id))
     return models.DescribeNamespaceResponse(properties=record.properties)
 
 
-@operation(inline=always)
+@operation(needs=SEEING_NAMESPACE, inline=always)
 def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> None:
     """Answer if a namespace exists. Raises NamespaceNotFoundError if not, InvalidInputError."""
     ctx.store.describe_namespace(namespace_id(request.id))
 
 
-@operation
+@operation(needs=DROPPING)
 def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models.DropNamespaceResponse:
     """Drop a namespace; Cascade drops all that is in it, at once, and deletes the data as a transaction.
 
@@ -84,6 +91,8 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
     if not path:
         raise InvalidInputError("The root namespace cannot be dropped.")
     try:
+        if ctx.found is not None:  # nothing that the one who asks may see
+            raise no_namespace(path)
         if behavior is DropBehavior.CASCADE:
             return _drop_all(ctx, path)
         dropped = ctx.store.drop_namespace(path)

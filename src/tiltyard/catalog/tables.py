@@ -9,21 +9,28 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.access import Privilege
+from tiltyard.access.creating import DECLARE_TABLE, REGISTER_TABLE, owner
+from tiltyard.access.lists import list_all_tables as all_visible_tables
+from tiltyard.access.lists import list_tables as visible_tables
+from tiltyard.access.lists import sees_everything
+from tiltyard.access.moving import RENAME_TABLE
+from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
 from tiltyard.catalog.namespaces import namespace_id
 from tiltyard.context import Context
-from tiltyard.ids import DEFAULT_DELIMITER
+from tiltyard.ids import DEFAULT_DELIMITER, table_id
 from tiltyard.modes import RegisterMode, parse_mode
-from tiltyard.operations import always, operation
+from tiltyard.operations import operation
 from tiltyard.paging import tables_scope
 from tiltyard.schemas import to_json
 from tiltyard.spec import models
 from tiltyard.store import TableRecord
 from tiltyard.tables.managed import new_is_managed, registered_is_managed
-from tiltyard.tables.opening import find_table, open_for_reading, table_id
+from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.stats import basic_stats
 
 
-@operation
+@operation(needs=DECLARE_TABLE)
 def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.DeclareTableResponse:
     """Reserve a name and a location; the table has no data yet.
 
@@ -34,7 +41,13 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
     managed = new_is_managed(ctx, path, request.properties)
     record = ctx.store.insert_table(
-        path, location, request.properties or {}, managed=managed, declared=True, registered=bool(given)
+        path,
+        location,
+        request.properties or {},
+        managed=managed,
+        declared=True,
+        registered=bool(given),
+        owner=owner(ctx, path[:-1]),
     )
     return models.DeclareTableResponse(
         location=record.location,
@@ -44,7 +57,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     )
 
 
-@operation
+@operation(needs=DECLARE_TABLE)
 def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) -> models.CreateEmptyTableResponse:
     """Do what DeclareTable does, under its older name."""
     declared = declare_table(ctx, msgspec.convert(request, models.DeclareTableRequest, from_attributes=True))
@@ -53,7 +66,7 @@ def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) ->
     )
 
 
-@operation
+@operation(needs=REGISTER_TABLE)
 def register_table(ctx: Context, request: models.RegisterTableRequest) -> models.RegisterTableResponse:
     """Enter a table that lies at a location already.
 
@@ -65,13 +78,14 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     location = ctx.storage.check_location(request.location)
     if not ctx.storage.has_table(location):
         raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
-    properties = request.properties or {}
+    properties, made_by = request.properties or {}, owner(ctx, path[:-1])
     managed = registered_is_managed(properties)
     if mode is RegisterMode.OVERWRITE:
-        keep_ms = ctx.settings.retention_ms
-        record = ctx.store.replace_registration(path, location, properties, managed=managed, keep_ms=keep_ms)
+        record = ctx.store.replace_registration(
+            path, location, properties, managed=managed, keep_ms=ctx.settings.retention_ms, owner=made_by
+        )
     else:
-        record = ctx.store.insert_table(path, location, properties, managed=managed, registered=True)
+        record = ctx.store.insert_table(path, location, properties, managed=managed, registered=True, owner=made_by)
     return models.RegisterTableResponse(location=record.location, properties=record.properties)
 
 
@@ -86,7 +100,7 @@ def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> b
     )
 
 
-@operation(inline=_reads_catalog_only)
+@operation(needs=on_table(Privilege.USE), inline=_reads_catalog_only)
 def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
     """Tell a table's location and properties; version, schema and statistics if details are asked for.
 
@@ -95,7 +109,7 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
     TableTagNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
     path = table_id(request.id)
-    record = ctx.store.describe_table(path)
+    record = ctx.table(path)
     response = models.DescribeTableResponse(
         table=path[-1],
         namespace=list(path[:-1]),
@@ -137,7 +151,7 @@ def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
 
 
-@operation(inline=lambda ctx, request: request.version is None)
+@operation(needs=on_table(Privilege.USE), inline=lambda ctx, request: request.version is None)
 def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
     """Answer if a table exists, at a version if one is named.
 
@@ -152,7 +166,7 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
 
 
-@operation(inline=always)
+@operation(needs=SEEING_NAMESPACE, inline=sees_everything)
 def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
     """List the names of the tables directly in a namespace. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
@@ -161,13 +175,13 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
         tables_scope(path),
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.list_tables(path, after, count, include_declared=declared),
+        lambda after, count: visible_tables(ctx, path, after, count, declared),
         lambda name: name,
     )
     return models.ListTablesResponse(tables=list(names), page_token=token)
 
 
-@operation(inline=always)
+@operation(needs=ANYBODY, inline=sees_everything)
 def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
     """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
     declared = request.include_declared is not False
@@ -175,9 +189,7 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
         "all tables",
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.list_all_tables(
-            tuple(after) if after else None, count, include_declared=declared
-        ),
+        lambda after, count: all_visible_tables(ctx, tuple(after) if after else None, count, declared),
         lambda entry: (entry.namespace_id, entry.name),
     )
     delimiter = request.delimiter or DEFAULT_DELIMITER
@@ -186,7 +198,7 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
     )
 
 
-@operation
+@operation(needs=RENAME_TABLE)
 def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.RenameTableResponse:
     """Give a table another name, and another namespace if one is named; its data stays where it is.
 
@@ -198,7 +210,7 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     return models.RenameTableResponse()
 
 
-@operation
+@operation(needs=on_table(Privilege.DROP))
 def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
     """Take a table out of the catalog and leave its data; UndropTable brings the entry back for a while.
 
@@ -210,7 +222,7 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
 
-@operation
+@operation(needs=on_table(Privilege.DROP))
 def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
     """Drop a table and delete its data: at once, or after `retention_days` for which UndropTable brings it back.
 

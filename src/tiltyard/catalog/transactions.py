@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
+from tiltyard.access.transactions import ALTER_TRANSACTION, DESCRIBE_TRANSACTION
 from tiltyard.context import Context
 from tiltyard.modes import SetPropertyMode, TransactionStatus, UnsetPropertyMode, parse_mode
 from tiltyard.operations import always, operation
@@ -30,7 +31,7 @@ def transaction_id(names: Sequence[str] | None) -> str:
     return names[0]
 
 
-@operation(inline=always)
+@operation(needs=DESCRIBE_TRANSACTION, inline=always)
 def describe_transaction(
     ctx: Context, request: models.DescribeTransactionRequest
 ) -> models.DescribeTransactionResponse:
@@ -40,7 +41,7 @@ def describe_transaction(
     return models.DescribeTransactionResponse(status=record.status, properties={"kind": record.kind} | properties)
 
 
-@operation
+@operation(needs=ALTER_TRANSACTION)
 def alter_transaction(ctx: Context, request: models.AlterTransactionRequest) -> models.AlterTransactionResponse:
     """Set a transaction's status or properties; all actions or none.
 

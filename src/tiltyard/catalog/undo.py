@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, sees_everything
+from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE
+from tiltyard.access.needs import ANYBODY
 from tiltyard.catalog.namespaces import namespace_id
-from tiltyard.operations import always, operation
+from tiltyard.ids import table_id
+from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.tables.opening import table_id
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -17,14 +20,14 @@ if TYPE_CHECKING:
 DROPPED, DEREGISTERED = "dropped", "deregistered"
 
 
-@operation(inline=always)
+@operation(needs=ANYBODY, inline=sees_everything)
 def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) -> models.ListDroppedTablesResponse:
     """List the tables that UndropTable can bring back, newest first. Raises InvalidInputError."""
     found, token = ctx.paging.page(
         "dropped tables",
         request.page_token,
         request.limit,
-        lambda before, count: ctx.store.list_removed_tables(tuple(before) if before else None, count),
+        lambda before, count: list_removed_tables(ctx, tuple(before) if before else None, count),
         lambda removed: (removed.removed_at, removed.id),
     )
     tables = [
@@ -41,7 +44,7 @@ def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) 
     return models.ListDroppedTablesResponse(tables=tables, page_token=token)
 
 
-@operation(inline=always)
+@operation(needs=ANYBODY, inline=sees_everything)
 def list_dropped_namespaces(
     ctx: Context, request: models.ListDroppedNamespacesRequest
 ) -> models.ListDroppedNamespacesResponse:
@@ -50,7 +53,7 @@ def list_dropped_namespaces(
         "dropped namespaces",
         request.page_token,
         request.limit,
-        lambda before, count: ctx.store.list_removed_namespaces(tuple(before) if before else None, count),
+        lambda before, count: list_removed_namespaces(ctx, tuple(before) if before else None, count),
         lambda removed: (removed.removed_at, removed.id),
     )
     namespaces = [
@@ -65,7 +68,7 @@ def list_dropped_namespaces(
     return models.ListDroppedNamespacesResponse(namespaces=namespaces, page_token=token)
 
 
-@operation
+@operation(needs=UNDROP_TABLE)
 def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.UndropTableResponse:
     """Bring back a table that was dropped, deregistered or replaced: its data, properties, versions, under its name.
 
@@ -82,7 +85,7 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 
 
-@operation
+@operation(needs=UNDROP_NAMESPACE)
 def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> models.UndropNamespaceResponse:
     """Bring back a namespace that was dropped by Cascade, or overwritten, with all that was in it.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError
+from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, TableNotFoundError
 
 if TYPE_CHECKING:
     from tiltyard.store.database import Connection
@@ -56,6 +56,11 @@ def namespace_id(connection: Connection, path: Path) -> int:
 def no_namespace(path: Path) -> NamespaceNotFoundError:
     """Say that a namespace does not exist."""
     return NamespaceNotFoundError(f"Namespace not found: {shown(path)}")
+
+
+def no_table(path: Path) -> TableNotFoundError:
+    """Say that a table does not exist."""
+    return TableNotFoundError(f"Table not found: {shown(path)}")
 
 
 def shown(path: Path) -> str:

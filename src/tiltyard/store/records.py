@@ -102,20 +102,21 @@ class RemovedTable:
     id: int
     removal: str | None
     namespace: Path
+    namespace_id: int
     name: str
     location: str
     dropped: bool
     removed_at: int
     due_at: int
 
-    COLUMNS = "id, removal, namespace, name, location, dropped, removed_at, due_at"
+    COLUMNS = "id, removal, namespace, namespace_id, name, location, dropped, removed_at, due_at"
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> RemovedTable:
         """Read a row of COLUMNS."""
-        id_, removal, namespace, name, location, dropped, removed_at, due_at = row
+        id_, removal, namespace, home, name, location, dropped, removed_at, due_at = row
         path = tuple(json.loads(namespace))
-        return cls(id_, removal, path, name, location, bool(dropped), removed_at, due_at)
+        return cls(id_, removal, path, home, name, location, bool(dropped), removed_at, due_at)
 
 
 @dataclass(frozen=True, slots=True)

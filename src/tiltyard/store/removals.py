@@ -181,6 +181,25 @@ class Removals(Scope):
         rows = self.connection.rows(LIST_NAMESPACES, *(before or NEWEST), limit)
         return [RemovedNamespace.of(row) for row in rows]
 
+    @reads
+    def find_removed_table(self, path: Path, removed_id: int | None = None) -> RemovedTable:
+        """Return the table that had a name, the last removed one unless its id is given. Raises TableNotFoundError."""
+        parent, name = split(path)
+        if row := self.connection.row(FIND, encode(list(parent)), name, removed_id):
+            return RemovedTable.of(row)
+        raise TableNotFoundError(f"No dropped table is kept under the name {shown(path)}")
+
+    @reads
+    def find_removed_namespace(self, path: Path, removed_id: int | None = None) -> RemovedNamespace:
+        """Return the namespace that had a name, the last removed one unless its id is given.
+
+        Raises NamespaceNotFoundError.
+        """
+        split(path)
+        if row := self.connection.row(FIND_NAMESPACE, encode(list(path)), removed_id):
+            return RemovedNamespace.of(row)
+        raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
+
     @writes
     def restore_table(self, path: Path, new_path: Path | None = None, removed_id: int | None = None) -> TableRecord:
         """Bring back the table that had a name, the last removed one unless its id is given; return what it is again.
@@ -188,11 +207,7 @@ class Removals(Scope):
         Raises TableNotFoundError (none is kept, or its time is over), NamespaceNotFoundError,
         TableAlreadyExistsError (the name was given again), InvalidInputError (another table has the location).
         """
-        parent, name = split(path)
-        row = self.connection.row(FIND, encode(list(parent)), name, removed_id)
-        if row is None:
-            raise TableNotFoundError(f"No dropped table is kept under the name {shown(path)}")
-        removed = RemovedTable.of(row)
+        removed = self.find_removed_table(path, removed_id)
         home, new_name = split(path if new_path is None else new_path)
         home_id = namespace_id(self.connection, home)
         if removed.dropped:
@@ -223,11 +238,7 @@ class Removals(Scope):
         Raises NamespaceNotFoundError (none is kept, its time is over, or the parent is missing),
         NamespaceAlreadyExistsError (the name was given again), ConcurrentModificationError.
         """
-        split(path)
-        row = self.connection.row(FIND_NAMESPACE, encode(list(path)), removed_id)
-        if row is None:
-            raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
-        removed = RemovedNamespace.of(row)
+        removed = self.find_removed_namespace(path, removed_id)
         home, name = split(path if new_path is None else new_path)
         home_id = namespace_id(self.connection, home)
         spared = self.connection.change(SPARE_ALL, removed.removal)

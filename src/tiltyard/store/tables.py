@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED
 from tiltyard.store.grants import TABLE, forget, own
-from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
+from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, no_table, shown, split
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
 from tiltyard.store.removals import keep_table
 from tiltyard.store.scope import Scope, reads, writes
@@ -33,6 +33,7 @@ INSERT = f"""
 """
 DESCRIBE = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE namespace_id = {{namespace}} AND name = ?"
 BY_ID = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE id = ?"
+AT = f"SELECT {TableRecord.COLUMNS} FROM tables WHERE location IN ({{folders}}) ORDER BY location DESC LIMIT 1"
 LIST = """
     SELECT name FROM tables WHERE namespace_id = {namespace} AND name > ? AND (? OR NOT declared)
     ORDER BY name LIMIT ?
@@ -128,12 +129,20 @@ class Tables(Scope):
         if row := self.connection.row(at_depth(DESCRIBE, len(names)), base, *names, name):
             return TableRecord.of(row)
         namespace_id(self.connection, parent)
-        raise TableNotFoundError(f"Table not found: {shown(path)}")
+        raise no_table(path)
 
     @reads
     def table_by_id(self, table_id: int) -> TableRecord:
         """Return a table. Raises TableNotFoundError."""
         return _found(self.connection.row(BY_ID, table_id), table_id)
+
+    @reads
+    def table_at(self, location: str) -> TableRecord | None:
+        """Return the table that lies at a location or around it, or None."""
+        parts = location.split("/")
+        folders = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        row = self.connection.row(AT.format(folders=", ".join("?" * len(folders))), *folders)
+        return TableRecord.of(row) if row else None
 
     @reads
     def list_tables(self, path: Path, after: str | None, limit: int, include_declared: bool = True) -> list[str]:
@@ -171,7 +180,7 @@ class Tables(Scope):
         except UniqueError:
             raise TableAlreadyExistsError(f"Table already exists: {shown(new_path)}") from None
         if row is None:
-            raise TableNotFoundError(f"Table not found: {shown(path)}")
+            raise no_table(path)
         return TableRecord.of(row)
 
     @writes
@@ -189,7 +198,7 @@ class Tables(Scope):
             keep_table(self.connection, path, home, dropped=doom, removed_at=now, due_at=now + keep_ms)
         row = self.connection.row(REMOVE, home, name)
         if row is None:
-            raise TableNotFoundError(f"Table not found: {shown(path)}")
+            raise no_table(path)
         record = TableRecord.of(row)
         if doom:
             self.connection.change(DOOM, record.location, now + keep_ms, transaction_id, DROPPED)

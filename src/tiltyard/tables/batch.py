@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
+from tiltyard.access.batches import COMMITTING
+from tiltyard.access.creating import owner
 from tiltyard.faults import Point, reach
-from tiltyard.ids import Id, display
+from tiltyard.ids import Id, display, table_id
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.store import TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.managed import new_is_managed
-from tiltyard.tables.opening import table_id
 from tiltyard.tables.version_commits import (
     branch_key,
     check_same,
@@ -45,7 +46,7 @@ class Batch:
 Step: TypeAlias = Callable[[UnitOfWork, Batch], models.CommitTableResult]
 
 
-@operation
+@operation(needs=COMMITTING)
 def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) -> models.BatchCommitTablesResponse:
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
@@ -94,7 +95,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
-    managed = new_is_managed(batch.ctx, path, request.properties)
+    managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
         record = catalog.insert_table(
@@ -104,6 +105,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
             managed=managed,
             declared=True,
             registered=bool(request.location),
+            owner=made_by,
         )
         return models.CommitTableResult(
             declare_table=models.DeclareTableResponse(

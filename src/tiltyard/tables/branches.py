@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, TableBranchAlreadyExistsError, TableBranchNotFoundError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) -> models.CreateTableBranchResponse:
     """Begin a branch at a version of main, or of `from_branch`; the latest without `from_version`.
 
@@ -36,7 +38,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     return models.CreateTableBranchResponse()
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) -> models.ListTableBranchesResponse:
     """List the branches beside main, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
@@ -65,7 +67,7 @@ def _contents(branch: Any) -> models.BranchContents:
     )
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) -> models.DeleteTableBranchResponse:
     """Delete a branch with the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
     if request.name == MAIN_BRANCH:

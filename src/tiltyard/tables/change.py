@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.tables.committing import commit
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 _RETRIES = 100  # within the time that conflicts may take
 
 
-@operation
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE))
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
     """Set columns to SQL expressions, on all rows or those that a predicate names.
 
@@ -64,7 +66,7 @@ def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
     return updates
 
 
-@operation
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE))
 def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
     """Delete the rows that a predicate names.
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.access.creating import CLONE_TABLE, owner
 from tiltyard.context import Context
+from tiltyard.ids import table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.tables.managed import new_is_managed
-from tiltyard.tables.opening import table_id
 
 LEASE_MS = 60 * 60 * 1000
 
 
-@operation
+@operation(needs=CLONE_TABLE)
 def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.CloneTableResponse:
     """Create a table from a version or tag of the table at a location.
 
@@ -38,10 +39,10 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
         with lance_errors(source):
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
-        managed = new_is_managed(ctx, path, None)
+        managed, made_by = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
 
         def enter(catalog: UnitOfWork) -> TableRecord:
-            record = catalog.insert_table(path, location, {}, managed=managed, in_creation=True)
+            record = catalog.insert_table(path, location, {}, managed=managed, in_creation=True, owner=made_by)
             if request.is_shallow is not False:
                 catalog.add_clone(record.id, origin)
             return record

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.schemas import from_json, parse_type
 from tiltyard.spec import models
@@ -26,7 +28,7 @@ _COMPUTED = (
 )
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def alter_table_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest
 ) -> models.AlterTableAddColumnsResponse:
@@ -77,7 +79,7 @@ def _check_name(name: str) -> None:
         raise InvalidInputError(f"'{name}' cannot be the name of a column: answers of queries use it.")
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def alter_table_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest
 ) -> models.AlterTableAlterColumnsResponse:
@@ -133,7 +135,7 @@ def _check_renames(schema: pa.Schema, names: dict[str, str]) -> None:
             raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def alter_table_drop_columns(
     ctx: Context, request: models.AlterTableDropColumnsRequest
 ) -> models.AlterTableDropColumnsResponse:
@@ -153,7 +155,7 @@ def alter_table_drop_columns(
     return models.AlterTableDropColumnsResponse(version=version)
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def update_table_schema_metadata(
     ctx: Context, request: models.UpdateTableSchemaMetadataRequest
 ) -> models.UpdateTableSchemaMetadataResponse:
@@ -165,7 +167,7 @@ def update_table_schema_metadata(
     return models.UpdateTableSchemaMetadataResponse(metadata=kept)
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def update_field_metadata(
     ctx: Context, request: models.UpdateFieldMetadataRequest
 ) -> models.UpdateFieldMetadataResponse:

@@ -17,8 +17,9 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.access.creating import CREATE_TABLE, owner
 from tiltyard.faults import Point, reach
-from tiltyard.ids import display
+from tiltyard.ids import display, table_id
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -27,7 +28,6 @@ from tiltyard.store import CREATING
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import overwrite
 from tiltyard.tables.managed import new_is_managed
-from tiltyard.tables.opening import table_id
 from tiltyard.tables.target import Target
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ LEASE_MS = 10 * 60 * 1000
 _RENEW_MS = LEASE_MS // 4
 
 
-@operation
+@operation(needs=CREATE_TABLE)
 def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBody) -> models.CreateTableResponse:
     """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
 
@@ -96,6 +96,8 @@ def _writer_options(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _find(ctx: Context, path: Id) -> TableRecord | None:
+    if ctx.found is not None:  # what was checked, and no other that came meanwhile
+        return ctx.found.record
     try:
         return ctx.store.describe_table(path)
     except TableNotFoundError:
@@ -169,10 +171,12 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
 
 def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRecord:
     """Enter a written table into the catalog, together with the request that it fulfils."""
-    managed = new_is_managed(ctx, wanted.path, wanted.properties)
+    managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
 
     def work(catalog: UnitOfWork) -> TableRecord:
-        record = catalog.insert_table(wanted.path, location, wanted.properties or {}, managed=managed, in_creation=True)
+        record = catalog.insert_table(
+            wanted.path, location, wanted.properties or {}, managed=managed, in_creation=True, owner=made_by
+        )
         if ctx.claims:
             catalog.mark_committed(ctx.claims, record.id, "", version)
         return record
@@ -227,8 +231,10 @@ def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTabl
     """A table where the client wants it: declared first, so that no two can have the same location."""
     if not ctx.storage.is_empty(location):
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
-    managed = new_is_managed(ctx, wanted.path, wanted.properties)
-    record = ctx.store.insert_table(wanted.path, location, wanted.properties or {}, managed=managed, declared=True)
+    managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
+    record = ctx.store.insert_table(
+        wanted.path, location, wanted.properties or {}, managed=managed, declared=True, owner=made_by
+    )
     try:
         return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))
     except BaseException:

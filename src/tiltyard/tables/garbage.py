@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.config import DAY_MS
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.jobs import Job, job
@@ -87,7 +89,7 @@ class Wish:
     keep_versions_days: float | None = None
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def collect_table_garbage(
     ctx: Context, request: models.CollectTableGarbageRequest
 ) -> models.CollectTableGarbageResponse:

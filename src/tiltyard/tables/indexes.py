@@ -15,8 +15,10 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.context import Context
-from tiltyard.ids import MAIN_BRANCH, display
+from tiltyard.ids import MAIN_BRANCH, display, table_id
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -25,7 +27,7 @@ from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.index_build import CREATE_INDEX, IndexOrder, describe
 from tiltyard.tables.index_kinds import IndexType, index_type, lance_name, parameters
-from tiltyard.tables.opening import OpenTable, find_table, open_for_reading, table_id
+from tiltyard.tables.opening import OpenTable, find_table, open_for_reading
 
 if TYPE_CHECKING:
     import lance
@@ -37,7 +39,7 @@ _OWN = "__lance_"
 """How the names of indices begin that Lance keeps for itself."""
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def create_table_index(ctx: Context, request: models.CreateTableIndexRequest) -> models.CreateTableIndexResponse:
     """Order an index; a worker builds it, and the answer names the transaction that tells how far it is.
 
@@ -50,7 +52,7 @@ def create_table_index(ctx: Context, request: models.CreateTableIndexRequest) ->
     return models.CreateTableIndexResponse(transaction_id=_order(ctx, request, index_type(request.index_type)))
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def create_table_scalar_index(
     ctx: Context, request: models.CreateTableIndexRequest
 ) -> models.CreateTableScalarIndexResponse:
@@ -130,7 +132,7 @@ def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:
         return [found for found in dataset.describe_indices() if not found.name.startswith(_OWN)]
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) -> models.ListTableIndicesResponse:
     """List the indices by name, those among them that are being built with the status `building`, others `done`.
 
@@ -187,7 +189,7 @@ def _ordered(record: TransactionRecord, rows: int) -> models.IndexContent:
     )
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def describe_table_index_stats(
     ctx: Context, request: models.DescribeTableIndexStatsRequest
 ) -> models.DescribeTableIndexStatsResponse:
@@ -230,7 +232,7 @@ def _find(dataset: lance.LanceDataset, name: str, *, building: bool = False) -> 
     raise TableIndexNotFoundError(f"No index '{name}'.{listed}")
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> models.DropTableIndexResponse:
     """Drop an index; one that is being built is not built to its end. Raises TableIndexNotFoundError."""
     name = _named(request.index_name)
@@ -253,7 +255,7 @@ def _canceled(status: TransactionStatus, properties: dict[str, str]) -> tuple[Tr
     return (status if status.finished else TransactionStatus.CANCELED), properties
 
 
-@operation
+@operation(needs=on_table(Privilege.READ))
 def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) -> models.PrewarmTableIndexResponse:
     """Load an index into the memory of this process, all of it; with its positions if asked for (full text only).
 
@@ -267,7 +269,7 @@ def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) 
     return models.PrewarmTableIndexResponse()
 
 
-@operation
+@operation(needs=on_table(Privilege.READ))
 def prewarm_table_page_cache(
     ctx: Context, request: models.PrewarmTablePageCacheRequest
 ) -> models.PrewarmTablePageCacheResponse:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.modes import InsertMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def insert_into_table(
     ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody
 ) -> models.InsertIntoTableResponse:

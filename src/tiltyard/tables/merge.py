@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import no_column
@@ -48,7 +50,7 @@ class Merge:
     seconds: float
 
 
-@operation
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE))
 def merge_insert_into_table(
     ctx: Context, request: models.MergeInsertIntoTableRequest, data: ArrowBody
 ) -> models.MergeInsertIntoTableResponse:

@@ -21,6 +21,8 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import InsertMode
 from tiltyard.operations import operation
@@ -55,7 +57,7 @@ _RECENT = 100
 FIRST = "First"  # how a part was written, besides the modes of inserts: for a table without data
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def create_multipart_write(
     ctx: Context, request: models.CreateMultipartWriteRequest
 ) -> models.CreateMultipartWriteResponse:
@@ -102,7 +104,7 @@ def insert_part(target: Target, upload_id: str, part_id: str | None, mode: Inser
     return stored.num_rows
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def complete_multipart_write(
     ctx: Context, request: models.CompleteMultipartWriteRequest
 ) -> models.CompleteMultipartWriteResponse:
@@ -130,7 +132,7 @@ def complete_multipart_write(
     return models.CompleteMultipartWriteResponse(version=version, num_inserted_rows=sum(p.num_rows for p in parts))
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def abort_multipart_write(
     ctx: Context, request: models.AbortMultipartWriteRequest
 ) -> models.AbortMultipartWriteResponse:

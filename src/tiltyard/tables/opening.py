@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import lance
-from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import Id, checked
+from tiltyard.ids import table_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,16 +24,9 @@ class OpenTable:
     dataset: lance.LanceDataset
 
 
-def table_id(names: Sequence[str] | None) -> Id:
-    """The id of a table, from a request. Raises InvalidInputError for the root or a bad name."""
-    if not names:
-        raise InvalidInputError("A table's id has at least one name.")
-    return checked(tuple(names))
-
-
 def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
     """A table's record. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError."""
-    return ctx.store.describe_table(table_id(names))
+    return ctx.table(table_id(names))
 
 
 def open_for_reading(

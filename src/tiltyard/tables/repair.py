@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -40,7 +42,7 @@ class Finding:
     done: str = ""
 
 
-@operation
+@operation(needs=on_table(Privilege.ALTER))
 def repair_table(ctx: Context, request: models.RepairTableRequest) -> models.RepairTableResponse:
     """Find what of a table went round the server or was left half done, and put it right; `dry_run` only tells.
 

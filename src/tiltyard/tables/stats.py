@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -27,7 +29,7 @@ def basic_stats(dataset: lance.LanceDataset) -> models.TableBasicStats:
     return models.TableBasicStats(num_deleted_rows=stats["num_deleted_rows"], num_fragments=stats["num_fragments"])
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> models.GetTableStatsResponse:
     """Count rows, bytes and indices, and sum up the lengths of the fragments; every figure is an integer.
 

@@ -10,6 +10,8 @@ from lance_namespace.errors import (
     TableTagNotFoundError,
 )
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
     """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
@@ -43,14 +45,14 @@ def _contents(tag: Any) -> models.TagContents:
     return models.TagContents(version=tag["version"], manifestSize=tag["manifest_size"], branch=tag["branch"])
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionRequest) -> models.GetTableTagVersionResponse:
     """Tell the version, and the branch if it is not main, that a tag names. Raises TableTagNotFoundError."""
     tag = _find(open_for_reading(ctx, request.id).dataset, request.tag)
     return models.GetTableTagVersionResponse(version=tag["version"], branch=tag["branch"])
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
     """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
     check_name(request.tag, "tag")
@@ -63,7 +65,7 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     return models.CreateTableTagResponse()
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
     """Let a tag name another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
     target = _target(ctx, request)
@@ -74,7 +76,7 @@ def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> mod
     return models.UpdateTableTagResponse()
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
     """Take a tag away; its version stays. Raises TableTagNotFoundError."""
     dataset = open_for_writing(ctx, request.id).dataset

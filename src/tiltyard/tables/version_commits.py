@@ -20,6 +20,9 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
+from tiltyard.access import Privilege
+from tiltyard.access.batches import BATCH_CREATE_VERSIONS
+from tiltyard.access.needs import on_table
 from tiltyard.faults import Point, reach
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import parse_mode
@@ -41,7 +44,7 @@ Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 MOST_PENDING = 100
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def create_table_version(ctx: Context, request: models.CreateTableVersionRequest) -> models.CreateTableVersionResponse:
     """Commit a staged manifest as the next version of a table.
 
@@ -76,7 +79,7 @@ def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
     return ctx.store.transact(work)
 
 
-@operation
+@operation(needs=BATCH_CREATE_VERSIONS)
 def batch_create_table_versions(
     ctx: Context, request: models.BatchCreateTableVersionsRequest
 ) -> models.BatchCreateTableVersionsResponse:
@@ -96,7 +99,7 @@ def batch_create_table_versions(
     )
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def batch_delete_table_versions(
     ctx: Context, request: models.BatchDeleteTableVersionsRequest
 ) -> models.BatchDeleteTableVersionsResponse:

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableVersionNotFoundError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -70,7 +72,7 @@ def _told(ctx: Context, table: TableRecord, branch: str | None, version: int) ->
         return None
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) -> models.ListTableVersionsResponse:
     """List versions, oldest first, or newest first if `descending`; a table that is only declared has none.
 
@@ -122,7 +124,7 @@ def _entries(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int
     return [found[number] for number in page if number in found]
 
 
-@operation
+@operation(needs=on_table(Privilege.USE))
 def describe_table_version(
     ctx: Context, request: models.DescribeTableVersionRequest
 ) -> models.DescribeTableVersionResponse:
@@ -169,7 +171,7 @@ def _settled(
         return None
 
 
-@operation
+@operation(needs=on_table(Privilege.WRITE))
 def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.RestoreTableResponse:
     """Make an earlier version the latest again, as a new version; nothing of the history is lost.
 

@@ -1,0 +1,26 @@
+"""Who may do what: privileges, what was granted, and the checks that operations declare (docs/security.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tiltyard.access.privileges import ALL, Privilege
+from tiltyard.access.rights import Access, Rights
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord
+
+__all__ = ["ALL", "Access", "Privilege", "Rights", "roles_of", "table_privileges"]
+
+
+def roles_of(ctx: Context) -> tuple[str, ...]:
+    """The roles of the one who asks, by its name and its groups, sorted. Raises ServiceUnavailableError."""
+    return ctx.access.of(ctx.principal).roles
+
+
+def table_privileges(ctx: Context, record: TableRecord) -> Privilege:
+    """What the one who asks may do with a table. Raises ServiceUnavailableError."""
+    if ctx.principal.administrator:
+        return Privilege(ALL)
+    return Privilege(ctx.access.of(ctx.principal).on_table(record.id, record.namespace_id))

@@ -1,0 +1,110 @@
+"""What creating needs: `create` in the namespace; a name that is taken already needs what is done to the object there.
+
+A place on storage that the one who asks has chosen is no table's yet, so nothing was granted on it: that is for those
+who administer the server. Whoever creates an object gets all privileges on it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
+
+from tiltyard.access.needs import namespace_path
+from tiltyard.access.privileges import ALL, Privilege
+from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
+from tiltyard.context import Found
+from tiltyard.ids import Id, table_id
+from tiltyard.modes import CreateMode, parse_mode
+from tiltyard.operations import Needs
+from tiltyard.store import Owner
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord
+
+OWN_LOCATION = "the server to name a location"
+
+
+def owner(ctx: Context, parent: Id) -> Owner | None:
+    """Who is given all privileges on what this request creates in a namespace: nobody who has them there already.
+
+    Raises NamespaceNotFoundError, ServiceUnavailableError.
+    """
+    if ctx.principal.administrator:
+        return None
+    if rights_of(ctx).on_namespace(ctx.store.describe_namespace(parent).id) == ALL:
+        return None
+    return Owner(ctx.principal.name, ALL)
+
+
+def check_new_table(ctx: Context, path: Id, location: str | None) -> None:
+    """What a new table needs. Raises NamespaceNotFoundError, PermissionDeniedError."""
+    seen_namespace(ctx, path[:-1], Privilege.CREATE.value)
+    if location:
+        check_server(ctx, Privilege.ADMINISTER.value, OWN_LOCATION)
+
+
+def _namespace(ctx: Context, request: Any) -> Context:
+    path = namespace_path(request.id)
+    wanted = Privilege.CREATE.value
+    if parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE:
+        wanted |= Privilege.DROP.value
+    seen_namespace(ctx, path[:-1], wanted)
+    return ctx
+
+
+def _declared(ctx: Context, request: Any) -> Context:
+    check_new_table(ctx, table_id(request.id), request.location)
+    return ctx
+
+
+def _registered(ctx: Context, request: Any) -> Context:
+    check_new_table(ctx, table_id(request.id), request.location or OWN_LOCATION)
+    return ctx
+
+
+def _table(ctx: Context, request: Any) -> Context:
+    path = table_id(request.id)
+    mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
+    record = _there(ctx, path)
+    if record is None:
+        check_new_table(ctx, path, request.location)
+    elif mode is CreateMode.OVERWRITE:
+        seen_table(ctx, path, Privilege.WRITE | Privilege.ALTER)
+    elif record.declared:
+        seen_table(ctx, path, Privilege.WRITE.value)
+    return replace(ctx, found=Found(path, record))
+
+
+def _there(ctx: Context, path: Id) -> TableRecord | None:
+    """The table that has the name already, if one may see it: who may create in a namespace sees all that is in it."""
+    with suppress(TableNotFoundError, NamespaceNotFoundError):
+        return seen_table(ctx, path, Privilege.USE.value)
+    return None
+
+
+def _clone(ctx: Context, request: Any) -> Context:
+    check_new_table(ctx, table_id(request.id), None)
+    rights = rights_of(ctx)
+    if not rights.server & Privilege.ADMINISTER:
+        try:
+            source = ctx.store.table_at(ctx.storage.check_location(request.source_location))
+        except InvalidInputError:
+            source = None  # what is there is not told to those who may not read it
+        if source is None or not rights.allow(source, Privilege.READ.value):
+            raise PermissionDeniedError("This needs read on the table at source_location: ask who may grant it.")
+    return ctx
+
+
+CREATE_NAMESPACE = Needs("`create` on the namespace above; to overwrite, `drop` on it too", _namespace)
+DECLARE_TABLE = Needs("`create` on the namespace; with a location, `administer` on the server", _declared)
+REGISTER_TABLE = Needs("`create` on the namespace, `administer` on the server", _registered)
+CREATE_TABLE = Needs(
+    "`create` on the namespace, with a location `administer` on the server; where the table is there, `use` of it to "
+    "hear so, `write` on it if it is only declared, `write` and `alter` to overwrite",
+    _table,
+)
+CLONE_TABLE = Needs("`create` on the namespace, `read` on the table at `source_location`", _clone)

@@ -1,0 +1,74 @@
+"""What giving things another name or place needs: rights on both sides.
+
+A table inherits from the namespace it is in, so moving it changes who may do what with it: that needs `manage_grants`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
+
+from tiltyard.access.needs import namespace_path
+from tiltyard.access.privileges import Privilege
+from tiltyard.access.seeing import rights_of, seen_namespace, seen_table
+from tiltyard.context import Found
+from tiltyard.ids import table_id
+from tiltyard.operations import Needs
+from tiltyard.store.paths import shown
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+
+MOVING = Privilege.DROP | Privilege.MANAGE_GRANTS
+
+
+def _rename(ctx: Context, request: Any) -> Context:
+    path = table_id(request.id)
+    home = path[:-1] if request.new_namespace_id is None else namespace_path(request.new_namespace_id)
+    record = seen_table(ctx, path, int(MOVING) if home != path[:-1] else Privilege.ALTER.value)
+    seen_namespace(ctx, home, Privilege.CREATE.value)
+    return replace(ctx, found=Found(path, record))
+
+
+def _undrop_table(ctx: Context, request: Any) -> Context:
+    path = table_id(request.id)
+    home = path[:-1] if request.new_namespace_id is None else namespace_path(request.new_namespace_id)
+    removed = ctx.store.find_removed_table(path, request.dropped_id)
+    wanted = MOVING if home != path[:-1] else Privilege.DROP
+    bits = rights_of(ctx).on_table(removed.id, removed.namespace_id)
+    if bits & wanted != wanted:
+        raise TableNotFoundError(f"No dropped table is kept under the name {shown(path)}")
+    seen_namespace(ctx, home, Privilege.CREATE.value)
+    request.dropped_id = removed.id  # what was checked, whatever is dropped meanwhile
+    return ctx
+
+
+def _undrop_namespace(ctx: Context, request: Any) -> Context:
+    path = namespace_path(request.id)
+    home = (path if request.new_namespace_id is None else namespace_path(request.new_namespace_id))[:-1]
+    if not path:
+        return ctx  # which is refused as what it is
+    removed = ctx.store.find_removed_namespace(path, request.dropped_id)
+    wanted = MOVING if home != path[:-1] else Privilege.DROP
+    if rights_of(ctx).on_namespace(removed.id) & wanted != wanted:
+        raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
+    seen_namespace(ctx, home, Privilege.CREATE.value)
+    request.dropped_id = removed.id
+    return ctx
+
+
+RENAME_TABLE = Needs(
+    "`alter` on the table and `create` on its namespace; into another namespace, `drop` and `manage_grants` on the "
+    "table and `create` on that one",
+    _rename,
+)
+UNDROP_TABLE = Needs(
+    "`drop` on what was the table (into another namespace `manage_grants` too), `create` on the namespace",
+    _undrop_table,
+)
+UNDROP_NAMESPACE = Needs(
+    "`drop` on what was the namespace (to another place `manage_grants` too), `create` on the one above",
+    _undrop_namespace,
+)

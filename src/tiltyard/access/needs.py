@@ -1,0 +1,94 @@
+"""What operations may need, as they declare it: `@operation(needs=on_table(Privilege.READ))`.
+
+Each of these is checked before the operation runs, never for administrators (`Served.admit`). An object that one may
+not see is answered as one that is not there; `tests/access` runs every operation against this, and docs/security.md is
+its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import NamespaceNotFoundError
+
+from tiltyard.access.privileges import Privilege, words
+from tiltyard.access.seeing import check_server, seen_namespace, seen_table
+from tiltyard.context import Found
+from tiltyard.ids import Id, checked, table_id
+from tiltyard.modes import DropMode, parse_mode
+from tiltyard.operations import Needs
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+
+Admit = Callable[["Context", Any], "Context"]
+
+
+def said(wanted: int) -> str:
+    """Privileges as the documentation has them."""
+    return ", ".join(f"`{word}`" for word in words(wanted))
+
+
+def namespace_path(names: Sequence[str] | None) -> Id:
+    """The path of a namespace, from a request; the root is (). Raises InvalidInputError for a bad name."""
+    return checked(tuple(names or ()))
+
+
+def on_table(privileges: Privilege) -> Needs:
+    """These privileges on the table that the request names."""
+    wanted = int(privileges)
+
+    def admit(ctx: Context, request: Any) -> Context:
+        path = table_id(request.id)
+        return replace(ctx, found=Found(path, seen_table(ctx, path, wanted)))
+
+    return Needs(f"{said(wanted)} on the table", admit)
+
+
+def on_namespace(privileges: Privilege) -> Needs:
+    """These privileges on the namespace that the request names."""
+    wanted = int(privileges)
+
+    def admit(ctx: Context, request: Any) -> Context:
+        seen_namespace(ctx, namespace_path(request.id), wanted)
+        return ctx
+
+    return Needs(f"{said(wanted)} on the namespace", admit)
+
+
+def on_server(privileges: Privilege) -> Needs:
+    """These privileges on the whole server."""
+    wanted = int(privileges)
+
+    def admit(ctx: Context, request: Any) -> Context:
+        check_server(ctx, wanted)
+        return ctx
+
+    return Needs(f"{said(wanted)} on the server", admit)
+
+
+def _seeing(ctx: Context, request: Any) -> Context:
+    seen_namespace(ctx, namespace_path(request.id), 0)
+    return ctx
+
+
+def _anybody(ctx: Context, request: Any) -> Context:
+    return ctx
+
+
+def _drop_namespace(ctx: Context, request: Any) -> Context:
+    path = namespace_path(request.id)
+    try:
+        seen_namespace(ctx, path, Privilege.DROP.value)
+    except NamespaceNotFoundError:
+        if parse_mode(DropMode, request.mode, DropMode.FAIL) is not DropMode.SKIP:
+            raise
+        return replace(ctx, found=Found(path, None))
+    return ctx
+
+
+SEEING_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _seeing)
+DROPPING = Needs("`drop` on the namespace, and so on all below it", _drop_namespace)
+ANYBODY = Needs("nothing: whoever is known may ask, and is told what is theirs to see", _anybody)

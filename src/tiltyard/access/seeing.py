@@ -1,0 +1,104 @@
+"""Finding objects as the one who asks sees them: what one may not see does not exist, in the very same words.
+
+Whoever has any privilege on an object, or on a namespace above it, sees it. A namespace on the way to such an object is
+seen too: by its name, and no more. The root namespace is seen by everybody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import (
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
+
+from tiltyard.access.privileges import words
+from tiltyard.ids import display
+from tiltyard.store.paths import no_namespace, no_table
+
+if TYPE_CHECKING:
+    from tiltyard.access.rights import Rights
+    from tiltyard.context import Context
+    from tiltyard.ids import Id
+    from tiltyard.store import NamespaceRecord, TableRecord
+
+
+def rights_of(ctx: Context) -> Rights:
+    """What the one who asks may do; not for administrators, who may do everything. Raises ServiceUnavailableError."""
+    return ctx.access.of(ctx.principal)
+
+
+def refused(missing: int, what: str) -> PermissionDeniedError:
+    """Say which privileges are missing on what."""
+    return PermissionDeniedError(f"This needs {' and '.join(words(missing))} on {what}: ask who may grant it.")
+
+
+def seen_table(ctx: Context, path: Id, wanted: int) -> TableRecord:
+    """A table on which all privileges of `wanted` were granted.
+
+    Raises TableNotFoundError, NamespaceNotFoundError (none that one may see), PermissionDeniedError.
+    """
+    rights = rights_of(ctx)
+    try:
+        record = ctx.store.describe_table(path)
+    except (TableNotFoundError, NamespaceNotFoundError):
+        raise hidden_table(ctx, path) from None
+    if rights.allow(record, wanted):
+        return record
+    bits = rights.on_table(record.id, record.namespace_id)
+    if not bits:
+        raise hidden_table(ctx, path)
+    raise refused(wanted & ~bits, f"the table {display(path)}")
+
+
+def hidden_table(ctx: Context, path: Id) -> LanceNamespaceError:
+    """What is said of a table that is not there, or that one may not see: it takes the same steps for both."""
+    return no_table(path) if sees_namespace(ctx, path[:-1]) else no_namespace(path[:-1])
+
+
+def seen_namespace(ctx: Context, path: Id, wanted: int) -> NamespaceRecord | None:
+    """A namespace on which all privileges of `wanted` were granted; with 0, one that may be seen (None for the root).
+
+    Raises NamespaceNotFoundError (none that one may see), PermissionDeniedError.
+    """
+    if not path and not wanted:
+        return None
+    try:
+        record = ctx.store.describe_namespace(path)
+    except NamespaceNotFoundError:
+        _sees(ctx, 0)
+        raise
+    bits = rights_of(ctx).on_namespace(record.id)
+    if wanted and bits & wanted == wanted:
+        return record
+    if not (bits or not path or _sees(ctx, record.id)):
+        raise no_namespace(path)
+    if not wanted:
+        return record
+    raise refused(wanted & ~bits, f"the namespace {display(path)}" if path else "the root namespace")
+
+
+def sees_namespace(ctx: Context, path: Id) -> bool:
+    """Whether there is a namespace that one may see."""
+    if not path:
+        return True
+    try:
+        number = ctx.store.describe_namespace(path).id
+    except NamespaceNotFoundError:
+        number = 0  # which no namespace has: the same questions are asked of it
+    return _sees(ctx, number)
+
+
+def _sees(ctx: Context, namespace_id: int) -> bool:
+    rights = rights_of(ctx)
+    return bool(rights.on_namespace(namespace_id)) or ctx.store.on_the_way(namespace_id, rights.grantees)
+
+
+def check_server(ctx: Context, wanted: int, why: str = "the server") -> None:
+    """Raise PermissionDeniedError unless all privileges of `wanted` were granted on the whole server."""
+    bits = rights_of(ctx).server
+    if bits & wanted != wanted:
+        raise refused(wanted & ~bits, why)

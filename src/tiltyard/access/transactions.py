@@ -1,0 +1,49 @@
+"""What transactions need: they are seen by who asked for them, and by who sees their table."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import TableNotFoundError, TransactionNotFoundError
+
+from tiltyard.access.privileges import Privilege
+from tiltyard.access.seeing import refused, rights_of
+from tiltyard.operations import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiltyard.context import Context
+    from tiltyard.store import TransactionRecord
+
+
+def _admit(wanted: int) -> Callable[[Context, Any], Context]:
+    def admit(ctx: Context, request: Any) -> Context:
+        if not request.id or len(request.id) != 1:
+            return ctx  # which is refused as what it is
+        name = request.id[0]
+        record = ctx.store.describe_transaction(name)
+        if record.asked_by != ctx.principal.name:
+            bits = _bits(ctx, record)
+            if not bits:
+                raise TransactionNotFoundError(f"Transaction not found: {name}")
+            if bits & wanted != wanted:
+                raise refused(wanted & ~bits, "the transaction's table")
+        return ctx
+
+    return admit
+
+
+def _bits(ctx: Context, record: TransactionRecord) -> int:
+    """What one may do with the table of a transaction; without one, only the whole server counts."""
+    rights = rights_of(ctx)
+    if record.table_id is not None:
+        with suppress(TableNotFoundError):
+            table = ctx.store.table_by_id(record.table_id)
+            return rights.on_table(table.id, table.namespace_id)
+    return rights.server if rights.server & Privilege.ADMINISTER else 0
+
+
+DESCRIBE_TRANSACTION = Needs("to have asked for it, or `use` on its table", _admit(Privilege.USE.value))
+ALTER_TRANSACTION = Needs("to have asked for it, or `alter` on its table", _admit(Privilege.ALTER.value))

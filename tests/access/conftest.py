@@ -1,0 +1,79 @@
+"""A catalog in this process, and callers with few rights in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiltyard
+from tests.services.wire import stream
+from tests.conformance.cases import ROWS
+from tiltyard.access import Privilege
+from tiltyard.access.privileges import parse_privileges
+from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.store.grants import NAMESPACE, SERVER, TABLE
+
+ROWS_AS_STREAM = stream(ROWS)
+
+
+class Catalog:
+    """One catalog, seen by any number of principals: `as_("ann")` is the twin that asks as ann."""
+
+    def __init__(self, root: Path) -> None:
+        self.owner = tiltyard.Namespace(str(root), jobs=0)
+        self._root = root
+        self._services = self.owner._services
+        self._twins: dict[Principal, tiltyard.Namespace] = {EVERYBODY: self.owner}
+
+    @property
+    def store(self) -> Any:
+        return self._services.store
+
+    def as_(self, name: str, *groups: str) -> tiltyard.Namespace:
+        principal = Principal(name, groups, "test")
+        if principal not in self._twins:
+            self._twins[principal] = tiltyard.Namespace(str(self._root), jobs=0, principal=principal)
+        return self._twins[principal]
+
+    def namespace(self, *path: str) -> int:
+        self.owner.create_namespace({"id": list(path)})
+        number: int = self.store.describe_namespace(path).id
+        return number
+
+    def table(self, *path: str) -> int:
+        self.owner.create_table({"id": list(path)}, ROWS_AS_STREAM)
+        number: int = self.store.describe_table(path).id
+        return number
+
+    def grant(self, grantee: str, privileges: str, *, table: Any = None, namespace: Any = None) -> None:
+        """Grant at once: on a table or a namespace by its path, else on the server; to `kind:name`, or a principal."""
+        kind, number = SERVER, 0
+        if table is not None:
+            kind, number = TABLE, self.store.describe_table(tuple(table)).id
+        elif namespace is not None:
+            kind, number = NAMESPACE, self.store.describe_namespace(tuple(namespace)).id
+        whom = grantee if ":" in grantee else f"principal:{grantee}"
+        self.store.grant(whom, kind, number, parse_privileges(privileges.split(",")), "test")
+        self.changed()
+
+    def changed(self) -> None:
+        """Let all twins look for changes at their next call, as if a second had passed."""
+        for twin in self._twins.values():
+            twin._services.access.changed()
+
+    def close(self) -> None:
+        for twin in self._twins.values():
+            twin.close()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    found = Catalog(tmp_path / "root")
+    yield found
+    found.close()
+
+
+__all__ = ["ROWS_AS_STREAM", "Catalog", "Privilege"]

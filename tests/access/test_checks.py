@@ -1,0 +1,272 @@
+"""What one may not see does not exist; what one may see but not do is refused; in the words of a missing object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lance_namespace.errors import (
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+    TransactionNotFoundError,
+)
+
+from tests.access.conftest import ROWS_AS_STREAM, Catalog
+
+
+def refusal(call: Any, *arguments: Any) -> LanceNamespaceError:
+    with pytest.raises(LanceNamespaceError) as raised:
+        call(*arguments)
+    return raised.value
+
+
+def test_table_that_may_not_be_seen_is_answered_as_a_missing_one(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    for name in ("mine", "other"):
+        catalog.table("s", name)
+    catalog.grant("ann", "read", table=("s", "mine"))
+    ann = catalog.as_("ann")
+    assert ann.count_table_rows({"id": ["s", "mine"]}).count == 3
+    hidden, missing = (refusal(ann.describe_table, {"id": ["s", name]}) for name in ("other", "othex"))
+    assert type(hidden) is type(missing) is TableNotFoundError
+    assert str(hidden) == str(missing).replace("othex", "other")
+
+
+def test_table_in_a_namespace_that_may_not_be_seen_is_answered_as_one_in_a_missing_namespace(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.table("s", "t")
+    ann = catalog.as_("ann")
+    answers = [
+        refusal(ann.describe_table, {"id": path})
+        for path in (["s", "t"], ["s", "missing"], ["x", "t"], ["x", "missing"])
+    ]
+    assert {type(answer) for answer in answers} == {NamespaceNotFoundError}
+    assert {str(answer).replace("x", "s") for answer in answers} == {"Namespace not found: s"}
+
+
+def test_what_may_be_seen_but_not_done_is_permission_denied(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.table("s", "t")
+    catalog.grant("ann", "read", namespace=("s",))
+    ann = catalog.as_("ann")
+    assert "write" in str(refusal(ann.insert_into_table, {"id": ["s", "t"]}, ROWS_AS_STREAM))
+    for call in (
+        lambda: ann.drop_table({"id": ["s", "t"]}),
+        lambda: ann.drop_namespace({"id": ["s"]}),
+        lambda: ann.create_table({"id": ["s", "u"]}, ROWS_AS_STREAM),
+        lambda: ann.create_namespace({"id": ["s", "u"]}),
+        lambda: ann.delete_from_table({"id": ["s", "t"], "predicate": "true"}),
+        lambda: ann.collect_garbage({}),
+    ):
+        assert type(refusal(call)) is PermissionDeniedError
+    assert catalog.owner.count_table_rows({"id": ["s", "t"]}).count == 3
+
+
+def test_namespace_on_the_way_to_a_granted_table_is_seen_by_its_name_alone(catalog: Catalog) -> None:
+    for path in (("s",), ("s", "deep"), ("s", "other"), ("z",)):
+        catalog.namespace(*path)
+    catalog.table("s", "deep", "t")
+    catalog.table("s", "deep", "u")
+    catalog.grant("ann", "read", table=("s", "deep", "t"))
+    ann = catalog.as_("ann")
+    assert ann.list_namespaces({"id": []}).namespaces == ["s"]
+    assert ann.list_namespaces({"id": ["s"]}).namespaces == ["deep"]
+    assert ann.list_tables({"id": ["s"]}).tables == []
+    assert ann.list_tables({"id": ["s", "deep"]}).tables == ["t"]
+    assert ann.list_all_tables({}).tables == ["s$deep$t"]
+    ann.namespace_exists({"id": ["s"]})
+    assert type(refusal(ann.describe_namespace, {"id": ["s"]})) is PermissionDeniedError
+    assert type(refusal(ann.list_namespaces, {"id": ["z"]})) is NamespaceNotFoundError
+
+
+def test_nobody_without_grants_sees_anything(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.table("t")
+    ann = catalog.as_("ann")
+    assert ann.list_namespaces({"id": []}).namespaces == ann.list_tables({"id": []}).tables == []
+    assert ann.list_all_tables({}).tables == []
+    assert type(refusal(ann.table_exists, {"id": ["t"]})) is TableNotFoundError
+    assert type(refusal(ann.create_namespace, {"id": ["n"]})) is PermissionDeniedError
+
+
+def test_creator_owns_what_it_made_and_nobody_else_sees_it(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.grant("ann", "create", namespace=("s",))
+    ann = catalog.as_("ann")
+    ann.create_table({"id": ["s", "t"]}, ROWS_AS_STREAM)
+    ann.create_namespace({"id": ["s", "n"]})
+    ann.create_table({"id": ["s", "n", "t"]}, ROWS_AS_STREAM)
+    assert ann.count_table_rows({"id": ["s", "t"]}).count == 3
+    ann.drop_table({"id": ["s", "t"]})
+    assert catalog.as_("bob").list_all_tables({}).tables == []
+    again = catalog.table("s", "t")
+    assert catalog.store.grants_on("table", again, None, 5) == []
+    assert type(refusal(ann.count_table_rows, {"id": ["s", "t"]})) is PermissionDeniedError
+
+
+def test_create_table_over_one_that_is_there_needs_rights_on_it(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.table("s", "t")
+    catalog.grant("ann", "create", namespace=("s",))
+    ann = catalog.as_("ann")
+    assert type(refusal(ann.create_table, {"id": ["s", "t"]}, ROWS_AS_STREAM)) is TableAlreadyExistsError
+    overwriting = {"id": ["s", "t"], "mode": "Overwrite"}
+    assert type(refusal(ann.create_table, overwriting, ROWS_AS_STREAM)) is PermissionDeniedError
+    assert ann.create_table({"id": ["s", "t"], "mode": "ExistOk"}, ROWS_AS_STREAM).version == 1
+    catalog.grant("ann", "write,alter", table=("s", "t"))
+    assert ann.create_table(overwriting, ROWS_AS_STREAM).version == 2
+
+
+def test_location_of_ones_own_choice_is_for_administrators(catalog: Catalog, tmp_path: Any) -> None:
+    catalog.namespace("s")
+    catalog.grant("ann", "all", namespace=("s",))
+    ann = catalog.as_("ann")
+    place = str(tmp_path / "root" / "elsewhere")
+    for call in (
+        lambda: ann.declare_table({"id": ["s", "t"], "location": place}),
+        lambda: ann.register_table({"id": ["s", "t"], "location": place}),
+        lambda: ann.create_table({"id": ["s", "t"], "location": place}, ROWS_AS_STREAM),
+        lambda: ann.batch_commit_tables({"operations": [{"declare_table": {"id": ["s", "t"], "location": place}}]}),
+    ):
+        assert type(refusal(call)) is PermissionDeniedError
+    catalog.grant("ann", "administer")
+    assert ann.declare_table({"id": ["s", "t"], "location": place}).location
+
+
+def test_clone_reads_its_source(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.table("secret")
+    catalog.table("open")
+    catalog.grant("ann", "create", namespace=("s",))
+    catalog.grant("ann", "read", table=("open",))
+    ann = catalog.as_("ann")
+    secret, opened = (catalog.store.describe_table((name,)).location for name in ("secret", "open"))
+    hidden = refusal(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret})
+    nothing = refusal(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "x"})
+    inside = refusal(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "/tree/b"})
+    assert {type(answer) for answer in (hidden, nothing, inside)} == {PermissionDeniedError}
+    assert str(hidden) == str(nothing) == str(inside)
+    assert ann.call("CloneTable", {"id": ["s", "a"], "source_location": opened})
+
+
+def test_rename_needs_rights_on_both_sides(catalog: Catalog) -> None:
+    for name in ("s", "d"):
+        catalog.namespace(name)
+    catalog.table("s", "t")
+    catalog.grant("ann", "alter", table=("s", "t"))
+    ann = catalog.as_("ann")
+    within = {"id": ["s", "t"], "new_table_name": "u"}
+    moving = within | {"new_namespace_id": ["d"]}
+    assert type(refusal(ann.rename_table, within)) is PermissionDeniedError
+    catalog.grant("ann", "create", namespace=("s",))
+    ann.rename_table(within)
+    assert ann.describe_table({"id": ["s", "u"]}).location  # the grant moved along
+    moving["id"] = ["s", "u"]
+    catalog.grant("ann", "create", namespace=("d",))
+    assert "manage_grants" in str(refusal(ann.rename_table, moving))
+    catalog.grant("ann", "drop,manage_grants", table=("s", "u"))
+    ann.rename_table(moving | {"new_table_name": "v"})
+    assert ann.list_tables({"id": ["d"]}).tables == ["v"]
+
+
+def test_rename_into_a_namespace_that_may_not_be_seen_is_answered_as_into_a_missing_one(catalog: Catalog) -> None:
+    for name in ("s", "d"):
+        catalog.namespace(name)
+    catalog.table("s", "t")
+    catalog.grant("ann", "all", namespace=("s",))
+    answers = [
+        refusal(catalog.as_("ann").rename_table, {"id": ["s", "t"], "new_table_name": "u", "new_namespace_id": [name]})
+        for name in ("d", "x")
+    ]
+    assert {type(answer) for answer in answers} == {NamespaceNotFoundError}
+    assert str(answers[0]) == str(answers[1]).replace("x", "d")
+
+
+def test_batch_is_checked_whole_before_any_of_it_is_done(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.table("s", "mine")
+    catalog.table("theirs")
+    catalog.grant("ann", "create", namespace=("s",))
+    catalog.grant("ann", "all", table=("s", "mine"))
+    ann = catalog.as_("ann")
+    own = [{"declare_table": {"id": ["s", "new"]}}, {"deregister_table": {"id": ["s", "mine"]}}]
+    answer = refusal(ann.batch_commit_tables, {"operations": [*own, {"deregister_table": {"id": ["theirs"]}}]})
+    assert type(answer) is TableNotFoundError
+    assert ann.list_tables({"id": ["s"]}).tables == ["mine"]
+    ann.batch_commit_tables({"operations": [*own, {"deregister_table": {"id": ["s", "new"]}}]})
+    assert ann.list_tables({"id": ["s"]}).tables == []
+
+
+def test_drop_with_skip_of_a_namespace_that_may_not_be_seen_does_nothing_and_says_so_to_nobody(
+    catalog: Catalog,
+) -> None:
+    catalog.namespace("s")
+    ann = catalog.as_("ann")
+    hidden, missing = (ann.drop_namespace({"id": [name], "mode": "Skip"}) for name in ("s", "x"))
+    assert hidden.to_dict() == missing.to_dict()
+    catalog.owner.namespace_exists({"id": ["s"]})
+
+
+def test_undrop_is_for_who_could_drop(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    for name in ("a", "b"):
+        catalog.table("s", name)
+    catalog.grant("ann", "drop,read", table=("s", "a"))
+    catalog.grant("ann", "read", table=("s", "b"))
+    ann = catalog.as_("ann")
+    for name in ("a", "b"):
+        catalog.owner.drop_table({"id": ["s", name]})
+    assert [entry["id"] for entry in ann.call("ListDroppedTables", {})["tables"]] == [["s", "a"]]
+    hidden, missing = (refusal(ann.call, "UndropTable", {"id": ["s", name]}) for name in ("b", "x"))
+    assert str(hidden) == str(missing).replace("x", "b")
+    assert type(refusal(ann.call, "UndropTable", {"id": ["s", "a"]})) is NamespaceNotFoundError  # nothing left to see
+    catalog.grant("ann", "create", namespace=("s",))
+    ann.call("UndropTable", {"id": ["s", "a"]})
+    assert ann.count_table_rows({"id": ["s", "a"]}).count == 3
+
+
+def test_transaction_is_seen_by_who_asked_and_by_who_sees_the_table(catalog: Catalog) -> None:
+    catalog.table("t")
+    catalog.grant("ann", "alter", table=("t",))
+    catalog.grant("bob", "read", table=("t",))
+    ann, bob, eve = (catalog.as_(name) for name in ("ann", "bob", "eve"))
+    made = ann.create_table_index({"id": ["t"], "column": "id", "index_type": "BTREE"}).transaction_id
+    cancel = {"id": [made], "actions": [{"setStatusAction": {"status": "Canceled"}}]}
+    assert bob.describe_transaction({"id": [made]}).status == "Queued"
+    assert type(refusal(bob.alter_transaction, cancel)) is PermissionDeniedError
+    hidden, missing = (refusal(eve.describe_transaction, {"id": [name]}) for name in (made, "nothing"))
+    assert type(hidden) is type(missing) is TransactionNotFoundError
+    assert str(hidden) == str(missing).replace("nothing", made)
+    assert ann.alter_transaction(cancel).status == "Canceled"
+
+
+def test_roles_and_groups_give_what_was_granted_to_them(catalog: Catalog) -> None:
+    catalog.table("t")
+    catalog.store.add_role("analysts")
+    catalog.store.add_member("analysts", "principal:ann")
+    catalog.store.add_member("analysts", "group:night")
+    catalog.grant("role:analysts", "read", table=("t",))
+    catalog.grant("group:day", "use", table=("t",))
+    for name, groups, counts in (("ann", (), True), ("bob", ("night",), True), ("bob", ("day",), False)):
+        twin = catalog.as_(name, *groups)
+        twin.table_exists({"id": ["t"]})
+        if counts:
+            assert twin.count_table_rows({"id": ["t"]}).count == 3
+        else:
+            assert type(refusal(twin.count_table_rows, {"id": ["t"]})) is PermissionDeniedError
+    catalog.store.drop_role("analysts")
+    catalog.changed()
+    assert type(refusal(catalog.as_("ann").table_exists, {"id": ["t"]})) is TableNotFoundError
+
+
+def test_revoke_ends_what_was_granted(catalog: Catalog) -> None:
+    number = catalog.table("t")
+    catalog.grant("ann", "read", table=("t",))
+    ann = catalog.as_("ann")
+    assert ann.count_table_rows({"id": ["t"]}).count == 3
+    catalog.store.revoke("principal:ann", "table", number, 0)
+    catalog.changed()
+    assert type(refusal(ann.count_table_rows, {"id": ["t"]})) is TableNotFoundError

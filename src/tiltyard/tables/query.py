@@ -15,6 +15,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
 from tiltyard.bodies import ArrowAnswer
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -37,7 +39,7 @@ _SMALL = 1000
 """Rows up to which an answer is read at once."""
 
 
-@operation
+@operation(needs=on_table(Privilege.READ))
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Rows by vector, by text, by filter, or all of them.
 
@@ -51,7 +53,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
         return _answer(search)
 
 
-@operation
+@operation(needs=on_table(Privilege.READ))
 def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
     """How a query would run, without running it. Raises what `query_table` raises."""
     search = _nested(ctx, request.id, request.branch, request.query)
@@ -59,7 +61,7 @@ def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlan
         return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in search.scanners()])
 
 
-@operation
+@operation(needs=on_table(Privilege.READ))
 def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlanRequest) -> str:
     """How a query did run: its plan with what each step cost. Raises what `query_table` raises.
 
@@ -80,7 +82,7 @@ def _counts_at_once(ctx: Context, request: models.CountTableRowsRequest) -> bool
         return True  # the operation says it again, as quickly
 
 
-@operation(inline=_counts_at_once)
+@operation(needs=on_table(Privilege.READ), inline=_counts_at_once)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """The number of rows, or of those a predicate holds for. Raises what `query_table` raises."""
     dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset

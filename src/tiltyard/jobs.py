@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,9 +39,19 @@ class Job:
 PIPELINE_JOBS: Mapping[str, str] = {}
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""
 
+
+ENTRY_POINTS = "tiltyard.jobs"
+"""The group of entry points by which packages bring jobs of their own: `name = "their.module"`."""
+
 JobFunction = Callable[["Context", Job], Mapping[str, str] | None]
 
 JOBS: dict[str, JobFunction] = {}
+
+
+@cache
+def pipeline_jobs() -> Mapping[str, str]:
+    """All jobs of the pipeline that are installed, by the module of each: ours, and those of other packages."""
+    return {entry.name: entry.module for entry in entry_points(group=ENTRY_POINTS)} | dict(PIPELINE_JOBS)
 
 
 def job(kind: str) -> Callable[[JobFunction], JobFunction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.cli import main
-from tiltyard.jobs import PIPELINE_JOBS
+from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.pipeline.jobs import find_job, job
 
 if TYPE_CHECKING:
@@ -42,12 +42,14 @@ def tell(
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A job `tell` that needs no session, and what it was given."""
     monkeypatch.setitem(PIPELINE_JOBS, "tell", __name__)
     job("tell", spark=False)(tell)
     SEEN.clear()
-    return SEEN
+    pipeline_jobs.cache_clear()
+    yield SEEN
+    pipeline_jobs.cache_clear()
 
 
 def test_find_job_with_a_name_that_none_has_says_which_there_are(told: dict[str, Any]) -> None:
@@ -79,7 +81,7 @@ def test_checked_with_arguments_that_do_not_fit_names_the_one(
 
 def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], tmp_path: Any) -> None:
     given = ["--on", "id", "--on", "year", "--rename", "a=b=c", "--mode", "append", "--limit", "3", "--strict"]
-    done = CliRunner().invoke(main, ["job", "tell", "here", "films", *given, "--uri", str(tmp_path)])
+    done = CliRunner().invoke(main, ["job", "tell", "here", "films", *given, "--untracked", "--uri", str(tmp_path)])
     assert (done.exit_code, done.output) == (0, "rows: 7\n")
     assert told == {
         "source": "here",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableNotFoundError
 
 from tiltyard.catalog.transactions import transaction_id
-from tiltyard.jobs import PIPELINE_JOBS
+from tiltyard.ids import display
+from tiltyard.jobs import pipeline_jobs
 from tiltyard.modes import TransactionStatus, parse_mode
 from tiltyard.operations import always, operation
 from tiltyard.spec import models
@@ -39,15 +40,21 @@ def queue_job(
     table: Sequence[str] = (),
     spark: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
-    **beginning: Any,
+    owner: str = "",
+    lease_ms: int = LEASE_MS,
 ) -> TransactionRecord:
-    """Queue a job. `record_id` is the table that it works on, `table` its name; `beginning` goes to the store.
+    """Queue a job, or hand it to `owner` at once. `record_id` is the table that it works on, `table` its name.
 
     Raises TableNotFoundError when the table is gone.
     """
     payload = {"arguments": dict(arguments), "table": list(table), "spark": dict(spark or {})}
-    told = {"job": name, **({"table": "$".join(table)} if table else {}), **(properties or {})}
-    return ctx.store.create_transaction(name, record_id, payload, told, asked_by=ctx.principal.name, **beginning)
+    told = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
+
+    def work(catalog: UnitOfWork) -> TransactionRecord:
+        queued = catalog.create_transaction(name, record_id, payload, told, asked_by=ctx.principal.name)
+        return (catalog.claim_job(queued.id, owner, lease_ms) if owner else None) or queued
+
+    return ctx.store.transact(work)
 
 
 @operation
@@ -57,13 +64,10 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     The server does not look into `arguments`: the driver does. The table need not exist, for a job may make it. Raises
     InvalidInputError (no such job, a lease out of bounds).
     """
-    if request.name not in PIPELINE_JOBS:
-        known = ", ".join(sorted(PIPELINE_JOBS))
+    if request.name not in pipeline_jobs():
+        known = ", ".join(sorted(pipeline_jobs()))
         raise InvalidInputError(f"There is no job '{request.name}': choose one of {known}.")
     table = list(table_id(request.table)) if request.table else []
-    beginning: dict[str, Any] = {}
-    if request.owner:
-        beginning = {"status": TransactionStatus.RUNNING, "owner": request.owner, "lease_ms": _lease(request)}
     record = queue_job(
         ctx,
         request.name,
@@ -72,7 +76,8 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         table=table,
         spark=request.spark,
         properties=request.properties,
-        **beginning,
+        owner=request.owner or "",
+        lease_ms=_lease(request) if request.owner else LEASE_MS,
     )
     return models.SubmitJobResponse(job=entry(record))
 
@@ -98,7 +103,7 @@ def claim_job(ctx: Context, request: models.ClaimJobRequest) -> models.ClaimJobR
         _job(ctx, request.job_id)
         record = ctx.store.claim_job(request.job_id, request.owner, lease)
     else:
-        names = tuple(PIPELINE_JOBS) if request.names is None else tuple(set(request.names) & set(PIPELINE_JOBS))
+        names = tuple(pipeline_jobs()) if request.names is None else tuple(set(request.names) & set(pipeline_jobs()))
         waits = bool(names) and ctx.store.work_waits(names)
         record = ctx.store.claim_transaction(request.owner, lease, names) if waits else None
     return models.ClaimJobResponse(job=entry(record) if record else None)
@@ -173,7 +178,7 @@ def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJ
 @operation
 def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsResponse:
     """List jobs, newest first, of all names and statuses or of one. Raises InvalidInputError."""
-    kinds = (request.name,) if request.name else tuple(PIPELINE_JOBS)
+    kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
     found, token = ctx.paging.page(
         f"jobs {request.name} {status}",
@@ -212,7 +217,7 @@ def entry(record: TransactionRecord) -> models.JobEntry:
 def _job(ctx: Context, job_id: str) -> TransactionRecord:
     """A transaction that is a job. Raises TransactionNotFoundError, InvalidTableStateError for other work."""
     record = ctx.store.describe_transaction(job_id)
-    if record.kind not in PIPELINE_JOBS:
+    if record.kind not in pipeline_jobs():
         raise InvalidTableStateError(f"The transaction {job_id} is no job: it is {record.kind}, the server's own work.")
     return record
 

@@ -170,26 +170,29 @@ class JobGroup(click.Group):
     """The jobs of the data pipeline, each imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
-        from tiltyard.jobs import PIPELINE_JOBS
+        """Their names, then those of what steers them."""
+        from tiltyard.cli.job_commands import STEERING
+        from tiltyard.jobs import pipeline_jobs
 
-        return [*sorted(PIPELINE_JOBS), *super().list_commands(ctx)]
+        return [*sorted(pipeline_jobs()), *STEERING]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """A command by its name."""
+        from tiltyard.cli.job_commands import steering_command
         from tiltyard.cli.jobs import job_command
 
-        return super().get_command(ctx, name) or job_command(name, refuse)
+        return steering_command(name, refuse) or job_command(name, refuse)
 
 
 @main.group("job", cls=JobGroup, short_help="Jobs of the data pipeline on Spark.")
 def job() -> None:
-    """Run jobs of the data pipeline.
+    """Run jobs of the data pipeline, here or by a server's workers, and steer those that a catalog knows.
 
     \b
     Examples:
       tiltyard job ingest ./films.parquet films --uri http://127.0.0.1:2333
       tiltyard job ingest --help
+      tiltyard job list --uri http://127.0.0.1:2333
     """
 
 

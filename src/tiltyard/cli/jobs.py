@@ -1,76 +1,174 @@
-"""`tiltyard job …`: the jobs of the data pipeline, run here."""
+"""`tiltyard job …`: the jobs of the data pipeline, run here or by the server's workers."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.jobs import PIPELINE_JOBS
+from tiltyard.cli.bar import progress_bar
+from tiltyard.jobs import pipeline_jobs
+from tiltyard.pipeline.applications import application_facts
+from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.driving import LEASE_MS, CatalogRun, QueuedJob, drive, new_owner, reason, submit
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiltyard.pipeline.places import Connection
+
 Refuse = Callable[[str], NoReturn]
+
+INTERRUPTED = 130
+"""The status of a command that Ctrl-C ended, as shells have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How the command reaches the catalog, and where Spark runs."""
+
+    uri: str
+    properties: tuple[str, ...]
+    storage: tuple[str, ...]
+    master: str | None = None
+    remote: str | None = None
+    conf: tuple[str, ...] = ()
+
+    def connection(self) -> Connection:
+        """The catalog."""
+        return connection(self.uri, pairs(self.properties), pairs(self.storage))
+
+    def session(self, job: RegisteredJob, more: Mapping[str, str] | None = None) -> SparkSession | None:
+        """The session, if the job needs one. Raises SparkMissingError."""
+        if not job.spark:
+            return None
+        config = {**(more or {}), **pairs(self.conf)}
+        return spark_session(self.master, remote=self.remote, name=f"tiltyard {job.name}", config=config)
 
 
 def job_command(name: str, refuse: Refuse) -> click.Command | None:
     """The command of a job; None for a name that no job has."""
-    if name not in PIPELINE_JOBS:
+    if name not in pipeline_jobs():
         return None
     found = find_job(name)
 
-    def run(**given: Any) -> None:
+    def run(submit_it: bool, untracked: bool, **given: Any) -> None:
         own = {parameter.name: _value(parameter, given.pop(parameter.name)) for parameter in found.parameters}
-        try:
-            _run(found, {key: value for key, value in own.items() if value is not None}, **given)
-        except (LanceNamespaceError, RefusedError) as error:
-            refuse(str(error))
+        arguments = {key: value for key, value in own.items() if value is not None}
+        with refusing(refuse):
+            reach = Reach(**given)
+            if submit_it:
+                queued = submit(Calls(reach.connection()), found, arguments, spark=pairs(reach.conf) or None)
+                click.echo(queued.id)
+            elif untracked:
+                _run_untracked(found, found.checked(arguments), reach)
+            else:
+                _run_tracked(found, arguments, reach)
 
     text = inspect.getdoc(found.function) or ""
-    options = [_option(parameter) for parameter in found.parameters]
-    return click.Command(name, callback=run, params=[*options, *_shared()], help=text, short_help=text.split("\n")[0])
+    options = [*(_option(parameter) for parameter in found.parameters), *_modes(), *reach_options(spark=True)]
+    return click.Command(name, callback=run, params=options, help=text, short_help=text.split("\n")[0])
 
 
-def _run(
-    found: RegisteredJob,
-    arguments: Mapping[str, Any],
-    *,
-    uri: str,
-    properties: tuple[str, ...],
-    storage: tuple[str, ...],
-    master: str | None,
-    remote: str | None,
-    conf: tuple[str, ...],
-) -> None:
-    checked = found.checked(arguments)
-    where = connection(uri, _pairs(properties), _pairs(storage))
-    spark: SparkSession | None = None
-    if found.spark:
-        spark = spark_session(master, remote=remote, name=f"tiltyard {found.name}", config=_pairs(conf))
-    for name, value in found.function(LocalRun(), where, spark, **checked).items():
+@contextmanager
+def refusing(refuse: Refuse) -> Iterator[None]:
+    """What is raised here is one sentence to the operator."""
+    try:
+        yield
+    except (LanceNamespaceError, RefusedError) as error:
+        refuse(reason(error) if isinstance(error, LanceNamespaceError) else str(error))
+
+
+def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
+    run = LocalRun()
+    spark = reach.session(job)
+    with _interrupting(run.canceled.set), progress_bar(job.name, lambda: run.figures):
+        try:
+            figures = job.function(run, reach.connection(), spark, **arguments)
+        except RunCanceledError:
+            _interrupted(job.name)
+    _print({name: str(value) for name, value in figures.items()})
+
+
+def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
+    """Begin the job as its driver. The session comes first: without one, there is no job to tell of."""
+    spark = reach.session(job)
+    calls, owner = Calls(reach.connection()), new_owner()
+    drive_here(job, submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS), owner, reach, spark)
+
+
+def drive_here(job: RegisteredJob, queued: QueuedJob, owner: str, reach: Reach, spark: SparkSession | None) -> None:
+    """Drive a job that `owner` has, with a bar; Ctrl-C cancels it. Raises what it fails with."""
+    where = reach.connection()
+    run = CatalogRun(Calls(where), queued, owner)
+    run.progress(**application_facts(spark))
+    arguments = job.checked(queued.arguments)
+    with _interrupting(run.cancel), progress_bar(job.name, run.figures.texts):
+        figures = drive(run, lambda: job.function(run, where, spark, **arguments))
+    if figures is None:
+        _interrupted(queued.id)
+    _print({"job": queued.id, **figures})
+
+
+@contextmanager
+def _interrupting(cancel: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel what runs here; a second one ends the command at once."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        cancel()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupted(what: str) -> NoReturn:
+    click.echo(f"tiltyard: {what} was canceled: nothing was committed.", err=True)
+    raise SystemExit(INTERRUPTED)
+
+
+def _print(figures: Mapping[str, str]) -> None:
+    for name, value in figures.items():
         click.echo(f"{name}: {value}")
 
 
-def _shared() -> list[click.Parameter]:
-    """What all jobs take."""
-    return [
+def reach_options(*, spark: bool) -> list[click.Parameter]:
+    """Options that make a Reach."""
+    catalog = [
         click.Option(["--uri"], required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog."),
         click.Option(
             ["--property", "properties"], multiple=True, help="NAME=VALUE for the catalog's client (header.…)."
         ),
         click.Option(["--storage"], multiple=True, help="NAME=VALUE for the object store, in Lance's keys."),
+    ]
+    where = [
         click.Option(["--master"], help="Where Spark runs: local[*], spark://…, yarn, k8s://…"),
         click.Option(["--remote"], help="A Spark Connect server, sc://…"),
         click.Option(["--conf"], multiple=True, help="NAME=VALUE, a property of Spark."),
+    ]
+    return [*catalog, *(where if spark else [])]
+
+
+def _modes() -> list[click.Parameter]:
+    return [
+        click.Option(["--submit", "submit_it"], is_flag=True, help="Queue it for the server's workers; print its id."),
+        click.Option(["--untracked"], is_flag=True, help="Do not tell the catalog: no transaction, no resuming."),
     ]
 
 
@@ -78,24 +176,23 @@ def _option(parameter: Parameter) -> click.Parameter:
     if parameter.positional and parameter.required:
         return click.Argument([parameter.name])
     flag = f"--{parameter.name.replace('_', '-')}"
+    text = f"NAME=VALUE. {parameter.help}" if parameter.pairs else parameter.help
     if parameter.kind is bool:
-        return click.Option(
-            [f"{flag}/--no-{flag[2:]}" if parameter.default else flag], default=None, is_flag=True, help=parameter.help
-        )
+        names = [f"{flag}/--no-{flag[2:]}" if parameter.default else flag, parameter.name]
+        return click.Option(names, default=None, is_flag=True, help=text)
     kind = click.Choice(parameter.choices) if parameter.choices else {int: int, float: float}.get(parameter.kind, str)
     several = parameter.many or parameter.pairs
-    text = f"NAME=VALUE. {parameter.help}" if parameter.pairs else parameter.help
     return click.Option([flag, parameter.name], type=kind, required=parameter.required, multiple=several, help=text)
 
 
 def _value(parameter: Parameter, given: Any) -> Any:
     """An option's value as the job takes it; None where it was not given."""
     if parameter.pairs:
-        return _pairs(given) or None
+        return pairs(given) or None
     return (list(given) or None) if parameter.many else given
 
 
-def _pairs(given: tuple[str, ...]) -> dict[str, str]:
+def pairs(given: tuple[str, ...]) -> dict[str, str]:
     """NAME=VALUE, each. Raises click.UsageError."""
     parted = [text.partition("=") for text in given]
     for name, equals, _ in parted:

@@ -1,6 +1,7 @@
 """The registry of jobs: how a function becomes `tiltyard job NAME`, and work that a server can queue.
 
-To register one, name its module in `tiltyard.jobs.PIPELINE_JOBS`, and decorate the function there:
+To register one, name its module in `tiltyard.jobs.PIPELINE_JOBS` (another package: in an entry point of the group
+`tiltyard.jobs`), and decorate the function there:
 
     @job("export")
     def export(
@@ -40,7 +41,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.jobs import PIPELINE_JOBS
+from tiltyard.jobs import pipeline_jobs
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 
@@ -137,9 +138,10 @@ def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
 def find_job(name: str) -> RegisteredJob:
     """A job by its name. Raises InvalidInputError for one that does not exist."""
     if name not in _registered:
-        if name not in PIPELINE_JOBS:
-            raise InvalidInputError(f"There is no job '{name}': choose one of {', '.join(sorted(PIPELINE_JOBS))}.")
-        importlib.import_module(PIPELINE_JOBS[name])
+        known = pipeline_jobs()
+        if name not in known:
+            raise InvalidInputError(f"There is no job '{name}': choose one of {', '.join(sorted(known))}.")
+        importlib.import_module(known[name])
     return _registered[name]
 
 

@@ -1,0 +1,110 @@
+"""`tiltyard job list | show | cancel | wait | resume`: steering the jobs that a catalog knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import click
+from lance_namespace.errors import InvalidTableStateError
+
+from tiltyard.cli.bar import progress_bar
+from tiltyard.cli.jobs import Reach, drive_here, reach_options, refusing
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.driving import claim, new_owner
+from tiltyard.pipeline.jobs import find_job
+
+Refuse = Callable[[str], NoReturn]
+
+LOOK_SECONDS = 0.5
+ENDED = ("Succeeded", "Failed", "Canceled")
+
+
+def steering_command(name: str, refuse: Refuse) -> click.Command | None:
+    """The command of this name, if there is one."""
+    if name not in STEERING:
+        return None
+    function, options, spark = STEERING[name]
+
+    def run(**given: Any) -> None:
+        own = {option.name: given.pop(option.name) for option in options if option.name}
+        with refusing(refuse):
+            function(Reach(**given), **own)
+
+    text = function.__doc__ or ""
+    return click.Command(name, callback=run, params=[*options, *reach_options(spark=spark)], help=text, short_help=text)
+
+
+def _list(reach: Reach, name: str | None, status: str | None, limit: int) -> None:
+    """List jobs, newest first."""
+    told = Calls(reach.connection()).call("ListJobs", name=name, status=status, limit=limit)
+    for job in told["jobs"]:
+        begun = datetime.fromtimestamp(job["created_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        share = job["properties"].get("progress")
+        far = f"{float(share):.0%}" if share else ""
+        table = "$".join(job.get("table") or ())
+        click.echo(f"{job['id']}  {begun}  {job['name']:<10} {job['status']:<10} {far:>4}  {table}")
+
+
+def _show(reach: Reach, job_id: str) -> None:
+    """Show a job: what was asked for, where it stands, its figures."""
+    job = Calls(reach.connection()).call("DescribeJob", id=[job_id])["job"]
+    _tell(job)
+
+
+def _cancel(reach: Reach, job_id: str) -> None:
+    """Cancel a job: it stops within a second or so, and commits nothing."""
+    action = {"setStatusAction": {"status": "Canceled"}}
+    Calls(reach.connection()).call("AlterTransaction", id=[job_id], actions=[action])
+    click.echo(f"{job_id}: Canceled")
+
+
+def _wait(reach: Reach, job_id: str) -> None:
+    """Wait until a job has ended, with a bar; the status is 0 if it succeeded."""
+    calls = Calls(reach.connection())
+    job = calls.call("DescribeJob", id=[job_id])["job"]
+    with progress_bar(job["name"], lambda: job["properties"]):
+        while job["status"] not in ENDED:
+            time.sleep(LOOK_SECONDS)
+            job = calls.call("DescribeJob", id=[job_id])["job"]
+    _tell(job)
+    if job["status"] != "Succeeded":
+        raise SystemExit(1)
+
+
+def _resume(reach: Reach, job_id: str) -> None:
+    """Go on here with a job whose driver died, or that failed; what was finished is not done again."""
+    calls, owner = Calls(reach.connection()), new_owner()
+    told = calls.call("DescribeJob", id=[job_id])["job"]
+    if told["status"] in ("Succeeded", "Canceled"):
+        raise InvalidTableStateError(f"The job {job_id} is {told['status']}: there is nothing to resume.")
+    job = find_job(told["name"])
+    spark = reach.session(job, told.get("spark"))
+    drive_here(job, claim(calls, job_id, owner), owner, reach, spark)
+
+
+def _tell(job: Mapping[str, Any]) -> None:
+    head = {"job": job["id"], "name": job["name"], "status": job["status"], "attempts": job["attempts"]}
+    error = {"error": job["error"]} if job.get("error") else {}
+    for name, value in {**head, **error, **job["arguments"], **job["properties"]}.items():
+        click.echo(f"{name}: {value}")
+
+
+_JOB: list[click.Parameter] = [click.Argument(["job_id"], metavar="JOB")]
+STEERING: Mapping[str, tuple[Callable[..., None], list[click.Parameter], bool]] = {
+    "list": (
+        _list,
+        [
+            click.Option(["--name"], help="Only jobs of this name."),
+            click.Option(["--status"], help="Only Queued, Running, Succeeded, Failed or Canceled ones."),
+            click.Option(["--limit"], type=int, default=50, show_default=True, help="How many."),
+        ],
+        False,
+    ),
+    "show": (_show, _JOB, False),
+    "cancel": (_cancel, _JOB, False),
+    "wait": (_wait, _JOB, False),
+    "resume": (_resume, _JOB, True),
+}

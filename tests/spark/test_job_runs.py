@@ -1,0 +1,213 @@
+"""Jobs that a catalog knows: driven from the command line, canceled, killed, resumed; the server killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance_namespace_urllib3_client as generated
+import pytest
+
+from tests.services.server import ServerProcess
+from tests.spark.toys import drivers, install, noted
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import connection
+
+HOME = Path(__file__).resolve().parents[2]
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 30) -> Any:
+    """What a condition gives as soon as it holds."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="session")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that has the toys installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    install(folder)
+    paths = [str(HOME / "src"), str(HOME), str(folder), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> Iterator[ServerProcess]:
+    """A server that has the toys, too."""
+    running = ServerProcess(tmp_path_factory.mktemp("root"), environ=environ)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `tiltyard job …`, on the server unless another --uri is given."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        where = () if "--uri" in words else ("--uri", server.url)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tiltyard", "job", *words, *where],
+                env={**os.environ, **environ},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What a command printed, after it ended well."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return dict(line.split(": ", 1) for line in out.splitlines())
+
+
+def running_job(server: ServerProcess, folder: Path) -> str:
+    """The id of the job that works in a folder, once it is at work."""
+    wait_for(lambda: len(noted(folder)) >= 2)
+    jobs = Calls(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
+    return next(str(job["id"]) for job in jobs if job["arguments"]["folder"] == str(folder))
+
+
+def transaction(server: ServerProcess, job_id: str) -> generated.DescribeTransactionResponse:
+    """A job through upstream's own client."""
+    client = generated.ApiClient(generated.Configuration(host=server.url))
+    return generated.TransactionApi(client).describe_transaction(job_id, generated.DescribeTransactionRequest())
+
+
+def all_steps(number: int) -> list[str]:
+    return [*(f"step {step}" for step in range(number)), "commit"]
+
+
+def test_job_run_here_is_a_transaction_that_succeeded_with_its_figures(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    figures = told(command("toy", str(tmp_path), "--steps", "3"))
+    assert (figures["rows"], figures["progress"]) == ("3", "1.0000")
+    seen = transaction(server, figures["job"])
+    assert seen.status == "Succeeded"
+    assert seen.properties is not None
+    assert {"kind": "toy", "rows": "3", "rows_total": "3", "eta_seconds": "0"}.items() <= seen.properties.items()
+    assert noted(tmp_path) == all_steps(3)
+
+
+def test_job_run_on_a_catalog_in_process_is_known_to_it(
+    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    root = tmp_path / "catalog"
+    root.mkdir()
+    figures = told(command("toy", str(tmp_path), "--uri", str(root)))
+    shown = told(command("show", figures["job"], "--uri", str(root)))
+    assert (shown["status"], shown["rows"], noted(tmp_path)) == ("Succeeded", "5", all_steps(5))
+
+
+def test_job_untracked_is_no_transaction(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    assert told(command("toy", str(tmp_path), "--untracked")) == {"rows": "5"}
+    jobs = Calls(connection(server.url)).call("ListJobs")["jobs"]
+    assert str(tmp_path) not in [job["arguments"]["folder"] for job in jobs]
+
+
+def test_job_that_is_canceled_stops_within_a_second_and_commits_nothing(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = command("toy", str(tmp_path), "--steps", "500", "--pause", "0.05")
+    job_id = running_job(server, tmp_path)
+    action = {"setStatusAction": {"status": "Canceled"}}
+    Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    began = time.monotonic()
+    last = len(noted(tmp_path))
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, "was canceled" in err) == (130, True)
+    assert "commit" not in noted(tmp_path) and len(noted(tmp_path)) - last <= 20  # of 0.05 s each: one second
+    assert time.monotonic() - began < 10  # the process's own end, on a busy machine
+    assert transaction(server, job_id).status == "Canceled"
+
+
+def test_job_that_is_interrupted_is_canceled(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = command("toy", str(tmp_path), "--steps", "500", "--pause", "0.05")
+    job_id = running_job(server, tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert transaction(server, job_id).status == "Canceled"
+    assert "commit" not in noted(tmp_path)
+
+
+def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = command("toy", str(tmp_path), "--steps", "8", "--pause", "0.3")
+    job_id = running_job(server, tmp_path)
+    process.kill()
+    process.wait()
+    done = len(noted(tmp_path))
+    assert transaction(server, job_id).status == "Running"
+    figures = told(command("resume", job_id))
+    steps = noted(tmp_path)
+    # A step that was done and not yet kept when its driver died may be done again: it is the only one.
+    assert sorted(set(steps)) == sorted(all_steps(8)) and len(steps) - len(set(steps)) <= 1
+    assert (figures["rows"], steps[-1], 2 <= done < 8) == ("8", "commit", True)
+    seen = Calls(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    assert (seen["status"], seen["attempts"], len(drivers(tmp_path))) == ("Succeeded", 2, 2)
+
+
+def test_job_whose_server_is_killed_and_replaced_goes_on(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = command("toy", str(tmp_path), "--steps", "30", "--pause", "0.1")
+    job_id = running_job(server, tmp_path)
+    server.kill()
+    server.start()
+    assert told(process)["rows"] == "30"
+    assert noted(tmp_path) == all_steps(30)
+    assert transaction(server, job_id).status == "Succeeded"
+
+
+def test_job_that_fails_says_why_and_can_be_resumed(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = command("toy", str(tmp_path), "--broken")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (1, "", "tiltyard: The toy is broken: take another.\n")
+    jobs = Calls(connection(server.url)).call("ListJobs", name="toy", status="Failed")["jobs"]
+    failed = next(job for job in jobs if job["arguments"]["folder"] == str(tmp_path))
+    assert failed["error"] == "The toy is broken: take another."
+    again = command("resume", failed["id"])
+    again.communicate(timeout=60)
+    assert again.returncode == 1 and noted(tmp_path) == all_steps(5)[:-1]
+
+
+def test_job_list_wait_show_and_cancel_tell_what_the_catalog_knows(
+    server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    queued = command("toy", str(tmp_path), "--submit")
+    job_id = queued.communicate(timeout=60)[0].strip()
+    assert transaction(server, job_id).status == "Queued"
+    assert told(command("cancel", job_id)) == {job_id: "Canceled"}
+    listed = command("list", "--status", "canceled").communicate(timeout=60)[0]
+    assert job_id in listed and "toy" in listed
+    waiting = command("wait", job_id)
+    shown, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 1 and "status: Canceled" in shown
+    ended = command("resume", job_id)
+    assert "nothing to resume" in ended.communicate(timeout=60)[1]

@@ -1,0 +1,80 @@
+"""Jobs that do little, and write down what they do; installed beside the real ones, as another package would be."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.runs import Run
+
+
+def install(folder: Path) -> None:
+    """Make `folder`, once it is on the path, a place where a package with these jobs is installed."""
+    about = folder / "toys-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[tiltyard.jobs]\ntoy = {__name__}\ntoy_on_spark = {__name__}\n")
+
+
+@job("toy", spark=False)
+def toy(
+    run: Run,
+    where: Any,
+    spark: None,
+    folder: Annotated[str, "Where to write down what is done."],
+    *,
+    table: Annotated[str | None, "A table that it works on."] = None,
+    steps: Annotated[int, "How many steps."] = 5,
+    pause: Annotated[float, "Seconds that a step takes."] = 0.0,
+    broken: Annotated[bool, "Whether it fails at its end."] = False,
+) -> Mapping[str, object]:
+    """Go through steps, each once whoever drives, then commit."""
+    log = Path(folder)
+    run.progress(rows=len(run.kept()), rows_total=steps)
+    for step in range(steps):
+        if str(step) in run.kept():
+            continue
+        time.sleep(pause)
+        run.check()
+        _note(log, f"step {step}")
+        run.keep(str(step), "{}")
+        run.progress(rows=step + 1)
+    if broken:
+        raise InvalidInputError("The toy is broken: take another.")
+    run.check()
+    _note(log, "commit")
+    return {"rows": steps}
+
+
+@job("toy_on_spark")
+def toy_on_spark(
+    run: Run, where: Any, spark: Any, folder: Annotated[str, "Where to write down what is done."]
+) -> Mapping[str, object]:
+    """Count on Spark."""
+    run.check()
+    rows = spark.range(1_000).count()
+    _note(Path(folder), f"application {spark.sparkContext.applicationId}")
+    return {"rows": rows, "shuffles": spark.conf.get("spark.sql.shuffle.partitions")}
+
+
+def _note(log: Path, text: str) -> None:
+    with (log / "log").open("a") as file:
+        file.write(f"{os.getpid()} {text}\n")
+
+
+def noted(folder: Path) -> list[str]:
+    """What was done, in order, without who did it."""
+    log = folder / "log"
+    return [line.split(" ", 1)[1] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def drivers(folder: Path) -> set[int]:
+    """The processes that did it."""
+    log = folder / "log"
+    return {int(line.split()[0]) for line in log.read_text().splitlines()} if log.exists() else set()

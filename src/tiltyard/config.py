@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from tiltyard.named_storages import NamedStorage
+from tiltyard.named_storages import complaint as storage_complaint
 from tiltyard.trust import Provider, complaint
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -57,6 +59,9 @@ class Settings:
     )
     storage_options: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "Options of the object store, in Lance's keys."}
+    )
+    storage: Mapping[str, NamedStorage] = field(
+        default_factory=dict, metadata={"help": "Storages by name: where they are, and how clients get in."}
     )
     max_json_bytes: int = field(default=16 << 20, metadata={"help": "Largest JSON body, in bytes."})
     max_upload_bytes: int = field(default=0, metadata={"help": "Largest Arrow body, in bytes; 0 is no limit."})
@@ -142,6 +147,8 @@ def load_settings(
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
     if settings.log_level.lower() not in LOG_LEVELS:
         raise ConfigError(f"The setting log_level cannot be {settings.log_level!r}: {', '.join(LOG_LEVELS)}.")
+    if wrong := storage_complaint(settings.storage):
+        raise ConfigError(wrong)
     _check_identity(settings)
     return settings
 
@@ -177,6 +184,7 @@ def _typed(name: str, value: Any) -> Any:
         "providers": dict[str, Provider],
         "trusted_proxies": tuple[str, ...],
         "storage_options": dict[str, str],
+        "storage": dict[str, NamedStorage],
     }
     default = next(spec.default for spec in fields(Settings) if spec.name == name)
     kind = kinds.get(name, type(default))

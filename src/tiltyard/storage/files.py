@@ -179,3 +179,14 @@ class LocalFiles:
         """See Files."""
         Path(root).mkdir(parents=True, exist_ok=True)
         self.probe(root)
+
+    @staticmethod
+    def ignores_case(folder: str) -> bool:
+        """Whether a folder's file system takes `a` and `A` for one name: a file is made to find out."""
+        name = f".tiltyard-case-{uuid4().hex}"
+        probe = Path(folder, name)
+        try:
+            probe.touch()
+            return Path(folder, name.upper()).exists()
+        finally:
+            probe.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ open those, with any character in them. Locations on object stores are URIs with
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from pathlib import Path
@@ -26,6 +27,8 @@ SCHEMES = ("s3", "gs", "az", "abfss")
 
 _ESCAPED = re.compile(r"%(?:2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CONTAINER = re.compile(rf"{_BUCKET.pattern}(?:@[a-z0-9][a-z0-9.-]*)?")
 
 
 def is_local(location: str) -> bool:
@@ -36,8 +39,11 @@ def is_local(location: str) -> bool:
 def canonical(location: str) -> str:
     """The one spelling of a location: symbolic links resolved on local disks, no closing slash.
 
-    Raises InvalidInputError for what is no plain folder: dot segments, escapes that could become some, queries.
+    Raises InvalidInputError for what is no plain folder, or has several spellings: dot segments, characters that some
+    storage takes for others (full-width dots and slashes, composed letters), escapes, queries.
     """
+    if unicodedata.normalize("NFKC", location) != location:
+        raise InvalidInputError("The location has characters that stand for others: write their plain (NFKC) form.")
     if not location.isprintable() or "\\" in location:
         raise InvalidInputError("The location has control characters or backslashes: leave them out.")
     if _ESCAPED.search(location):
@@ -50,14 +56,17 @@ def canonical(location: str) -> str:
         raise InvalidInputError(
             f"The location's scheme '{kind}' is not supported: use a path, or {', '.join(SCHEMES)}."
         )
-    parts = urlsplit(location)
     if "?" in location or "#" in location:
         raise InvalidInputError("The location has a query or a fragment: leave it out.")
-    if not parts.netloc:
-        raise InvalidInputError("The location names no bucket or container.")
-    path = parts.path.strip("/")
+    if "%" in location:  # Lance decodes it, so that a folder would have two spellings
+        raise InvalidInputError("The location has percent-encoded characters: write them plainly.")
+    bucket, _, path = location.partition("://")[2].partition("/")
+    bucket = bucket if kind in ("s3", "gs") else bucket.lower()
+    if not (_BUCKET if kind in ("s3", "gs") else _CONTAINER).fullmatch(bucket):
+        raise InvalidInputError("The location names no bucket or container, or more than that.")
+    path = path.removesuffix("/")
     _check_segments(path)
-    return f"{kind}://{parts.netloc}/{path}".rstrip("/")
+    return f"{kind}://{bucket}/{path}".rstrip("/")
 
 
 def _path_of(uri: str) -> str:
@@ -89,18 +98,46 @@ def is_below(location: str, root: str) -> bool:
 
 
 def check_below(location: str, roots: Iterable[str]) -> str:
-    """The canonical form of a location below one of the roots, outside any other table's folder.
+    """The canonical form of a location below one of the roots: no root itself, around none, and in no table's folder.
 
     Raises InvalidInputError.
     """
-    found = canonical(location)
-    root = next((root for root in roots if is_below(found, root)), None)
-    if root is None:
+    found, roots = canonical(location), tuple(roots)
+    root = innermost(found, roots)
+    if not root:
         raise InvalidInputError("The location is not below the server's root or one of its allowed roots.")
+    if any(other == found or is_below(other, found) for other in roots):
+        raise InvalidInputError("The location is one of the server's roots, or holds one: choose a folder below it.")
     parents = found[len(root) :].strip("/").split("/")[:-1]
     if any(parent.endswith(SUFFIX) for parent in parents):
         raise InvalidInputError("The location is inside the folder of another table: choose one beside it.")
     return found
+
+
+def innermost(location: str, roots: Iterable[str]) -> str:
+    """The innermost root that a canonical location lies below; empty if there is none."""
+    return max((root for root in roots if is_below(location, root)), key=len, default="")
+
+
+def as_on_disk(location: str, root: str) -> str:
+    """A location below a local root, spelled as the folders are that exist, for a disk that ignores case.
+
+    Raises InvalidInputError for capital letters in the name of a folder that does not exist: it would have two names.
+    """
+    path = Path(root)
+    for name in location[len(root.rstrip("/")) + 1 :].split("/"):
+        there = {other.casefold(): other for other in os.listdir(path)} if path.is_dir() else {}  # noqa: PTH208  # names
+        known = there.get(name.casefold())
+        if known is None and name != name.casefold():
+            raise InvalidInputError("This storage ignores case: write the location in small letters.")
+        path /= known or name
+    return str(path)
+
+
+def check_no_links(location: str) -> None:
+    """Raise InvalidInputError if a local file is reached through a symbolic link: it might lead out of its table."""
+    if is_local(location) and os.path.realpath(location) != location:
+        raise InvalidInputError("The path leads through a symbolic link: name the file itself.")
 
 
 def new_folder(path: Id) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,25 +20,32 @@ from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translated
 from tiltyard.storage.files import Files, FileStat, LocalFiles
 from tiltyard.storage.gathering import Gathering
-from tiltyard.storage.locations import SUFFIX, canonical, check_below, is_below, is_local, new_folder
+from tiltyard.storage.locations import (
+    SUFFIX,
+    as_on_disk,
+    check_below,
+    check_no_links,
+    innermost,
+    is_below,
+    is_local,
+    new_folder,
+)
 from tiltyard.storage.locks import Locks
+from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tiltyard.config import Settings
     from tiltyard.ids import Id
 
-# What a client may learn of the options: how to reach the storage, nothing that lets it in.
-_PUBLIC = re.compile(
-    r"^(?:aws_)?(?:endpoint|endpoint_url|region|default_region|virtual_hosted_style_request)$|^allow_http$"
-)
 _FINAL = re.compile(r"^d?\d+\.manifest$")
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
-class StorageError(Exception):
-    """The storage cannot be used as it is set up; the message says why, for whoever starts the server."""
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 class Storage:
@@ -46,15 +54,16 @@ class Storage:
     Methods raise ServiceUnavailableError and PermissionDeniedError for a storage that does not answer or refuses.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], int] = now_ms) -> None:
         """Know the roots; `prepare` looks at them. Raises StorageError for a root that cannot be one."""
-        self._options = dict(settings.storage_options)
-        self.root = _root(settings.root)
-        self._roots = (self.root, *map(_root, settings.allowed_roots))
+        self.places = Places(settings, clock)
+        self.root = self.places.first.root
+        self._roots = self.places.roots
         self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes)
         self.appends = Gathering()
         self.locks = Locks()
         self._files: dict[str, Files] = {"": LocalFiles()}
+        self._ignoring_case: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -79,29 +88,34 @@ class Storage:
             raise ServiceUnavailableError("The storage does not answer.") from error
 
     def files(self, location: str) -> Files:
-        """What reads and writes the files at a location."""
+        """What reads and writes the files at a location. Raises PermissionDeniedError outside the roots."""
+        place = self.places.of(location)
         if is_local(location):
             return self._files[""]
         parts = urlsplit(location)
         base = f"{parts.scheme}://{parts.netloc}"
+        key = f"{place.storage} {base}"
         with self._lock:
-            if base not in self._files:
+            if key not in self._files:
                 from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
 
-                self._files[base] = ObjectFiles(base, self._options)
-            return self._files[base]
+                self._files[key] = ObjectFiles(base, place.options)
+            return self._files[key]
 
     def new_location(self, path: Id) -> str:
         """A location for a new table, right under the root."""
         return f"{self.root}/{new_folder(path)}"
 
     def check_location(self, location: str) -> str:
-        """The canonical form of a location that a client names.
+        """The canonical form of a location that a client names: the one check that all of them pass.
 
-        Raises InvalidInputError unless it is a folder of its own below the root or an allowed root.
+        Raises InvalidInputError unless it is a folder of its own below the root or an allowed root; whether it is
+        another table's, or around or inside one, the catalog knows and checks when the table is entered.
         """
         found = check_below(location, self._roots)
         with lance_errors():
+            if is_local(found) and self._ignores_case(root := innermost(found, self._roots)):
+                found = as_on_disk(found, root)
             files = self.files(found)
             if files.is_file(found):
                 raise InvalidInputError("The location is a file: name a folder.")
@@ -109,13 +123,21 @@ class Storage:
                 raise InvalidInputError("The location holds other tables: name the folder of one.")
         return found
 
+    def _ignores_case(self, root: str) -> bool:
+        if root not in self._ignoring_case:
+            self._ignoring_case[root] = LocalFiles.ignores_case(root)
+        return self._ignoring_case[root]
+
     def options(self, location: str) -> dict[str, str]:
-        """Options with which Lance opens a location; those of the object store, none on local disks."""
-        return {} if is_local(location) else dict(self._options)
+        """Options with which Lance opens a location; those of its storage, none on local disks.
+
+        Raises PermissionDeniedError for a location outside the roots: nothing there is read.
+        """
+        return dict(self.places.of(location).options)
 
     def public_options(self, location: str) -> dict[str, str]:
         """Options that any client may be told: the endpoint, the region, never a credential."""
-        return {name: value for name, value in self.options(location).items() if _PUBLIC.match(name.lower())}
+        return self.places.of(location).public
 
     def table_uri(self, location: str) -> str:
         """A location as a URI with a scheme."""
@@ -171,7 +193,9 @@ class Storage:
             raise InvalidInputError("The path is not inside the table's folder.")
         if not relative.isprintable() or "\\" in relative or "%" in relative:
             raise InvalidInputError("The path has characters that no file of a table has.")
-        return f"{location}/{relative}"
+        target = f"{location}/{relative}"
+        check_no_links(target)
+        return target
 
     def read_file(self, location: str, path: str) -> bytes:
         """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""
@@ -218,11 +242,3 @@ def _existing(found: FileStat | None) -> FileStat:
     if found is None:
         raise InvalidInputError("There is no staged manifest at this path: write it first.")
     return found
-
-
-def _root(root: str) -> str:
-    """A root in its canonical form; a relative one is taken from the working folder. Raises StorageError."""
-    try:
-        return canonical(root if "://" in root else str(Path(root).expanduser().absolute().resolve()))
-    except InvalidInputError as error:
-        raise StorageError(f"The root {root} cannot be used: {error}") from error

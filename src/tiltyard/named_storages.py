@@ -1,0 +1,120 @@
+"""Storages by name: where they are, how the server gets in, and whether it hands out credentials for them.
+
+Secrets are never in the settings themselves: a setting says where one is, `env:NAME` or `file:PATH`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+LEAST_LIFETIME, MOST_LIFETIME = 900, 43200
+"""Seconds: what AWS allows a role's session; Azure and Google take the same."""
+
+_NAME = re.compile(r"[\w-]+", re.ASCII)
+_REFERENCE = re.compile(r"(env|file):(.+)")
+_SECRET = re.compile(r"secret|key|token|password|sas|credential|signature", re.IGNORECASE)
+
+
+class SecretError(Exception):
+    """A secret that is not where the settings say; the message names the place, never the secret."""
+
+
+class NamedStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One storage. All tables below `uri` are reached with it; the storage with the longest `uri` counts.
+
+    `credentials` holds references to secrets, under the keys that Lance reads; `options` what is no secret. With
+    `vend` the server hands out credentials for one table's folder that live for `lifetime` seconds; on S3 they are of
+    the `role`, on Google Cloud of the service account `role` where one is named. `kms_key` is the ARN of the key that
+    encrypts an S3 bucket.
+    """
+
+    uri: str
+    endpoint: str = ""
+    region: str = ""
+    account: str = ""
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+    credentials: dict[str, str] = msgspec.field(default_factory=dict)
+    vend: bool = False
+    role: str = ""
+    external_id: str = ""
+    sts_endpoint: str = ""
+    kms_key: str = ""
+    lifetime: int = 3600
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the URI, in lower case; "file" for a path."""
+        return self.uri.partition("://")[0].lower() if "://" in self.uri else "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """The secrets of a storage, read; they show in no text."""
+
+    values: Mapping[str, str] = field(repr=False)
+
+    def get(self, *names: str) -> str | None:
+        """The first one there is of these; names are in any case."""
+        folded = {name.lower(): value for name, value in self.values.items()}
+        return next((folded[name] for name in names if name in folded), None)
+
+
+def read_secrets(name: str, storage: NamedStorage, environ: Mapping[str, str] = os.environ) -> Secrets:
+    """What the references of a storage point at. Raises SecretError."""
+    return Secrets({key: _read(name, reference, environ) for key, reference in storage.credentials.items()})
+
+
+def _read(name: str, reference: str, environ: Mapping[str, str]) -> str:
+    kind, _, place = reference.partition(":")
+    if kind == "env":
+        if not environ.get(place):
+            raise SecretError(f"The storage {name} needs the variable {place}: set it.")
+        return environ[place]
+    try:
+        return Path(place).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SecretError(f"The storage {name} needs the file {place}, which cannot be read.") from error
+
+
+def complaint(storages: Mapping[str, NamedStorage]) -> str | None:
+    """What is wrong with the storages, as one sentence; None if nothing is. Secrets are not looked at."""
+    seen: dict[str, str] = {}
+    for name, storage in storages.items():
+        if not _NAME.fullmatch(name):
+            return f"A storage's name has letters, digits, - and _: it cannot be {name!r}."
+        if (other := seen.get(storage.uri.rstrip("/"))) is not None:
+            return f"The storages {other} and {name} have the same uri: take one away."
+        seen[storage.uri.rstrip("/")] = name
+        if wrong := _wrong(storage):
+            return f"The storage {name} {wrong}"
+    return None
+
+
+def _wrong(storage: NamedStorage) -> str | None:
+    for key, reference in storage.credentials.items():
+        if not _REFERENCE.fullmatch(reference):
+            return f"has a secret in plain sight ({key}): write env:NAME or file:PATH."
+    if plain := [key for key in storage.options if _SECRET.search(key)]:
+        return f"has {plain[0]} among its options: it belongs to its credentials, by reference."
+    if not storage.uri:
+        return "needs a uri."
+    if not LEAST_LIFETIME <= storage.lifetime <= MOST_LIFETIME:
+        return f"has a lifetime of {storage.lifetime}: {LEAST_LIFETIME} to {MOST_LIFETIME} seconds."
+    if not storage.vend:
+        return (
+            "has a role and hands out no credentials: set vend = true, or leave the role out." if storage.role else None
+        )
+    match storage.scheme:
+        case "s3":
+            return None if storage.role else "needs the role that it hands out sessions of: set role."
+        case "az" | "abfss":
+            return None if storage.account else "needs the name of its storage account: set account."
+        case "gs":
+            return None
+    return "hands out no credentials: it is no object store; leave vend out."

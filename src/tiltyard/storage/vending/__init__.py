@@ -1,0 +1,55 @@
+"""Credentials for clients that read and write tables by themselves: for one folder each, and for a while.
+
+What each provider needs is imported only for a storage that hands out credentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tiltyard.storage.vending.folder import Credentials, Folder, Vendor
+from tiltyard.storage.vending.sharing import Shared, refresh_offset
+
+if TYPE_CHECKING:
+    from tiltyard.named_storages import NamedStorage, Secrets
+
+__all__ = ["Credentials", "Folder", "MissingVendorError", "Shared", "Vendor", "open_vendor", "refresh_offset"]
+
+_EXTRAS = {"s3": "aws", "az": "azure", "abfss": "azure", "gs": "gcp"}
+
+
+class MissingVendorError(Exception):
+    """The packages that a provider needs are not installed; the message says how to get them."""
+
+
+def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
+    """A vendor for a storage, its credentials shared by all callers.
+
+    Raises MissingVendorError, ValueError for credentials of the storage that cannot be used.
+    """
+    extra = _EXTRAS[storage.scheme]
+    try:
+        made = _made(extra, storage, secrets, clock)
+    except ImportError as error:
+        raise MissingVendorError(
+            f"To hand out credentials for {storage.uri}, more packages are needed ({error.name} is missing): "
+            f'pip install "tiltyard[{extra}]".'
+        ) from error
+    return Shared(made, clock)
+
+
+def _made(extra: str, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
+    match extra:
+        case "aws":
+            from tiltyard.storage.vending.aws import AwsVendor  # noqa: PLC0415  # an extra
+
+            return AwsVendor(storage, secrets, clock)
+        case "azure":
+            from tiltyard.storage.vending.azure import AzureVendor  # noqa: PLC0415  # an extra
+
+            return AzureVendor(storage, secrets, clock)
+        case _:
+            from tiltyard.storage.vending.google import GoogleVendor  # noqa: PLC0415  # an extra
+
+            return GoogleVendor(storage, secrets, clock)

@@ -1,0 +1,55 @@
+"""What credentials are for, and what they are: one table's folder, and options that Lance reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A table's folder on an object store; `path` has a slash at neither end, and is not empty."""
+
+    bucket: str
+    path: str
+
+    @classmethod
+    def of(cls, location: str) -> Folder:
+        """The folder of a canonical location, such as s3://bucket/tables/t. Raises ValueError for a whole bucket."""
+        parts = urlsplit(location)
+        bucket, path = parts.netloc.partition("@")[0], location.partition("://")[2].partition("/")[2].strip("/")
+        if not bucket or not path:
+            raise ValueError(f"no folder inside a bucket: {location}")
+        return cls(bucket, path)
+
+    @property
+    def inside(self) -> str:
+        """What the names of all objects in it begin with, and no other's: the path with a closing slash."""
+        return f"{self.path}/"
+
+    @property
+    def session(self) -> str:
+        """A name for logs of the provider: letters, digits and hyphens, the same for the same folder."""
+        return f"tiltyard-{blake2b(f'{self.bucket}/{self.path}'.encode(), digest_size=12).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Options with credentials in them, and the times (milliseconds since 1970) between which they live."""
+
+    options: Mapping[str, str] = field(repr=False)
+    issued_at: int
+    expires_at: int
+
+
+class Vendor(Protocol):
+    """Whoever makes credentials, and blocks while it asks its provider. Safe to use from several threads."""
+
+    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+        """Credentials for all files of a folder, and for nothing else; to read, or to write and delete as well.
+
+        Raises ServiceUnavailableError for a provider that does not answer or refuses.
+        """

@@ -1,0 +1,84 @@
+"""Credentials for Google Cloud Storage: tokens that a credential access boundary narrows to a folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+import google.auth
+from google.auth import downscoped, impersonated_credentials
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import Request
+from google.oauth2 import service_account
+from lance_namespace.errors import ServiceUnavailableError
+
+from tiltyard.storage.vending.folder import Credentials, Folder
+from tiltyard.storage.vending.policies import gcs_condition, gcs_permissions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiltyard.named_storages import NamedStorage, Secrets
+
+log = logging.getLogger("tiltyard.storage")
+
+_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+_MOST_IMPERSONATED = 3600
+
+
+class GoogleVendor:
+    """Narrows tokens of the storage's service account, of the role it takes on, or of the host's account.
+
+    A token lives as long as the one it was made from: an hour, or `lifetime` where a role is taken on.
+    """
+
+    def __init__(
+        self,
+        storage: NamedStorage,
+        secrets: Secrets,
+        clock: Callable[[], int],
+        transport: Callable[..., Any] | None = None,
+    ) -> None:
+        """Be ready to ask; nothing is sent yet. Raises ValueError for a service account's key that is none."""
+        self._storage = storage
+        self._clock = clock
+        self._transport = transport or Request()
+        self._source = _source(storage, secrets)
+
+    def vend(self, folder: Folder, *, writable: bool) -> Credentials:
+        """See Vendor."""
+        rule = downscoped.AccessBoundaryRule(
+            available_resource=f"//storage.googleapis.com/projects/_/buckets/{folder.bucket}",
+            available_permissions=gcs_permissions(writable=writable),
+            availability_condition=downscoped.AvailabilityCondition(gcs_condition(folder)),
+        )
+        issued_at = self._clock()
+        try:
+            # A new token of the source for each: one that it has kept may be near its end.
+            self._source.refresh(self._transport)
+            narrowed = downscoped.Credentials(self._source, downscoped.CredentialAccessBoundary([rule]))
+            narrowed.refresh(self._transport)
+        except GoogleAuthError as error:
+            log.warning("no downscoped token for the storage at %s: %s", self._storage.uri, error)
+            raise ServiceUnavailableError(
+                "The storage hands out no credentials now: leave vend_credentials out, or try again in a moment."
+            ) from error
+        assert narrowed.expiry is not None  # a refresh that did not raise set both
+        assert narrowed.token is not None
+        expires = narrowed.expiry.replace(tzinfo=UTC)
+        return Credentials({"google_storage_token": narrowed.token}, issued_at, int(expires.timestamp() * 1000))
+
+
+def _source(storage: NamedStorage, secrets: Secrets) -> Any:
+    key = secrets.get("google_service_account_key", "service_account_key")
+    if key:
+        source = service_account.Credentials.from_service_account_info(json.loads(key), scopes=_SCOPES)
+    else:
+        source, _ = google.auth.default(scopes=_SCOPES)
+    if not storage.role:
+        return source
+    return impersonated_credentials.Credentials(
+        source, storage.role, target_scopes=_SCOPES, lifetime=min(storage.lifetime, _MOST_IMPERSONATED)
+    )

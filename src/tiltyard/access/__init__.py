@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
-__all__ = ["ALL", "Access", "Privilege", "Rights", "roles_of", "table_privileges"]
+__all__ = ["ALL", "Access", "Privilege", "Rights", "is_administrator", "roles_of", "table_privileges"]
+
+
+def is_administrator(ctx: Context) -> bool:
+    """Whether the one who asks may do everything: by itself, or by a grant on the server."""
+    return ctx.principal.administrator or bool(ctx.access.of(ctx.principal).server & Privilege.ADMINISTER)
 
 
 def roles_of(ctx: Context) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.access.privileges import Privilege
-from tiltyard.access.seeing import refused, rights_of
+from tiltyard.access.seeing import check_server, refused, rights_of, seen_namespace, seen_table
+from tiltyard.ids import table_id
 from tiltyard.operations import Needs
 
 if TYPE_CHECKING:
@@ -36,14 +37,30 @@ def _admit(wanted: int) -> Callable[[Context, Any], Context]:
 
 
 def _bits(ctx: Context, record: TransactionRecord) -> int:
-    """What one may do with the table of a transaction; without one, only the whole server counts."""
+    """What one may do with the table of a transaction; without one, what one may do with the whole server."""
     rights = rights_of(ctx)
     if record.table_id is not None:
         with suppress(TableNotFoundError):
             table = ctx.store.table_by_id(record.table_id)
             return rights.on_table(table.id, table.namespace_id)
-    return rights.server if rights.server & Privilege.ADMINISTER else 0
+    return rights.server
+
+
+def _submit(ctx: Context, request: Any) -> Context:
+    """A job may make its table: until that is there, the namespace counts."""
+    wanted = Privilege.RUN_UDFS.value
+    if not request.table:
+        check_server(ctx, wanted)
+        return ctx
+    path = table_id(request.table)
+    try:
+        seen_table(ctx, path, wanted)
+    except TableNotFoundError:
+        seen_namespace(ctx, path[:-1], wanted)
+    return ctx
 
 
 DESCRIBE_TRANSACTION = Needs("to have asked for it, or `use` on its table", _admit(Privilege.USE.value))
+SUBMIT_JOB = Needs("`run_udfs` on its table, on the namespace of one to be made, without one on the server", _submit)
+OWN_JOB = Needs("to have asked for it, or `run_udfs` on its table", _admit(Privilege.RUN_UDFS.value))
 ALTER_TRANSACTION = Needs("to have asked for it, or `alter` on its table", _admit(Privilege.ALTER.value))

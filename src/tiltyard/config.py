@@ -32,6 +32,8 @@ BOUNDS = {
     "token_life": (60, 86400),
     "retention_days": (0, 36500),
     "gc_safety_days": (0, 36500),
+    "spark_jobs": (1, 64),
+    "spark_index_rows": (0, 1 << 50),
 }
 """The least and the most that a setting may be."""
 
@@ -103,6 +105,28 @@ class Settings:
     trusted_proxies: tuple[str, ...] = field(
         default=(), metadata={"help": "Addresses or networks of proxies whose forwarded headers are believed."}
     )
+    spark: str = field(
+        default="off", metadata={"help": "Where jobs of the pipeline run: off, local, a master of Spark, or sc://…"}
+    )
+    spark_jobs: int = field(default=1, metadata={"help": "How many jobs of the pipeline run here at once."})
+    spark_conf: Mapping[str, str] = field(default_factory=dict, metadata={"help": "Properties of Spark, for all jobs."})
+    spark_uri: str = field(
+        default="",
+        metadata={"help": "The server that jobs talk to [default: the catalog's database, from their own process]."},
+    )
+    spark_client: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "Properties of the jobs' client, such as header.Authorization."}
+    )
+    spark_events: str = field(
+        default="", metadata={"help": "Folder for Spark's event logs [default: below a local root; else none]."}
+    )
+    spark_index_rows: int = field(
+        default=0, metadata={"help": "Tables of so many rows have their indexes built by a Spark job; 0: none."}
+    )
+    udfs: bool = field(
+        default=False, metadata={"help": "Whether clients may declare columns that their code computes."}
+    )
+    udf_images: tuple[str, ...] = field(default=(), metadata={"help": "Container images that such columns may name."})
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 
     @property
@@ -185,6 +209,9 @@ def _typed(name: str, value: Any) -> Any:
         "trusted_proxies": tuple[str, ...],
         "storage_options": dict[str, str],
         "storage": dict[str, NamedStorage],
+        "spark_client": dict[str, str],
+        "spark_conf": dict[str, str],
+        "udf_images": tuple[str, ...],
     }
     default = next(spec.default for spec in fields(Settings) if spec.name == name)
     kind = kinds.get(name, type(default))

@@ -146,6 +146,13 @@ def test_signing_key_signs_for_a_while_and_verifies_longer(store: Store, clock: 
     assert store.signing_key(first.id, 20 * HOUR_MS) is None
 
 
+def test_forget_signing_keys_ends_all_and_says_so(store: Store, clock: Clock) -> None:
+    key = store.add_signing_key(HOUR_MS)
+    before = store.generation(IDENTITY)
+    store.forget_signing_keys()
+    assert store.signing_key(key.id, HOUR_MS) is None and store.generation(IDENTITY) > before
+
+
 def test_create_transaction_keeps_who_asked(store: Store) -> None:
     asked = store.create_transaction("work", None, {}, {}, asked_by="ann")
     alone = store.create_transaction("work", None, {}, {}, TransactionStatus.SUCCEEDED)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from tiltyard import __version__
-from tiltyard.config import ConfigError, Settings, load_settings
-
-Command = Callable[..., None]
+from tiltyard.cli.key_commands import key, principal
+from tiltyard.cli.options import DATABASE, refuse, settings_options
+from tiltyard.config import Settings
 
 SERVE = (
     *("root", "db", "host", "port", "workers", "jobs"),
@@ -21,48 +17,7 @@ SERVE = (
     *("retention_days", "log_level"),
 )
 WORKER = ("root", "db", "jobs", "log_level")
-DATABASE = ("root", "db")
 UPKEEP = ("root", "db", "gc_safety_days")
-
-
-def settings_options(*names: str) -> Callable[[Command], Command]:
-    """Options for these settings; the command gets `settings`, from flags, variables and the settings file.
-
-    What the command itself takes besides is handed on as it is.
-    """
-    specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
-
-    def decorate(command: Command) -> Command:
-        def run(config: Path | None, **flags: Any) -> None:
-            own = {name: flags.pop(name) for name in list(flags) if name not in specs}
-            try:
-                command(load_settings(flags, config), **own)
-            except ConfigError as error:
-                refuse(str(error))
-
-        run.__doc__ = command.__doc__
-        for name in reversed(names):
-            spec = specs[name]
-            kind = type(spec.default) if isinstance(spec.default, int | float) else str
-            shown = f"  [default: {spec.default}]" if spec.default not in ("", dataclasses.MISSING) else ""
-            text = f"{spec.metadata['help']}{shown}"
-            flag = f"--{name.replace('_', '-')}"
-            if kind is bool:
-                run = click.option(flag, name, is_flag=True, default=None, help=spec.metadata["help"])(run)
-            else:
-                run = click.option(flag, name, type=kind, default=None, help=text)(run)
-        shared = click.option(
-            "--config", type=click.Path(path_type=Path), help="A TOML file of settings; also TILTYARD_CONFIG."
-        )
-        return shared(run)
-
-    return decorate
-
-
-def refuse(message: str) -> NoReturn:
-    """Stop with one sentence and status 1."""
-    click.echo(f"tiltyard: {message}", err=True)
-    sys.exit(1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -194,6 +149,10 @@ def job() -> None:
       tiltyard job ingest --help
       tiltyard job list --uri http://127.0.0.1:2333
     """
+
+
+main.add_command(key)
+main.add_command(principal)
 
 
 @main.group("db", short_help="Look after the catalog's database.")

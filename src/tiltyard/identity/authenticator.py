@@ -91,6 +91,7 @@ class Authenticator:
 
         Raises UnauthenticatedError, ServiceUnavailableError.
         """
+        self._refreshed()
         key, owner = proven(self._store, secret.encode(), self._clock())
         if client_id not in (owner.name, key.id):
             raise UnauthenticatedError("This API key is another client's.")

@@ -96,8 +96,25 @@ def existing_key(store: Store | UnitOfWork, id_: str) -> KeyRecord:
     """The key of this id. Raises InvalidInputError."""
     found = store.describe_key(id_)
     if found is None:
-        raise InvalidInputError(f"There is no key {id_}: the list of keys shows the ids.")
+        raise no_such_key(id_)
     return found[0]
+
+
+def no_such_key(id_: str) -> InvalidInputError:
+    """What is raised where there is no key of an id, for the one who asks."""
+    return InvalidInputError(f"There is no key {id_}: the list of keys shows the ids.")
+
+
+def alter_principal(store: Store, name: str, administrator: bool | None, disabled: bool | None) -> PrincipalRecord:
+    """Change what is not None of a principal, who is made if there is none of this name."""
+
+    def work(catalog: UnitOfWork) -> PrincipalRecord:
+        catalog.add_principal(name, administrator=False)
+        altered = catalog.alter_principal(name, administrator, disabled)
+        assert altered is not None
+        return altered
+
+    return store.transact(work)
 
 
 def proven(store: Store, text: bytes, now_ms: int) -> tuple[KeyRecord, PrincipalRecord]:

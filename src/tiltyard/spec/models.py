@@ -36,6 +36,18 @@ class AddColumnsEntry(Model, kw_only=True):
     virtual_column: AddVirtualColumnEntry | None = None
 
 
+class AddRoleMemberRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    role: str
+    member: str
+    member_kind: str | None = None
+
+
+class AddRoleMemberResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class AddVirtualColumnEntry(Model, kw_only=True):
     input_columns: list[str]
     outputs: list[AddVirtualColumnOutputEntry] | None = None
@@ -65,6 +77,19 @@ class AlterColumnsEntry(Model, kw_only=True):
     rename: str | None = None
     nullable: bool | None = None
     virtual_column: AlterVirtualColumnEntry | None = None
+
+
+class AlterPrincipalRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    principal: str
+    administrator: bool | None = None
+    disabled: bool | None = None
+
+
+class AlterPrincipalResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    principal: PrincipalEntry
 
 
 class AlterTableAddColumnsRequest(Model, kw_only=True):
@@ -233,6 +258,16 @@ class AnalyzeTableQueryPlanResponse(Model, kw_only=True):
     analysis: str
 
 
+class ApiKey(Model, kw_only=True):
+    key_id: str
+    principal: str
+    note: str | None = None
+    created_at_millis: Int64
+    expires_at_millis: Int64 | None = None
+    revoked_at_millis: Int64 | None = None
+    last_used_at_millis: Int64 | None = None
+
+
 class AuditEntry(Model, kw_only=True):
     address: str
     at_millis: Int64
@@ -319,6 +354,24 @@ class BranchContents(Model, kw_only=True):
     createAt: Count64
     manifestSize: Count64
     metadata: dict[str, str] | None = None
+
+
+class CheckPrivilegesRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    object_kind: str
+    id: list[str] | None = None
+    grantee: str | None = None
+    grantee_kind: str | None = None
+    groups: list[str] | None = None
+    privileges: list[str] | None = None
+
+
+class CheckPrivilegesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    allowed: bool
+    privileges: list[str]
+    missing: list[str]
 
 
 class ClaimJobRequest(Model, kw_only=True):
@@ -424,6 +477,21 @@ class CountTableRowsRequest(Model, kw_only=True):
     predicate: str | None = None
 
 
+class CreateApiKeyRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    principal: str
+    administrator: bool | None = None
+    note: str | None = None
+    expires_in_seconds: Int64 | None = None
+
+
+class CreateApiKeyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    api_key: str
+    key: ApiKey
+
+
 class CreateEmptyTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -481,6 +549,16 @@ class CreateNamespaceResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     transaction_id: str | None = None
     properties: dict[str, str] | None = None
+
+
+class CreateRoleRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    role: str
+
+
+class CreateRoleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
 
 
 class CreateTableBranchRequest(Model, kw_only=True):
@@ -789,6 +867,16 @@ class DropNamespaceResponse(Model, kw_only=True):
     transaction_id: list[str] | None = None
 
 
+class DropRoleRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    role: str
+
+
+class DropRoleResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class DropTableIndexRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -928,6 +1016,31 @@ class GetTableTagVersionResponse(Model, kw_only=True):
     branch: str | None = None
 
 
+class Grant(Model, kw_only=True):
+    grantee: str
+    grantee_kind: str
+    object_kind: str
+    id: list[str] | None = None
+    privileges: list[str]
+    granted_by: str
+    granted_at_millis: Int64
+
+
+class GrantPrivilegesRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    object_kind: str
+    id: list[str] | None = None
+    grantee: str
+    grantee_kind: str | None = None
+    privileges: list[str]
+
+
+class GrantPrivilegesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    privileges: list[str]
+
+
 class Identity(Model, kw_only=True):
     api_key: str | None = None
     auth_token: str | None = None
@@ -1021,6 +1134,20 @@ class ListAllTablesRequest(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListApiKeysRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+    principal: str | None = None
+
+
+class ListApiKeysResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    keys: list[ApiKey]
+    page_token: str | None = None
+
+
 class ListAuditRecordsRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     identity: Identity | None = None
@@ -1066,6 +1193,23 @@ class ListDroppedTablesResponse(Model, kw_only=True):
     tables: list[DroppedTable]
 
 
+class ListGrantsRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    object_kind: str | None = None
+    id: list[str] | None = None
+    grantee: str | None = None
+    grantee_kind: str | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListGrantsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    grants: list[Grant]
+    page_token: str | None = None
+
+
 class ListJobPartsRequest(Model, kw_only=True):
     context: dict[str, str] | None = None
     id: list[str] | None = None
@@ -1106,6 +1250,32 @@ class ListNamespacesRequest(Model, kw_only=True):
 class ListNamespacesResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     namespaces: list[str]
+    page_token: str | None = None
+
+
+class ListPrincipalsRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListPrincipalsResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    principals: list[PrincipalEntry]
+    page_token: str | None = None
+
+
+class ListRolesRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    limit: Int32 | None = None
+    page_token: str | None = None
+
+
+class ListRolesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    roles: list[RoleEntry]
     page_token: str | None = None
 
 
@@ -1310,6 +1480,13 @@ class PrewarmTablePageCacheResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
 
 
+class PrincipalEntry(Model, kw_only=True):
+    name: str
+    administrator: bool
+    disabled: bool
+    created_at_millis: Int64
+
+
 class QueryTableColumns(Model, kw_only=True):
     column_names: list[str] | None = None
     column_aliases: dict[str, str] | None = None
@@ -1394,6 +1571,18 @@ class RegisterTableResponse(Model, kw_only=True):
     properties: dict[str, str] | None = None
 
 
+class RemoveRoleMemberRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    role: str
+    member: str
+    member_kind: str | None = None
+
+
+class RemoveRoleMemberResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+
+
 class RenameTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1436,6 +1625,57 @@ class RestoreTableRequest(Model, kw_only=True):
 class RestoreTableResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
     transaction_id: str | None = None
+
+
+class RevokeApiKeyRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    key_id: str
+
+
+class RevokeApiKeyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    key: ApiKey
+
+
+class RevokePrivilegesRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    object_kind: str
+    id: list[str] | None = None
+    grantee: str
+    grantee_kind: str | None = None
+    privileges: list[str]
+
+
+class RevokePrivilegesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    privileges: list[str]
+
+
+class RoleEntry(Model, kw_only=True):
+    name: str
+    members: list[RoleMember]
+
+
+class RoleMember(Model, kw_only=True):
+    name: str
+    kind: str
+
+
+class RotateApiKeyRequest(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    identity: Identity | None = None
+    key_id: str
+    overlap_seconds: Int64 | None = None
+    note: str | None = None
+    expires_in_seconds: Int64 | None = None
+
+
+class RotateApiKeyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    api_key: str
+    key: ApiKey
 
 
 class StringFtsQuery(Model, kw_only=True):
@@ -1595,3 +1835,18 @@ class UpdateTableTagResponse(Model, kw_only=True):
 class VersionRange(Model, kw_only=True):
     start_version: Int64
     end_version: Int64
+
+
+class WhoAmIRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+
+
+class WhoAmIResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    principal: str
+    groups: list[str]
+    roles: list[str]
+    administrator: bool
+    method: str
+    privileges: list[str]

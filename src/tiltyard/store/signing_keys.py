@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import secrets
 
+from tiltyard.store.generations import COUNT_UP
 from tiltyard.store.identity_records import SigningKey
+from tiltyard.store.principals import IDENTITY
 from tiltyard.store.scope import Scope, reads, writes
 
 VALUE_BYTES = 32
@@ -36,6 +38,12 @@ class SigningKeys(Scope):
         id_, value = secrets.token_hex(ID_BYTES), secrets.token_hex(VALUE_BYTES)
         self.connection.change(ADD, id_, value, now)
         return SigningKey(id_, bytes.fromhex(value), now)
+
+    @writes
+    def forget_signing_keys(self) -> None:
+        """End all tokens that were signed until now."""
+        self.connection.change(FORGET, self._clock())
+        self.connection.change(COUNT_UP, IDENTITY)
 
     @reads
     def signing_key(self, id_: str, younger_than_ms: int) -> SigningKey | None:

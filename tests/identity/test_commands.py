@@ -1,0 +1,58 @@
+"""`tiltyard key …` and `tiltyard principal …`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.identity.answers import ask, refused, wait_for
+from tests.services.secured import secured_server
+
+
+def run(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tiltyard", *words, "--root", str(root)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_key_commands_change_what_a_running_server_lets_in(tmp_path: Path) -> None:
+    with secured_server(tmp_path) as secured:
+        made = run(tmp_path, "key", "create", "zoe", "--expires-days", "2", "--note", "nightly")
+        key = made.stdout.strip()
+        id_ = key.split("_")[1]
+        assert made.returncode == 0 and key.startswith("tilt_") and key not in made.stderr
+        assert ask(secured.url, {"x-api-key": key}).status_code == 200
+
+        listed = run(tmp_path, "key", "list", "zoe").stdout
+        assert id_ in listed and "nightly" in listed and key.split("_", 2)[2] not in listed
+
+        newer = run(tmp_path, "key", "rotate", id_, "--overlap-hours", "1").stdout.strip()
+        for one in (key, newer):
+            assert ask(secured.url, {"x-api-key": one}).status_code == 200
+
+        assert run(tmp_path, "key", "revoke", id_).returncode == 0
+        wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401, 5)
+        assert "revoked" in refused(ask(secured.url, {"x-api-key": key}))
+        assert ask(secured.url, {"x-api-key": newer}).status_code == 200
+
+        assert "zoe is disabled" in run(tmp_path, "principal", "alter", "zoe", "--disabled").stdout
+        wait_for(lambda: ask(secured.url, {"x-api-key": newer}).status_code == 401, 5)
+        assert "zoe  disabled" in run(tmp_path, "principal", "list").stdout
+
+
+def test_key_create_administrator_recovers_a_catalog_whose_keys_are_lost(tmp_path: Path) -> None:
+    made = run(tmp_path, "key", "create", "--administrator")
+    assert made.returncode == 0
+    assert run(tmp_path, "principal", "list").stdout.split("  ")[1:] == ["administrator", "administrator\n"]
+
+
+def test_key_commands_that_cannot_be_say_why_in_one_sentence(tmp_path: Path) -> None:
+    for words, says in (
+        (("key", "revoke"), "Name the keys"),
+        (("key", "revoke", "none"), "no key none"),
+        (("key", "rotate", "none"), "no key none"),
+        (("key", "create", "corp:ann"), "provider"),
+        (("principal", "alter", "ann"), "Say what to change"),
+    ):
+        done = run(tmp_path, *words)
+        assert done.returncode == 1 and says in done.stderr and len(done.stderr.splitlines()) == 1

@@ -6,12 +6,13 @@ all. Only where credentials run out a task asks the namespace for new ones, as p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import lance
+import pyarrow as pa
 
 if TYPE_CHECKING:
     import lance_namespace
@@ -67,6 +68,17 @@ class Place:
         dataset = lance.dataset(self.uri, storage_options=dict(self.options) or None, **self.refreshes)
         return dataset.checkout_version((branch, version) if branch else version)
 
+    def scanned(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
+        """Rows of some fragments of the table at a version; `options` are those of pylance's scanner."""
+        yield from scanned(self.open(version), fragments, **options)
+
     def writing(self) -> dict[str, Any]:
         """Arguments of `lance.fragment.write_fragments`, besides the data."""
         return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refreshes}
+
+
+def scanned(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
+    """Rows of some fragments, by their numbers; `options` are those of pylance's scanner."""
+    wanted = frozenset(fragments)
+    parts = [part for part in dataset.get_fragments() if part.fragment_id in wanted]
+    yield from dataset.scanner(fragments=parts, **options).to_batches()

@@ -9,14 +9,17 @@ Who was overtaken looks at what came in between, and commits on top of it, or pl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import lance
 import lance_namespace as upstream
 from lance.dataset import Transaction
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+
+from tiltyard.pipeline.changes import transactions
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.connecting import Table
@@ -26,19 +29,19 @@ RUN = "tiltyard.run"
 """The property of a Lance transaction that names the run it belongs to."""
 
 _STEP = "tiltyard.step"
-_RECENT = 100
 
 
 class OvertakenError(Exception):
     """Somebody else committed first. Nothing of this commit is visible: look at the newest version."""
 
 
-class _NextOnly(upstream.LanceNamespace):
-    """The namespace of one table's commits; it lets pass the version `allowed` and no other."""
+class NextOnly(upstream.LanceNamespace):
+    """The namespace of one table's commits: it lets pass the version after `base`, and others if `verify` says so."""
 
     def __init__(self, inner: upstream.LanceNamespace) -> None:
         self._inner = inner
-        self.allowed = 0
+        self.base = 0
+        self.verify: Callable[[int], bool] | None = None
         self.refused = False
 
     def namespace_id(self) -> str:
@@ -64,12 +67,20 @@ class _NextOnly(upstream.LanceNamespace):
         return self._inner.describe_table_version(request)
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
-        """Commit the version that is allowed. Raises ConcurrentModificationError for all others."""
+        """Commit a version that may pass. Raises InvalidInputError for all others: a conflict would be tried again."""
         given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-        if given["version"] != self.allowed:
+        version = int(given["version"])
+        if version != self.base + 1 and not self._admits(version - 1):
             self.refused = True
-            raise ConcurrentModificationError(f"Version {self.allowed} was planned, not {given['version']}.")
+            raise InvalidInputError(f"Version {self.base + 1} was planned, not {version}.")
         return self._inner.create_table_version(request)
+
+    def _admits(self, version: int) -> bool:
+        """Ask in a thread of Python's own: pylance must not be called from within its own calls."""
+        if self.verify is None:
+            return False
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as pool:
+            return pool.submit(self.verify, version).result()
 
 
 @dataclass(slots=True)
@@ -78,58 +89,69 @@ class StrictTable:
 
     table: Table
     branch: str | None = None
-    _guard: _NextOnly = field(init=False)
+    _guard: NextOnly = field(init=False)
     _dataset: lance.LanceDataset = field(init=False)
 
     def __post_init__(self) -> None:
-        self._guard = _NextOnly(self.table.client)
+        self._guard = NextOnly(self.table.client)
         self._dataset = self.table.dataset(branch=self.branch, client=self._guard)
 
     def latest(self) -> lance.LanceDataset:
         """The newest version, in a handle of its own."""
-        self._dataset.checkout_latest()
+        self._dataset.checkout_latest()  # type: ignore[no-untyped-call]  # pylance has no annotation here
         return self._dataset.checkout_version((self.branch, None) if self.branch else self._dataset.version)
 
     def commit(
-        self, dataset: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation, run: Run, step: str = ""
+        self,
+        dataset: lance.LanceDataset,
+        operation: lance.LanceOperation.BaseOperation,
+        run: Run,
+        step: str = "",
+        *,
+        verify: Callable[[lance.LanceDataset], bool] | None = None,
     ) -> int:
-        """Commit right on top of `dataset`; the new version.
+        """Commit on top of `dataset`; the new version.
+
+        Where others were quicker, Lance asks for a later version, and `verify` is given the version before that one:
+        if it says no, or is not there, nothing is committed. It runs between Lance's look for collisions and the
+        catalog's unique key, so nobody can come in between unseen.
 
         The run's id and `step` become properties of Lance's transaction: `done` finds them. A commit whose answer got
         lost is looked for. Raises OvertakenError (nothing happened), else what Lance raises.
         """
         properties = {RUN: run.id, _STEP: step}
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), properties)
-        self._guard.allowed, self._guard.refused = dataset.version + 1, False
+        self._guard.base, self._guard.refused = int(dataset.version), False
+        self._guard.verify = None if verify is None else lambda version: verify(self._at(version))
         try:
             return int(lance.LanceDataset.commit(dataset, transaction).version)
         except Exception as error:
             if self._guard.refused:
                 raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
-            if transaction.uuid in {entry.uuid for entry in _recent(self.latest())}:
-                return dataset.version + 1  # it came to be, only the answer did not
-            if self.latest().version > dataset.version and _is_conflict(error):
+            newest = self.latest()
+            for version, entry in transactions(newest, dataset.version):
+                if entry.uuid == transaction.uuid:
+                    return version  # it came to be, only the answer did not
+            if newest.version > dataset.version and _is_conflict(error):
                 raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
             raise
 
-    def done(self, run: Run, step: str = "") -> int | None:
-        """The version that an earlier driver of this run committed, if one did."""
-        dataset = self.latest()
-        for back, entry in enumerate(_recent(dataset)):
+    def _at(self, version: int) -> lance.LanceDataset:
+        return self.table.dataset(branch=self.branch, version=version)
+
+    def done(self, run: Run, since: int, step: str = "") -> int | None:
+        """The version after `since` that an earlier driver of this run committed, if one did."""
+        for version, entry in transactions(self.latest(), since):
             told: Mapping[str, str] = entry.transaction_properties or {}
             if told.get(RUN) == run.id and told.get(_STEP, "") == step:
-                return int(dataset.version) - back
+                return version
         return None
 
 
-def _recent(dataset: lance.LanceDataset) -> list[Transaction]:
-    """The newest transactions, newest first, as far as they are kept."""
-    return [entry for entry in dataset.get_transactions(_RECENT) if entry is not None]
-
-
 def _is_conflict(error: Exception) -> bool:
-    """Whether Lance says that the commit collides with another one, so that it did not happen."""
-    return "conflict" in str(error).lower() and "unknown" not in str(error).lower()
+    """Whether Lance says that the commit collides with another one, or was late too often, so did not happen."""
+    text = str(error).lower()
+    return ("conflict" in text or "concurrent writers" in text) and "unknown" not in text
 
 
 def checked_columns(dataset: lance.LanceDataset, names: list[str], what: str) -> None:

@@ -1,0 +1,89 @@
+"""What changed between two versions of a table, fragment by fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lance import LanceOperation
+
+if TYPE_CHECKING:
+    import lance
+    from lance.dataset import Transaction
+    from lance.fragment import FragmentMetadata
+
+_FEW_COMMITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Fragments that differ: those of the newer version (`came`: new or altered), and those that it lost (`gone`)."""
+
+    came: Mapping[int, FragmentMetadata]
+    gone: tuple[int, ...]
+
+
+def fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
+    """A fragment that is known to be there."""
+    found = dataset.get_fragment(number)
+    assert found is not None
+    return found
+
+
+def fragments_of(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
+    """The fragments of a version, by their number."""
+    return {one.fragment_id: one.metadata for one in dataset.get_fragments()}
+
+
+def changed_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> Changed:
+    """How `new` differs from `old`."""
+    before, after = fragments_of(old), fragments_of(new)
+    came = {number: one for number, one in after.items() if number not in before or not same(before[number], one)}
+    return Changed(came, tuple(number for number in before if number not in after))
+
+
+def brought(old: lance.LanceDataset, new: lance.LanceDataset) -> list[FragmentMetadata] | None:
+    """The fragments in which rows came in, were moved or copied since `old`; None if values changed in place.
+
+    Told by the few commits in between, or else by the two lists of fragments.
+    """
+    if old.schema != new.schema:
+        return None
+    if new.version - old.version <= _FEW_COMMITS:
+        told = [_brought_by(entry.operation) for _, entry in transactions(new, old.version)]
+        if len(told) < new.version - old.version or None in told:
+            return None
+        return [one for found in told for one in found or ()]
+    changed = changed_fragments(old, new)
+    before = fragments_of(old)
+    if any(number in before and before[number].files != one.files for number, one in changed.came.items()):
+        return None
+    return [one for number, one in changed.came.items() if number not in before]
+
+
+def _brought_by(operation: LanceOperation.BaseOperation) -> list[FragmentMetadata] | None:
+    if isinstance(operation, LanceOperation.Append):
+        return list(operation.fragments)
+    if isinstance(operation, LanceOperation.Update):
+        return list(operation.new_fragments) if operation.update_mode != "rewrite_columns" else None
+    harmless = (LanceOperation.Delete, LanceOperation.Rewrite, LanceOperation.CreateIndex)
+    return [] if isinstance(operation, harmless) else None
+
+
+def transactions(dataset: lance.LanceDataset, since: int) -> Iterator[tuple[int, Transaction]]:
+    """What was committed after the version `since`, newest first, back to where versions were cleaned up."""
+    for version in range(dataset.version, since, -1):
+        try:
+            found = dataset.read_transaction(version)
+        except (OSError, ValueError) as error:
+            if "not found" not in str(error).lower():
+                raise
+            return
+        if found is not None:
+            yield version, found
+
+
+def same(one: FragmentMetadata, other: FragmentMetadata) -> bool:
+    """Whether two fragments of one number hold the same: their files, and what is deleted of them."""
+    return one.files == other.files and one.deletion_file == other.deletion_file

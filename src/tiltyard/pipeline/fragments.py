@@ -1,0 +1,89 @@
+"""Lance files written by tasks, that no version names until the driver commits them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import lance
+import pyarrow as pa
+from lance.file import LanceFileReader
+from lance.fragment import write_fragments
+
+from tiltyard.pipeline.opening import delete_files
+from tiltyard.pipeline.places import Place
+
+ROWS_PER_FILE = 1 << 20
+BATCH_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How tasks write a table: `schema` of all columns; `fresh` if the files are for a new table, or all of it.
+
+    Files that are added to a table take its field ids and its file format (`storage_version`).
+    """
+
+    place: Place
+    schema: pa.Schema
+    fresh: bool
+    storage_version: str | None = None
+    rows_per_file: int = ROWS_PER_FILE
+
+
+def write(target: Target, batches: Iterable[pa.RecordBatch]) -> list[str]:
+    """Write batches of the target's schema; the fragments as JSON, [] for no rows. Raises what the batches raise."""
+    failure: list[BaseException] = []
+
+    def passed() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except BaseException as error:
+            failure.append(error)  # Lance makes a text of it
+            raise
+
+    rows = passed()
+    first = next(rows, None)
+    if first is None:
+        return []
+
+    def all_rows() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from rows
+
+    reader = pa.RecordBatchReader.from_batches(target.schema, all_rows())
+    try:
+        written = write_fragments(
+            reader,
+            schema=target.schema,
+            mode="overwrite" if target.fresh else "append",
+            max_rows_per_file=target.rows_per_file,
+            data_storage_version=target.storage_version,
+            **target.place.writing(),
+        )
+    except Exception as error:
+        raise (failure[0] if failure else error) from error
+    return [json.dumps(fragment.to_json()) for fragment in written]
+
+
+def opened(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:
+    """Fragments from their JSON."""
+    return [lance.FragmentMetadata.from_json(fragment) for fragment in fragments]
+
+
+def files_of(fragments: Iterable[str]) -> list[str]:
+    """The data files of fragments, in their order, below the table's folder."""
+    return [f"data/{file['path']}" for fragment in fragments for file in json.loads(fragment)["files"]]
+
+
+def discard(place: Place, fragments: Iterable[str]) -> None:
+    """Delete the files of fragments that nobody will commit."""
+    delete_files([f"{place.uri}/{file}" for file in files_of(fragments)], place.options)
+
+
+def read_files(place: Place, fragments: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of fragments that are not committed."""
+    for file in files_of(fragments):
+        reader = LanceFileReader(f"{place.uri}/{file}", dict(place.options) or None, list(columns), **place.refreshes)
+        yield from reader.read_all(batch_size=BATCH_ROWS).to_batches()

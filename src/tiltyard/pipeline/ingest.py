@@ -1,0 +1,155 @@
+"""Ingest: files into a table. Tasks read and write; the driver plans, checks, and commits once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline import connecting
+from tiltyard.pipeline.casts import Chosen, chosen_columns
+from tiltyard.pipeline.checks import parse_check
+from tiltyard.pipeline.code import find_code
+from tiltyard.pipeline.connecting import Table
+from tiltyard.pipeline.fragments import ROWS_PER_FILE, discard
+from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.landing import Landing, WriteMode, land
+from tiltyard.pipeline.lines import Bad
+from tiltyard.pipeline.places import Connection
+from tiltyard.pipeline.reading import Format, Piece, Reading
+from tiltyard.pipeline.recipes import Asked, finish, recipe_for
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, balanced, find_source
+from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.types import parse_type
+from tiltyard.pipeline.writing import Recipe, Share, Written, made, write_share
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SHARES = "shares"
+
+
+@job("ingest")
+def ingest(
+    run: Run,
+    where: Connection,
+    spark: SparkSession,
+    source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
+    table: Annotated[str, "The table to write."],
+    *,
+    mode: Annotated[Literal["create", "append", "overwrite"], "What becomes of a table that is there."] = "create",
+    format: Annotated[  # noqa: A002  # the option's name, as in Spark
+        Literal["parquet", "arrow", "csv", "json", "lance", "images"] | None, "What the files are, if not by name."
+    ] = None,
+    split: Annotated[str | None, "Only this split of a data set (train, test, …)."] = None,
+    delimiter: Annotated[str | None, "What parts the values of CSV."] = None,
+    select: Annotated[list[str], "Only these columns of the source."] = [],  # noqa: B006  # the registry copies it
+    rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
+    cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
+    null: Annotated[list[str], "Columns of the table that the source has not, and that shall be null."] = [],  # noqa: B006  # the same
+    udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
+    rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row ends the job."] = None,
+    check: Annotated[list[str], "Before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)'."] = [],  # noqa: B006  # the same
+    rows_per_file: Annotated[int, "How many rows a fragment holds at most."] = ROWS_PER_FILE,
+    task_mb: Annotated[int, "How much of the source one task reads, in MiB."] = TASK_BYTES >> 20,
+) -> Mapping[str, object]:
+    """Read files into a table: Parquet, Arrow, CSV, JSON lines, Lance, data sets of them, folders of images.
+
+    Nothing is visible until all is written and checked.
+
+    \b
+    Examples:
+      tiltyard job ingest --uri http://127.0.0.1:2333 data/films.parquet films
+      tiltyard job ingest --uri ./data 's3://lake/*.jsonl' films --mode append --cast vector=float32[128] \\
+        --rejects ./bad --check 'unique(id)'
+    """
+    types = {name: parse_type(text) for name, text in cast.items()}
+    asked = Asked(
+        WriteMode(mode),
+        Chosen(tuple(select), rename, types, tuple(null)),
+        find_code(udf) if udf else None,
+        tuple(parse_check(text) for text in check),
+        rejects,
+        rows_per_file,
+    )
+    old_names = {new: old for old, new in rename.items()}
+    wanted = Wanted(
+        source,
+        Format(format) if format else None,
+        split,
+        delimiter,
+        {old_names.get(name, name): dtype for name, dtype in types.items()},
+        dict(where.storage),
+    )
+    try:
+        return _ingest(run, spark, find_source(wanted), connecting.table(where, table), asked, task_mb << 20)
+    except RefusedError as refusal:
+        raise InvalidInputError(str(refusal)) from refusal
+
+
+def _ingest(
+    run: Run, spark: SparkSession, source: Source, table: Table, asked: Asked, task_bytes: int
+) -> Mapping[str, object]:
+    landing = land(run, table, asked.mode)
+    written: list[Written] = []
+    try:
+        recipe = _recipe(run, spark, source, landing, asked)
+        written = _write(run, spark, source, recipe, task_bytes)
+        return finish(run, spark, landing, recipe, written)
+    except (RefusedError, InvalidInputError, RunCanceledError):  # it is over: what was written will never be needed
+        kept = [Written.from_kept(text) for key, text in run.kept().items() if key.startswith("share-")]
+        landing.withdraw([fragment for part in kept or written for fragment in part.fragments])
+        raise
+
+
+def _recipe(run: Run, spark: SparkSession, source: Source, landing: Landing, asked: Asked) -> Recipe:
+    """How tasks make rows. Where a function decides on the columns, a task tries it on the first rows."""
+    chosen = chosen_columns(source.reading.schema, asked.chosen)
+    made_schema = pa.schema([column.field for column in chosen])
+    storage = source.reading.storage
+    if asked.udf is not None:
+        trial = Recipe(run.id, landing.target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage)
+        work = partial(_first_schema, trial, source.reading, source.pieces[0])
+        made_schema = run_tasks(spark, run, lambda _: work(), [None], name="try the UDF")[0]
+    return recipe_for(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
+
+
+def _first_schema(recipe: Recipe, reading: Reading, piece: Piece) -> pa.Schema:
+    """What the function makes of the first rows that it can take. Runs in a task."""
+    for rows in made(recipe, reading.read(piece)):
+        if not isinstance(rows, Bad):
+            return rows.schema
+    raise RefusedError(f"The UDF takes none of the rows of {piece.path}.")
+
+
+def _write(run: Run, spark: SparkSession, source: Source, recipe: Recipe, task_bytes: int) -> list[Written]:
+    """All shares of the source, written now or by an earlier driver of this run."""
+    kept = run.kept()
+    number = int(kept[_SHARES]) if _SHARES in kept else slots(spark)  # another driver may have other slots
+    if _SHARES not in kept:
+        run.keep(_SHARES, str(number))
+    shares = [Share(pieces) for pieces in balanced(source.pieces, number, task_bytes)]
+    found = {share.key: Written.from_kept(kept[share.key]) for share in shares if share.key in kept}
+    left = [share for share in shares if share.key not in found]
+    stale = [Written.from_kept(kept[key]) for key in kept if key.startswith("share-") and key not in found]
+    discard(recipe.target.place, [fragment for part in stale for fragment in part.fragments])  # of files since changed
+
+    def done(position: int, written: Written) -> None:
+        run.keep(left[position].key, written.kept())
+        found[left[position].key] = written
+        run.progress(
+            rows=sum(part.rows for part in found.values()),
+            fragments=sum(len(part.fragments) for part in found.values()),
+            bytes=sum(part.size for part in found.values()),
+            tasks=len(found),
+            tasks_total=len(shares),
+        )
+
+    run_tasks(spark, run, partial(write_share, recipe, source.reading), left, on_result=done, name=f"ingest {run.id}")
+    return [found[share.key] for share in shares]

@@ -1,0 +1,179 @@
+"""Where the files of a job land: the table is found or declared first, and told of them by one commit at the end.
+
+A new table is declared, which makes its name ours and shows no rows; its first version is the commit. The commit is
+made once, whoever tries it again: it carries the run's id, and is let pass only if no version since the beginning has
+it (`strict`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from uuid import uuid4
+
+import lance
+import lance_namespace as upstream
+import pyarrow as pa
+from lance.dataset import Transaction
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+)
+
+from tiltyard.pipeline.changes import transactions
+from tiltyard.pipeline.connecting import Table
+from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, discard, opened
+from tiltyard.pipeline.places import Place
+from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable
+
+_TRIES = 50
+_KEPT = "landing"
+
+
+class WriteMode(StrEnum):
+    """What becomes of a table that is there."""
+
+    CREATE = "create"
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A table that a job is about to write. `base` is its version at the beginning; 0 if it had none.
+
+    `declared` is whether this run gave it its name; `schema` and `storage_version` are those of the table that is
+    added to, None for one that is made anew.
+    """
+
+    table: Table
+    place: Place
+    base: int
+    declared: bool
+    schema: pa.Schema | None
+    storage_version: str | None
+
+    def target(self, schema: pa.Schema, rows_per_file: int = ROWS_PER_FILE) -> Target:
+        """How tasks write it."""
+        return Target(self.place, self.schema or schema, self.schema is None, self.storage_version, rows_per_file)
+
+    def commit(self, run: Run, fragments: Sequence[str], schema: pa.Schema) -> int:
+        """Make the fragments visible, once in the life of the run; the version.
+
+        Raises RunCanceledError, TableAlreadyExistsError (somebody else filled a new table),
+        ConcurrentModificationError (others keep changing it), what Lance raises.
+        """
+        if not self.base:
+            return self._first(run, lance.LanceOperation.Overwrite(schema, opened(fragments)))
+        strict = StrictTable(self.table)
+        for _ in range(_TRIES):
+            if (version := strict.done(run, self.base)) is not None:
+                return version
+            newest = strict.latest()
+            run.check()
+            try:
+                return strict.commit(newest, self._operation(fragments, schema), run, verify=_without(run, newest))
+            except OvertakenError:
+                continue
+        raise ConcurrentModificationError(f"{self.table} changes all the time: {_TRIES} commits were overtaken.")
+
+    def withdraw(self, fragments: Sequence[str]) -> None:
+        """Leave nothing behind: delete the files, and the name if it was declared by this run and is still empty."""
+        discard(self.place, fragments)
+        if self.declared and not latest_version(self.table):
+            self.table.client.drop_table(upstream.DropTableRequest(id=self.table.id))
+
+    def _operation(self, fragments: Sequence[str], schema: pa.Schema) -> lance.LanceOperation.BaseOperation:
+        if self.schema is None:
+            return lance.LanceOperation.Overwrite(schema, opened(fragments))
+        return lance.LanceOperation.Append(opened(fragments))
+
+    def _first(self, run: Run, operation: lance.LanceOperation.BaseOperation) -> int:
+        """Commit version 1, which nobody else has: then it is looked whether that was an earlier driver of this run."""
+        guard = NextOnly(self.table.client)
+        run.check()
+        try:
+            if not latest_version(self.table):
+                transaction = Transaction(0, operation, str(uuid4()), {RUN: run.id})
+                return int(self._create(guard, transaction).version)
+        except Exception:
+            if not latest_version(self.table):
+                raise
+        for version, entry in transactions(self.table.dataset(), 0):
+            if (entry.transaction_properties or {}).get(RUN) == run.id:
+                return version
+        raise TableAlreadyExistsError(f"Somebody else has written {self.table} meanwhile: append, or name another.")
+
+    def _create(self, guard: NextOnly, transaction: Transaction) -> lance.LanceDataset:
+        guard.describe_table(upstream.DescribeTableRequest(id=self.table.id))
+        return lance.LanceDataset.commit(
+            self.place.uri,
+            transaction,
+            storage_options=dict(self.place.options) or None,
+            enable_v2_manifest_paths=True,
+            namespace_client=guard,
+            table_id=self.table.id,
+            namespace_client_managed_versioning=True,
+        )
+
+
+def land(run: Run, table: Table, mode: WriteMode) -> Landing:
+    """Find or declare the table that a job writes; a resumed run goes on where it began.
+
+    Raises TableAlreadyExistsError, TableNotFoundError (to append to), NamespaceNotFoundError.
+    """
+    if _KEPT in run.kept():
+        told = json.loads(run.kept()[_KEPT])
+    else:
+        told = _begin(table, mode)
+        run.keep(_KEPT, json.dumps(told))
+    base, declared = int(told["base"]), bool(told["declared"])
+    place = _declared(table) if declared else table.place()
+    if not base or mode is WriteMode.OVERWRITE:
+        return Landing(table, place, base, declared, None, None)
+    dataset = table.dataset(base)
+    return Landing(table, place, base, declared, dataset.schema, dataset.data_storage_version)
+
+
+def latest_version(table: Table) -> int:
+    """The newest version of a table; 0 for one that is only declared."""
+    request = upstream.ListTableVersionsRequest(id=table.id, descending=True, limit=1)
+    versions = table.client.list_table_versions(request).versions
+    return int(versions[0].version) if versions else 0
+
+
+def _begin(table: Table, mode: WriteMode) -> dict[str, Any]:
+    try:
+        table.describe()
+    except TableNotFoundError:
+        if mode is WriteMode.APPEND:
+            raise
+        return {"base": 0, "declared": True}
+    base = latest_version(table)
+    if base and mode is WriteMode.CREATE:
+        raise TableAlreadyExistsError(f"{table} exists: append to it, overwrite it, or name another.")
+    return {"base": base, "declared": False}
+
+
+def _declared(table: Table) -> Place:
+    """Where a table lies that is declared now, or was by an earlier driver of this run."""
+    try:
+        told = table.client.declare_table(upstream.DeclareTableRequest(id=table.id))
+    except TableAlreadyExistsError:
+        return table.place()
+    return table.placed(str(told.location), told.storage_options)
+
+
+def _without(run: Run, base: lance.LanceDataset) -> Callable[[lance.LanceDataset], bool]:
+    """Whether no version after `base` is a commit of this run."""
+
+    def verify(seen: lance.LanceDataset) -> bool:
+        found = transactions(seen, base.version)
+        return all((entry.transaction_properties or {}).get(RUN) != run.id for _, entry in found)
+
+    return verify

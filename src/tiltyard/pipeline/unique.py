@@ -1,0 +1,90 @@
+"""Whether keys are unique in rows that are not committed yet, together with those that are: counted by Spark itself.
+
+Tasks read only the key columns, and hand them to a Spark aggregation, which spills and shuffles as far as it must.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiltyard.pipeline.fragments import read_files
+from tiltyard.pipeline.places import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TASKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A task: key columns of fragments that are not committed, or of committed ones by their numbers."""
+
+    place: Place
+    columns: tuple[str, ...]
+    fresh: tuple[str, ...] = ()
+    version: int = 0
+    committed: tuple[int, ...] = ()
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The keys."""
+        if self.fresh:
+            yield from read_files(self.place, self.fresh, self.columns)
+        if self.committed:
+            yield from self.place.scanned(self.version, self.committed, columns=list(self.columns))
+
+
+def duplicates(spark: SparkSession, place: Place, columns: Sequence[str], fresh: Sequence[str], version: int) -> int:
+    """How many keys are there more than once, in the fragments `fresh` and the table at `version` (0: none)."""
+    names = tuple(columns)
+    old = [part.fragment_id for part in place.open(version).get_fragments()] if version else []
+    tasks = [Keys(place, names, fresh=part) for part in _shares(fresh)]
+    tasks += [Keys(place, names, version=version, committed=part) for part in _shares(old)]
+    if not tasks:
+        return 0
+    count = len(tasks)
+    keys = spark.range(0, count, 1, count).mapInArrow(_reading(tasks), "k binary")
+    found = keys.groupBy("k").count().where("count > 1").count()
+    return int(found)
+
+
+def _shares(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
+    size = -(-len(parts) // _TASKS)
+    return [tuple(parts[first : first + size]) for first in range(0, len(parts), size)] if parts else []
+
+
+def _reading(tasks: Sequence[Keys]) -> Any:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for keys in tasks[number].read():
+                    yield pa.record_batch([_binary(keys)], ["k"])
+
+    return run
+
+
+def _binary(keys: pa.RecordBatch) -> pa.Array:
+    """Keys as bytes, without those that have a null. Two keys are the same bytes only if they are the same.
+
+    Of several columns, each text but the last has its length before it.
+    """
+    valid = [column.is_valid() for column in keys.columns]
+    keys = keys.filter(functools.reduce(pc.and_, valid))
+    texts = [_text(column) for column in keys.columns]
+    found = texts[-1]
+    for text in reversed(texts[:-1]):
+        length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
+        found = pc.binary_join_element_wise(length, text, found, b":")
+    return found
+
+
+def _text(column: pa.Array) -> pa.Array:
+    """Values as the bytes of their text; bytes as they are."""
+    plain = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    return (column if plain else column.cast(pa.string())).cast(pa.binary())

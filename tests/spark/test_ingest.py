@@ -1,0 +1,279 @@
+"""Ingest through a running server: every format, values compared one by one, and nothing visible that should not be."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
+
+from tiltyard.pipeline.connecting import table as table_of
+from tiltyard.pipeline.ingest import ingest
+from tiltyard.pipeline.runs import LocalRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.places import Connection
+
+Fresh = Callable[[str], str]
+
+
+@dataclass(slots=True)
+class DyingRun(LocalRun):
+    """A run whose driver dies when it wants to keep more than so much."""
+
+    keeps: int = 0
+
+    def keep(self, key: str, value: str) -> None:
+        if key.startswith("share-"):
+            self.keeps -= 1
+        if self.keeps < 0:
+            raise KeyboardInterrupt
+        super(DyingRun, self).keep(key, value)
+
+
+def rows(count: int, first: int = 0) -> pa.Table:
+    ids = list(range(first, first + count))
+    vectors = pa.array([[float(number), 0.5] for number in ids], pa.list_(pa.float32(), 2))
+    return pa.table({"id": ids, "text": [f"row {number}" for number in ids], "vector": vectors})
+
+
+def stored(catalog: Connection, name: str) -> pa.Table:
+    """The table, read by plain pylance."""
+    found = table_of(catalog, name)
+    return lance.dataset(found.place().uri).to_table()
+
+
+@pytest.fixture
+def put(catalog: Connection, spark: SparkSession) -> Callable[..., Any]:
+    """Run an ingest; its figures."""
+
+    def call(source: Path | str, name: str, **options: Any) -> Any:
+        return ingest(options.pop("run", LocalRun()), catalog, spark, str(source), name, **options)
+
+    return call
+
+
+def test_ingest_parquet_shards_is_all_rows_in_order_and_one_version(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("parquet")
+    for shard in range(3):
+        pq.write_table(rows(1000, shard * 1000), tmp_path / f"train-{shard}.parquet", row_group_size=300)
+    run = LocalRun()
+    figures = put(tmp_path, name, run=run)
+    assert (figures["rows"], figures["rejected"], figures["version"]) == (3000, 0, 1)
+    assert stored(catalog, name) == rows(3000)
+    assert run.figures["rows"] == "3000" and run.figures["tasks"] == run.figures["tasks_total"]
+
+
+def _write(kind: str, folder: Path, table: pa.Table) -> Path:
+    file = folder / f"rows.{kind}"
+    plain = table.drop_columns(["vector"])
+    if kind == "feather":
+        pyarrow.feather.write_feather(table, file, chunksize=100)
+    elif kind == "arrows":
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, 100)
+    elif kind == "lance":
+        lance.write_dataset(table, file, max_rows_per_file=100)
+    elif kind.startswith("jsonl"):
+        text = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+        file.write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
+    else:
+        with file.open("w", newline="") as out:
+            lines = csv.DictWriter(out, plain.schema.names, delimiter="\t" if kind == "tsv" else ",")
+            lines.writeheader()
+            lines.writerows(plain.to_pylist())
+    return file
+
+
+@pytest.mark.parametrize("kind", ["feather", "arrows", "lance", "jsonl", "jsonl.gz", "csv", "tsv"])
+def test_ingest_other_formats_are_the_same_rows(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, kind: str
+) -> None:
+    name = fresh("format")
+    file = _write(kind, tmp_path, rows(500))
+    casts = {"vector": "float32[2]"} if kind.startswith("jsonl") else {}
+    put(file, name, cast=casts)
+    expected = rows(500)
+    assert stored(catalog, name) == (expected.drop_columns(["vector"]) if kind in ("csv", "tsv") else expected)
+
+
+def test_ingest_split_of_a_data_set_is_that_split(put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path) -> None:
+    name = fresh("split")
+    (tmp_path / "data").mkdir()
+    for number, split in enumerate(["train", "test"]):
+        pq.write_table(rows(10, number * 10), tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "README.md").write_text("a card")
+    put(tmp_path, name, split="test")
+    assert stored(catalog, name) == rows(10, 10)
+
+
+def test_ingest_image_folder_with_metadata_is_images_and_rejects(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, folder = fresh("images"), tmp_path / "images"
+    folder.mkdir()
+    lines = [{"file_name": f"{number}.png", "caption": f"picture {number}"} for number in range(4)]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(bytes([number]) * 10)
+    figures = put(folder, name, rejects=str(tmp_path / "bad"))
+    assert (figures["rows"], figures["rejected"]) == (3, 1)
+    assert stored(catalog, name).to_pylist() == [
+        {**line, "image": bytes([number]) * 10} for number, line in enumerate(lines[:3])
+    ]
+    [bad] = [json.loads(line) for file in (tmp_path / "bad").iterdir() for line in file.read_text().splitlines()]
+    assert bad["row"]["file_name"] == "3.png" and "cannot be read" in bad["reason"]
+
+
+def test_ingest_csv_with_bad_rows_puts_them_aside_with_the_reason(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, file = fresh("bad"), tmp_path / "rows.csv"
+    file.write_text("id,score\n" + "".join(f"{n},{n / 2}\n" for n in range(100)) + "x,1.0\n7\n101,oops\n102,51.0\n")
+    put(file, name, cast={"id": "int64", "score": "float64"}, rejects=str(tmp_path / "bad"), check=["rejected == 3"])
+    found = stored(catalog, name)
+    assert found["id"].to_pylist() == [*range(100), 102]
+    told = [json.loads(line) for part in (tmp_path / "bad").iterdir() for line in part.read_text().splitlines()]
+    assert {one["row"] for one in told} == {"x,1.0", "7", "101,oops"}
+    assert all(str(file) in one["reason"] for one in told)
+
+
+def test_ingest_bad_row_without_a_place_for_it_publishes_nothing(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, file = fresh("bad"), tmp_path / "rows.csv"
+    file.write_text("id\n1\n2\nx\n")
+    with pytest.raises(InvalidInputError, match="--rejects"):
+        put(file, name, cast={"id": "int64"})
+    with pytest.raises(TableNotFoundError):
+        table_of(catalog, name).describe()
+
+
+UDF = """
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def lengths(batch):
+    if pc.any(pc.equal(batch["text"], "row 7")).as_py():
+        raise ValueError("seven is not taken")
+    return pa.record_batch([batch["id"], pc.utf8_length(batch["text"]).cast(pa.int64())], ["key", "length"])
+"""
+
+
+def test_ingest_udf_on_the_way_makes_the_columns_and_its_failures_are_rows(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("udf")
+    pq.write_table(rows(50), tmp_path / "rows.parquet")
+    (tmp_path / "own.py").write_text(UDF)
+    put(tmp_path / "rows.parquet", name, udf=f"{tmp_path / 'own.py'}:lengths", rejects=str(tmp_path / "bad"))
+    assert stored(catalog, name).to_pylist() == [{"key": n, "length": len(f"row {n}")} for n in range(50) if n != 7]
+
+
+def test_ingest_append_maps_and_casts_to_the_table(put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path) -> None:
+    name = fresh("append")
+    pq.write_table(rows(10), tmp_path / "first.parquet")
+    put(tmp_path / "first.parquet", name)
+    other = pa.table({"number": pa.array([10, 11], pa.int16()), "vector": [[10.0, 0.5], [11.0, 0.5]], "more": [1, 2]})
+    pq.write_table(other, tmp_path / "second.parquet")
+    options = {"mode": "append", "select": ["number", "vector"], "rename": {"number": "id"}}
+    with pytest.raises(InvalidInputError, match="no column 'text'"):
+        put(tmp_path / "second.parquet", name, **options)
+    figures = put(tmp_path / "second.parquet", name, null=["text"], **options)
+    assert figures["version"] == 2
+    expected = rows(12).to_pylist()
+    assert stored(catalog, name).to_pylist() == expected[:10] + [{**row, "text": None} for row in expected[10:]]
+
+
+def test_ingest_create_of_a_table_that_is_there_is_refused_and_overwrite_is_not(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("modes")
+    pq.write_table(rows(10), tmp_path / "rows.parquet")
+    pq.write_table(rows(3).select(["id"]), tmp_path / "other.parquet")
+    put(tmp_path / "rows.parquet", name)
+    with pytest.raises(TableAlreadyExistsError):
+        put(tmp_path / "rows.parquet", name)
+    put(tmp_path / "other.parquet", name, mode="overwrite")
+    assert stored(catalog, name) == rows(3).select(["id"])
+    with pytest.raises(TableNotFoundError):
+        put(tmp_path / "rows.parquet", fresh("missing"), mode="append")
+
+
+CHECKS = ["rows >= 21", "not_null(text)", "between(id, 0, 18)", "unique(id)", "unique(id, text)"]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_ingest_check_that_fails_publishes_nothing_and_leaves_no_file(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, check: str
+) -> None:
+    name = fresh("check")
+    pq.write_table(rows(19), tmp_path / "first.parquet")
+    put(tmp_path / "first.parquet", name, check=["rows == 19", "unique(id)", "between(id, 0, 18)", "not_null(text)"])
+    before = sorted(Path(table_of(catalog, name).place().uri).rglob("*"))
+    second = rows(1, 19) if check.startswith(("rows", "between")) else rows(1, 18)
+    if check.startswith("not_null"):
+        second = second.set_column(1, "text", pa.array([None], pa.string()))
+    pq.write_table(second, tmp_path / "second.parquet")
+    with pytest.raises(InvalidInputError, match="Nothing was published"):
+        put(tmp_path / "second.parquet", name, mode="append", check=[check])
+    assert stored(catalog, name) == rows(19)
+    assert sorted(Path(table_of(catalog, name).place().uri).rglob("*")) == before
+
+
+def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_again(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("resumed")
+    for shard in range(4):
+        pq.write_table(rows(100, shard * 100), tmp_path / f"{shard}.parquet")
+    run = DyingRun(keeps=1)
+    with pytest.raises(KeyboardInterrupt):
+        put(tmp_path, name, run=run)
+    assert [key for key in run.kept() if key.startswith("share-")]
+    files = {file.name for file in Path(table_of(catalog, name).place().uri).rglob("*.lance")}
+    run.keeps = 1000
+    figures = put(tmp_path, name, run=run)
+    assert figures["rows"] == 400 and stored(catalog, name) == rows(400)
+    used = {file.path for part in table_of(catalog, name).dataset().get_fragments() for file in part.data_files()}
+    assert used & files, "what was kept is used"
+
+
+def test_ingest_tried_again_after_its_commit_adds_nothing(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, run = fresh("again"), LocalRun()
+    pq.write_table(rows(10), tmp_path / "rows.parquet")
+    assert put(tmp_path / "rows.parquet", name, run=run) == put(tmp_path / "rows.parquet", name, run=run)
+    more = LocalRun()
+    for _ in range(2):
+        assert put(tmp_path / "rows.parquet", name, run=more, mode="append")["version"] == 2
+    assert stored(catalog, name).num_rows == 20
+
+
+def test_ingest_appends_at_the_same_time_are_all_there_once(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("together")
+    for part in range(3):
+        pq.write_table(rows(50, part * 50), tmp_path / f"{part}.parquet")
+    put(tmp_path / "0.parquet", name)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda part: put(tmp_path / f"{part}.parquet", name, mode="append"), [1, 2]))
+    assert sorted(stored(catalog, name)["id"].to_pylist()) == list(range(150))

@@ -36,7 +36,9 @@ class Job:
             raise JobCanceledError(self.id)
 
 
-PIPELINE_JOBS: Mapping[str, str] = {}
+PIPELINE_JOBS: Mapping[str, str] = {
+    "ingest": "tiltyard.pipeline.ingest",
+}
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""
 
 

@@ -59,21 +59,29 @@ class NextOnly(upstream.LanceNamespace):
         return found
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
-        """As it is."""
+        """As it is. Raises InvalidInputError after a refusal."""
+        self._stop_if_refused()
         return self._inner.list_table_versions(request)
 
     def describe_table_version(self, request: Any) -> upstream.DescribeTableVersionResponse:
-        """As it is."""
+        """As it is. Raises InvalidInputError after a refusal."""
+        self._stop_if_refused()
         return self._inner.describe_table_version(request)
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
-        """Commit a version that may pass. Raises InvalidInputError for all others: a conflict would be tried again."""
+        """Commit a version that may pass. Raises InvalidInputError for all others."""
+        self._stop_if_refused()
         given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
         version = int(given["version"])
         if version != self.base + 1 and not self._admits(version - 1):
             self.refused = True
-            raise InvalidInputError(f"Version {self.base + 1} was planned, not {version}.")
+        self._stop_if_refused()
         return self._inner.create_table_version(request)
+
+    def _stop_if_refused(self) -> None:
+        """Once refused, a commit has to end: Lance would try it for half a minute behind ever newer versions."""
+        if self.refused:
+            raise InvalidInputError("This commit was refused.")
 
     def _admits(self, version: int) -> bool:
         """Ask in a thread of Python's own: pylance must not be called from within its own calls."""
@@ -127,6 +135,7 @@ class StrictTable:
             return int(lance.LanceDataset.commit(dataset, transaction).version)
         except Exception as error:
             if self._guard.refused:
+                self._guard.refused = False
                 raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
             newest = self.latest()
             for version, entry in transactions(newest, dataset.version):

@@ -72,14 +72,15 @@ def s3_server() -> Iterator[S3Server]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server = S3Server(f"http://127.0.0.1:{port}")
-        _wait(server.endpoint, process)
+        wait_for_s3(server.endpoint, process)
         yield server
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _wait(endpoint: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for_s3(endpoint: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers. Raises RuntimeError if it does not start."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         try:

@@ -25,6 +25,7 @@ from tiltyard.paging import tables_scope
 from tiltyard.schemas import to_json
 from tiltyard.spec import models
 from tiltyard.store import TableRecord
+from tiltyard.tables.credentials import may_wait, storage_options
 from tiltyard.tables.managed import new_is_managed, registered_is_managed
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.stats import basic_stats
@@ -51,7 +52,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     )
     return models.DeclareTableResponse(
         location=record.location,
-        storage_options=ctx.storage.public_options(record.location) or None,
+        storage_options=storage_options(ctx, record, request.vend_credentials),
         properties=record.properties,
         managed_versioning=record.managed,
     )
@@ -100,7 +101,12 @@ def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> b
     )
 
 
-@operation(needs=on_table(Privilege.USE), inline=_reads_catalog_only)
+def _is_quick(ctx: Context, request: models.DescribeTableRequest) -> bool:
+    """Whether a description takes nothing but a few reads of the catalog."""
+    return _reads_catalog_only(ctx, request) and not may_wait(ctx, request.vend_credentials)
+
+
+@operation(needs=on_table(Privilege.USE), inline=_is_quick)
 def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
     """Tell a table's location and properties; version, schema and statistics if details are asked for.
 
@@ -115,7 +121,7 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
         namespace=list(path[:-1]),
         location=record.location,
         table_uri=ctx.storage.table_uri(record.location) if request.with_table_uri else None,
-        storage_options=ctx.storage.public_options(record.location) or None,
+        storage_options=storage_options(ctx, record, request.vend_credentials),
         properties=record.properties,
         managed_versioning=record.managed,
     )

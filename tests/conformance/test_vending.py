@@ -1,0 +1,216 @@
+"""Credentials that clients are given: pylance works with them through their end, and they open one table's folder."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import httpx
+import lance
+import lance_namespace
+import pyarrow as pa
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.services.guarded_s3 import SECRETS, GuardedS3, guarded_s3
+from tests.services.server import ServerProcess
+
+SECONDS = 3
+ROWS = pa.table({"n": [1, 2, 3]})
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A server whose storage hands out credentials that live for a few seconds."""
+
+    objects: GuardedS3
+    server: ServerProcess
+    http: httpx.Client
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def options(self, table: str, **body: Any) -> dict[str, str]:
+        found = self.post(f"/v1/table/{table}/describe", **body)
+        assert found.status_code == 200, found.text
+        options: dict[str, str] = found.json()["storage_options"]
+        return options
+
+    def new_table(self, name: str) -> str:
+        """A table with rows, written with vended credentials; its location."""
+        lance.write_dataset(ROWS, namespace_client=self.namespace(), table_id=[name])
+        location: str = self.post(f"/v1/table/{name}/describe").json()["location"]
+        return location
+
+    def namespace(self) -> Any:
+        return lance_namespace.connect("rest", {"uri": self.server.url})
+
+    def own_client(self) -> Any:
+        return self.client({"aws_access_key_id": "testing", "aws_secret_access_key": "testing"})
+
+    def client(self, options: dict[str, str]) -> Any:
+        """S3 with these credentials, and nothing of Lance around it."""
+        keys = {name: options[name] for name in options if name.startswith("aws_") and "key" in name}
+        token = options.get("aws_session_token")
+        return boto3.client(
+            "s3", endpoint_url=self.objects.endpoint, region_name="us-east-1", aws_session_token=token, **keys
+        )
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    folder = tmp_path_factory.mktemp("lake")
+    with guarded_s3(SECONDS) as objects, pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # clients have no credentials but those they are given
+        bucket = objects.new_bucket("lake")
+        environ = {"TILTYARD_STORAGE": json.dumps({"lake": objects.storage(bucket)}), **SECRETS}
+        server = ServerProcess(f"{bucket}/tables", "--db", f"sqlite:///{folder}/catalog.db", environ=environ)
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            yield Lake(objects, server, http)
+        server.stop()
+
+
+def test_describe_table_pylance_reads_and_appends_through_the_end_of_its_credentials(lake: Lake) -> None:
+    lake.new_table("lasting")
+    dataset = lance.dataset(namespace_client=lake.namespace(), table_id=["lasting"])
+    before, until = len(lake.objects.log()), time.monotonic() + 1.5 * SECONDS
+    rounds = 0
+    while time.monotonic() < until:
+        dataset = lance.write_dataset(ROWS, namespace_client=lake.namespace(), table_id=["lasting"], mode="append")
+        assert dataset.count_rows(filter="n = 2") == 2 + rounds
+        rounds += 1
+        time.sleep(0.3)
+    log = [entry for entry in lake.objects.log()[before:] if "key" in entry]
+    assert all(entry["allowed"] for entry in log)
+    assert len({entry["key"] for entry in log}) >= 3
+
+
+def test_describe_table_pylance_keeps_one_handle_through_the_end_of_its_credentials(lake: Lake) -> None:
+    lake.new_table("held")
+    dataset = lance.dataset(namespace_client=lake.namespace(), table_id=["held"])
+    before, until = len(lake.objects.log()), time.monotonic() + 1.5 * SECONDS
+    while time.monotonic() < until:
+        assert dataset.checkout_version(1).take([0, 2], columns=["n"]).column("n").to_pylist() == [1, 3]
+        dataset.versions()  # asks the storage each time
+        time.sleep(0.5)
+    dataset.insert(ROWS)
+    log = [entry for entry in lake.objects.log()[before:] if "key" in entry]
+    assert all(entry["allowed"] for entry in log)
+    assert len({entry["key"] for entry in log}) >= 2
+    assert lance.dataset(namespace_client=lake.namespace(), table_id=["held"]).count_rows() == 6
+
+
+def test_describe_table_options_are_in_the_keys_of_lance_and_say_when_they_end(lake: Lake) -> None:
+    location = lake.new_table("keys")
+    now = time.time() * 1000
+    options = lake.options("keys", vend_credentials=True)
+    assert set(options) == {
+        "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "aws_endpoint", "aws_region", "allow_http",
+        "expires_at_millis", "refresh_offset_millis",
+    }  # fmt: skip
+    assert now < int(options["expires_at_millis"]) <= now + SECONDS * 1000 + 1000
+    assert 0 < int(options["refresh_offset_millis"]) <= SECONDS * 1000 / 3
+    assert lance.dataset(location, storage_options=options).count_rows() == 3
+    without = lake.options("keys", vend_credentials=False)
+    assert set(without) == {"aws_endpoint", "aws_region", "allow_http"}
+
+
+@pytest.mark.parametrize("key", ["{path}2/data/x", "{path}-evil/x", "{parent}/other.lance/x", "catalog", "{path}"])
+def test_vended_credentials_prefix_siblings_and_others_stay_closed(lake: Lake, key: str) -> None:
+    name = f"closed{len(lake.objects.log())}"
+    path = lake.new_table(name).removeprefix("s3://lake/")
+    key = key.format(path=path, parent=path.rpartition("/")[0])
+    lake.own_client().put_object(Bucket="lake", Key=key, Body=b"secret")
+    client = lake.client(lake.options(name))
+    for call in (
+        lambda: client.get_object(Bucket="lake", Key=key),
+        lambda: client.put_object(Bucket="lake", Key=key, Body=b"mine"),
+        lambda: client.delete_object(Bucket="lake", Key=key),
+        lambda: client.copy_object(Bucket="lake", Key=f"{path}/copy", CopySource={"Bucket": "lake", "Key": key}),
+    ):
+        with pytest.raises(ClientError, match="AccessDenied"):
+            call()
+    client.put_object(Bucket="lake", Key=f"{path}/data/mine", Body=b"mine")
+    assert client.get_object(Bucket="lake", Key=f"{path}/data/mine")["Body"].read() == b"mine"
+
+
+@pytest.mark.parametrize("prefix", ["", "tables", "tables/", "{path}", "{path}2", "{path}-evil/"])
+def test_vended_credentials_list_nothing_outside_the_folder(lake: Lake, prefix: str) -> None:
+    name = f"listed{len(lake.objects.log())}"
+    path = lake.new_table(name).removeprefix("s3://lake/")
+    client = lake.client(lake.options(name))
+    with pytest.raises(ClientError, match="AccessDenied"):
+        client.list_objects_v2(Bucket="lake", Prefix=prefix.format(path=path))
+    assert client.list_objects_v2(Bucket="lake", Prefix=f"{path}/data/")["KeyCount"] == 1
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3://other/tables/t", "s3://lake2/t", "s3://lake/", "s3://lake/tables", "s3://lake/a/../../other/t", "/etc/t"],
+)
+def test_cve_2026_42809_location_outside_is_refused_before_anything_is_vended(lake: Lake, location: str) -> None:
+    before = len(lake.objects.log())
+    for route in ("declare", "create-empty"):
+        body = {"location": location, "vend_credentials": True}
+        assert lake.post(f"/v1/table/outside/{route}", **body).status_code == 400
+    assert lake.post("/v1/table/outside/register", location=location).status_code == 400
+    assert lake.objects.log()[before:] == []
+
+
+@pytest.mark.parametrize("folder", ["a*b", "a?b", "${aws:username}", "a${*}b", 'it\'s "q"'])
+def test_cve_2026_42810_wildcards_in_a_folder_open_only_that_folder(lake: Lake, folder: str) -> None:
+    name = f"wild{len(lake.objects.log())}"
+    path = f"imports/{name}/{folder}"
+    declared = lake.post(f"/v1/table/{name}/declare", location=f"s3://lake/{path}", vend_credentials=True)
+    if "?" in folder:
+        assert declared.status_code == 400  # the start of a query
+        return
+    assert declared.status_code == 200, declared.text
+    client, own = lake.client(declared.json()["storage_options"]), lake.own_client()
+    client.put_object(Bucket="lake", Key=f"{path}/data/x", Body=b"mine")
+    assert client.list_objects_v2(Bucket="lake", Prefix=f"{path}/")["KeyCount"] == 1
+    for other in ("a-secret-b", "axb", "a/b", "tables", "a*b*"):
+        key = f"imports/{name}/{other}/data/x"
+        own.put_object(Bucket="lake", Key=key, Body=b"secret")
+        with pytest.raises(ClientError, match="AccessDenied"):
+            client.get_object(Bucket="lake", Key=key)
+
+
+def test_cve_2026_42812_properties_move_no_table_past_the_check(lake: Lake) -> None:
+    elsewhere = "s3://other/secret"
+    places = ("location", "path", "table_uri", "base_location", "write.data.path", "write.metadata.path", "data_base")
+    assert lake.post("/v1/namespace/moved/create", properties=dict.fromkeys(places, elsewhere)).status_code == 200
+    declared = lake.post("/v1/table/moved$t/declare", properties=dict.fromkeys(places, elsewhere)).json()
+    assert declared["location"].startswith("s3://lake/tables/t-")
+    session = json.loads(lake.objects.sessions()[-1]["policy"])
+    path = declared["location"].removeprefix("s3://lake/")
+    assert session["Statement"][0]["Resource"] == f"arn:aws:s3:::lake/{path}/*"
+    assert elsewhere not in lake.post("/v1/table/moved$t/describe").json()["location"]
+
+
+def test_describe_table_many_at_once_fetch_one_session(lake: Lake) -> None:
+    lake.new_table("crowd")
+    time.sleep(SECONDS)  # what was fetched to write it has ended
+    before, found = len(lake.objects.sessions()), []
+    threads = [threading.Thread(target=lambda: found.append(lake.options("crowd"))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({options["aws_session_token"] for options in found}) == 1
+    assert len(lake.objects.sessions()) == before + 1
+
+
+def test_vended_secrets_and_own_ones_are_in_no_log(lake: Lake) -> None:
+    lake.new_table("quiet")
+    options = lake.options("quiet")
+    log = "".join(lake.server.log)
+    assert options["aws_secret_access_key"] not in log and options["aws_session_token"] not in log
+    assert lake.post("/v1/table/quiet/describe", vend_credentials=False).text.count("testing") == 0

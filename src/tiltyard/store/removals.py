@@ -20,6 +20,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
+from tiltyard.store.apart import check_apart
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.generations import COUNT_UP
 from tiltyard.store.grants import NAMESPACE, TABLE, forget
@@ -224,6 +225,8 @@ class Removals(Scope):
             raise TableAlreadyExistsError(f"Table already exists: {shown((*home, new_name))}")
         if row is None:
             raise InvalidInputError(f"Another table has the location by now: {removed.location}")
+        if not removed.dropped:  # else its folder was kept from others
+            check_apart(self.connection, removed.location)
         self.connection.change(RESTORE_VERSIONS_OF, removed.id)
         self.connection.change(FORGET_TABLE, removed.id)
         return TableRecord.of(row)

@@ -14,6 +14,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
+from tiltyard.store.apart import check_apart
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED
 from tiltyard.store.grants import TABLE, forget, own
@@ -98,7 +99,8 @@ class Tables(Scope):
         With `in_creation` the folder was doomed with reason 'creating' while its data was written, and is spared
         from now on.
         Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError for a location that another table
-        has or that is being deleted, ConcurrentModificationError for a creation whose lease ran out.
+        has or that is being deleted, or, where a client gave it (`registered`), inside or around such a folder;
+        ConcurrentModificationError for a creation whose lease ran out.
         """
         parent, name = split(path)
         parent_id, now = namespace_id(self.connection, parent), self._clock()
@@ -111,6 +113,8 @@ class Tables(Scope):
             raise TableAlreadyExistsError(f"Table already exists: {shown(path)}")
         if row is None:
             raise InvalidInputError(f"Another table has this location: {location}")
+        if registered:
+            check_apart(self.connection, location)
         if in_creation and not self.connection.change(PUBLISH, location):
             raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")
         if not in_creation and (doomed := self.connection.row(IS_DOOMED, location)):

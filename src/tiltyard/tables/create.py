@@ -233,7 +233,7 @@ def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTabl
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
     managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
     record = ctx.store.insert_table(
-        wanted.path, location, wanted.properties or {}, managed=managed, declared=True, owner=made_by
+        wanted.path, location, wanted.properties or {}, managed=managed, declared=True, registered=True, owner=made_by
     )
     try:
         return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))

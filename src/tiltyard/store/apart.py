@@ -1,0 +1,34 @@
+"""Folders of tables lie apart: none inside another. Two that a client names at the same time are looked at in turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from tiltyard.store.database import Connection
+
+# One after the other, until the transaction ends: each then sees what the one before has entered.
+IN_TURN = "SELECT id FROM namespaces WHERE id = 1 /*+ FOR NO KEY UPDATE */"
+OVERLAPS = """
+    SELECT 1 FROM tables WHERE location IN ({above})
+    UNION ALL SELECT 1 FROM doomed_folders WHERE location IN ({above})
+    UNION ALL SELECT 1 FROM tables WHERE location > ? AND location < ?
+    UNION ALL SELECT 1 FROM doomed_folders WHERE location > ? AND location < ?
+    LIMIT 1
+"""
+
+
+def check_apart(connection: Connection, location: str) -> None:
+    """Raise InvalidInputError if a folder lies inside or around that of a table, or of one that is being deleted.
+
+    Whether it is the very folder of another table is left to the unique key.
+    """
+    connection.row(IN_TURN)
+    parts = location.split("/")
+    above = ["/".join(parts[:end]) for end in range(1, len(parts))]
+    below = f"{location}/", f"{location}0"  # "0" is what follows "/"
+    sql = OVERLAPS.format(above=", ".join("?" * len(above)))
+    if connection.row(sql, *above, *above, *below, *below):
+        raise InvalidInputError("The location is inside or around the folder of another table: choose one beside it.")

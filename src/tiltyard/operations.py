@@ -96,10 +96,13 @@ def always(ctx: Any, request: Any) -> bool:
 def bound_operations() -> Mapping[str, tuple[Operation, Served | None]]:
     """Every operation of the specification by name, with what serves it (None: unsupported).
 
-    Raises UnknownOperationError for a function without an operation.
+    Raises UnknownOperationError for a function without an operation, UndeclaredNeedsError for one that does not say
+    what it needs.
     """
     known = {facts.function: facts for facts in operations().values()}
-    for name in _served:
+    for name, served in _served.items():
         if name not in known:
             raise UnknownOperationError(f"No operation of the specification is called {name}.")
+        if served.needs is None:
+            raise UndeclaredNeedsError(f"{name} does not say what it needs: @operation(needs=…), see tiltyard.access.")
     return {facts.name: (facts, _served.get(name)) for name, facts in known.items()}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tiltyard
-from tests.services.wire import stream
 from tests.conformance.cases import ROWS
+from tests.services.wire import stream
 from tiltyard.access import Privilege
 from tiltyard.access.privileges import parse_privileges
 from tiltyard.principals import EVERYBODY, Principal

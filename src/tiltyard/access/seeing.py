@@ -15,7 +15,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.access.privileges import words
+from tiltyard.access.privileges import Privilege, words
 from tiltyard.ids import display
 from tiltyard.store.paths import no_namespace, no_table
 
@@ -37,10 +37,11 @@ def refused(missing: int, what: str) -> PermissionDeniedError:
 
 
 def seen_table(ctx: Context, path: Id, wanted: int) -> TableRecord:
-    """A table on which all privileges of `wanted` were granted.
+    """A table on which all privileges of `wanted` were granted; with 0, one that may be seen.
 
     Raises TableNotFoundError, NamespaceNotFoundError (none that one may see), PermissionDeniedError.
     """
+    wanted |= Privilege.USE.value
     rights = rights_of(ctx)
     try:
         record = ctx.store.describe_table(path)

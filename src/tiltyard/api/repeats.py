@@ -43,7 +43,7 @@ DATABASE = b"x-lancedb-database"
 SHOWN = (b"authorization", b"x-api-key")
 """What tells callers apart where nobody is asked who it is."""
 
-_READS = re.compile(r"(Analyze|Count|Describe|Explain|Get|List|Prewarm|Query)\w+|\w+Exists")
+_READS = re.compile(r"WhoAmI|(Analyze|Check|Count|Describe|Explain|Get|List|Prewarm|Query)\w+|\w+Exists")
 RENEWED = frozenset({"InsertIntoTable", "MergeInsertIntoTable"})
 """What lancedb tries again under a new request id each time, so that the body has to tell."""
 

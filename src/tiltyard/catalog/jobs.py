@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableNotFoundError
 
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_server
+from tiltyard.access.transactions import OWN_JOB, SUBMIT_JOB
 from tiltyard.catalog.transactions import transaction_id
-from tiltyard.ids import display
+from tiltyard.ids import display, table_id
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.modes import TransactionStatus, parse_mode
 from tiltyard.operations import always, operation
 from tiltyard.spec import models
-from tiltyard.tables.opening import find_table, table_id
+from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +60,7 @@ def queue_job(
     return ctx.store.transact(work)
 
 
-@operation
+@operation(needs=SUBMIT_JOB)
 def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJobResponse:
     """Queue a job, or begin one for the driver `owner`, which then has it under a lease.
 
@@ -92,7 +95,7 @@ def _record_id(ctx: Context, table: Sequence[str]) -> int | None:
         return None
 
 
-@operation
+@operation(needs=on_server(Privilege.RUN_UDFS))
 def claim_job(ctx: Context, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
     """Hand a job to the driver `owner`: `job_id`, or the one of these names that waits longest; none if there is none.
 
@@ -109,7 +112,7 @@ def claim_job(ctx: Context, request: models.ClaimJobRequest) -> models.ClaimJobR
     return models.ClaimJobResponse(job=entry(record) if record else None)
 
 
-@operation
+@operation(needs=OWN_JOB)
 def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
     """Extend the lease, and let `properties` join those of the transaction; the driver goes on if it is Running.
 
@@ -126,7 +129,7 @@ def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResp
     return models.BeatJobResponse(status=ctx.store.transact(work))
 
 
-@operation
+@operation(needs=OWN_JOB)
 def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
     """Remember, until the job has succeeded, that a part of it is done; a part of the same name is replaced.
 
@@ -138,7 +141,7 @@ def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.Ke
     return models.KeepJobPartResponse()
 
 
-@operation
+@operation(needs=OWN_JOB)
 def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.ListJobPartsResponse:
     """List what was kept of a job, by name. Raises TransactionNotFoundError, InvalidInputError."""
     record = _job(ctx, transaction_id(request.id))
@@ -152,7 +155,7 @@ def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.
     return models.ListJobPartsResponse(parts=dict(found), page_token=token)
 
 
-@operation
+@operation(needs=OWN_JOB)
 def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJobResponse:
     """Write how the owner's job ended: Succeeded, Failed, or Queued for another try, not before `wait_millis`.
 
@@ -175,7 +178,7 @@ def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJ
     return models.FinishJobResponse(status=ctx.store.transact(work))
 
 
-@operation
+@operation(needs=on_server(Privilege.RUN_UDFS))
 def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsResponse:
     """List jobs, newest first, of all names and statuses or of one. Raises InvalidInputError."""
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
@@ -190,7 +193,7 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
     return models.ListJobsResponse(jobs=[entry(record) for record in found], page_token=token)
 
 
-@operation(inline=always)
+@operation(needs=OWN_JOB, inline=always)
 def describe_job(ctx: Context, request: models.DescribeJobRequest) -> models.DescribeJobResponse:
     """Tell a job: what was asked for, where it stands, its figures. Raises TransactionNotFoundError."""
     return models.DescribeJobResponse(job=entry(_job(ctx, transaction_id(request.id))))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.store.database import Connection
+    from tiltyard.store.records import Path
 
 SERVER, NAMESPACE, TABLE = "server", "namespace", "table"
 
@@ -60,6 +61,16 @@ class GrantRecord:
     COLUMNS = "grantee, kind, object_id, privileges, granted_by, granted_at"
 
 
+# The names from an object up to the root.
+PATH = """
+    WITH RECURSIVE up (id, name, height) AS (
+        SELECT parent_id, name, 1 FROM namespaces WHERE id = ?
+        UNION ALL SELECT above.parent_id, above.name, up.height + 1 FROM up JOIN namespaces above ON above.id = up.id
+    )
+    SELECT name FROM up WHERE id IS NOT NULL ORDER BY height DESC
+"""
+HOME = "SELECT namespace_id, name FROM tables WHERE id = ?"
+HERE = "SELECT 1 FROM namespaces WHERE id = ?"
 LIST_ON = f"""
     SELECT {GrantRecord.COLUMNS} FROM grants WHERE kind = ? AND object_id = ? AND grantee > ?
     ORDER BY grantee LIMIT ?
@@ -135,3 +146,19 @@ class Grants(Scope):
         """Return up to `limit` grants of a grantee, by kind and id, behind `after`."""
         rows = self.connection.rows(LIST_TO, grantee, *(after or ("", 0)), limit)
         return [GrantRecord(*row) for row in rows]
+
+    @reads
+    def path_of(self, kind: str, object_id: int) -> Path | None:
+        """Return the names of an object by its id: () for the server, None for what is not there (any more)."""
+        if kind == SERVER:
+            return ()
+        home: int = object_id
+        last: Path = ()
+        if kind == TABLE:
+            row = self.connection.row(HOME, object_id)
+            if row is None:
+                return None
+            home, last = row[0], (row[1],)
+        elif self.connection.row(HERE, object_id) is None:
+            return None
+        return (*(row[0] for row in self.connection.rows(PATH, home)), *last)

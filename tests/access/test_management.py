@@ -1,0 +1,190 @@
+"""Granting, revoking, roles, and asking what one may do: by those who may, and by those who may not."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from lance_namespace.errors import (
+    InvalidInputError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
+
+from tests.access.conftest import Catalog
+from tiltyard.access.privileges import ALL, words
+
+EVERYTHING = words(ALL)
+READER = {"grantee": "bob", "privileges": ["read"]}
+
+
+@pytest.fixture
+def table(catalog: Catalog) -> dict[str, Any]:
+    """The table s$t, as requests name an object."""
+    catalog.namespace("s")
+    catalog.table("s", "t")
+    return {"object_kind": "table", "id": ["s", "t"]}
+
+
+def grants(answer: Any) -> list[tuple[Any, ...]]:
+    return [
+        (entry["grantee_kind"], entry["grantee"], entry["object_kind"], tuple(entry["id"]), tuple(entry["privileges"]))
+        for entry in answer["grants"]
+    ]
+
+
+def test_grant_by_the_owner_lets_another_read_at_once(catalog: Catalog, table: dict[str, Any]) -> None:
+    catalog.grant("ann", "all", table=("s", "t"))
+    assert catalog.as_("ann").call("GrantPrivileges", {**table, **READER})["privileges"] == ["read"]
+    bob = catalog.as_("bob")
+    catalog.changed()
+    assert bob.count_table_rows({"id": ["s", "t"]}).count == 3
+    assert catalog.as_("ann").call("RevokePrivileges", {**table, **READER})["privileges"] == []
+    catalog.changed()
+    with pytest.raises(NamespaceNotFoundError):
+        bob.count_table_rows({"id": ["s", "t"]})
+
+
+def test_grant_of_what_one_has_not_oneself_is_refused(catalog: Catalog, table: dict[str, Any]) -> None:
+    catalog.grant("ann", "manage_grants,read", table=("s", "t"))
+    ann = catalog.as_("ann")
+    ann.call("GrantPrivileges", {**table, **READER})
+    for privilege in ("write", "administer", "all"):
+        with pytest.raises(PermissionDeniedError):
+            ann.call("GrantPrivileges", {**table, "grantee": "ann", "privileges": [privilege]})
+
+
+def test_grant_without_manage_grants_is_refused(catalog: Catalog, table: dict[str, Any]) -> None:
+    catalog.grant("ann", "read,write", table=("s", "t"))
+    for call in ("GrantPrivileges", "RevokePrivileges"):
+        with pytest.raises(PermissionDeniedError, match="manage_grants"):
+            catalog.as_("ann").call(call, {**table, **READER})
+    with pytest.raises(NamespaceNotFoundError):
+        catalog.as_("eve").call("GrantPrivileges", {**table, **READER})
+    with pytest.raises(PermissionDeniedError):
+        catalog.as_("ann").call("GrantPrivileges", {"object_kind": "server", **READER})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"privileges": ["sing"]},
+        {"privileges": []},
+        {"grantee": ""},
+        {"grantee_kind": "horse"},
+        {"grantee_kind": "role", "grantee": "nobodies"},
+        {"object_kind": "horse"},
+        {"object_kind": "server"},
+        {"object_kind": "table", "id": []},
+        {"grantee": "a\x00b"},
+    ],
+    ids=str,
+)
+def test_grant_of_nonsense_is_invalid_input(catalog: Catalog, table: dict[str, Any], wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError):
+        catalog.owner.call("GrantPrivileges", {**table, **READER, **wrong})
+
+
+def test_list_grants_on_an_object_and_of_a_grantee(catalog: Catalog, table: dict[str, Any]) -> None:
+    admin = catalog.owner
+    admin.call("CreateRole", {"role": "ops"})
+    admin.call("GrantPrivileges", {**table, **READER})
+    admin.call("GrantPrivileges", {**table, "grantee": "ops", "grantee_kind": "role", "privileges": ["all"]})
+    admin.call("GrantPrivileges", {"object_kind": "namespace", "id": ["s"], **READER})
+    admin.call("GrantPrivileges", {"object_kind": "server", **READER})
+    assert grants(admin.call("ListGrants", table)) == [
+        ("principal", "bob", "table", ("s", "t"), ("read",)),
+        ("role", "ops", "table", ("s", "t"), tuple(EVERYTHING)),
+    ]
+    theirs = [
+        ("principal", "bob", "namespace", ("s",), ("read",)),
+        ("principal", "bob", "server", (), ("read",)),
+        ("principal", "bob", "table", ("s", "t"), ("read",)),
+    ]
+    assert grants(admin.call("ListGrants", {"grantee": "bob"})) == theirs
+    assert grants(catalog.as_("bob").call("ListGrants", {"grantee": "bob"})) == theirs
+    for request in (table, {"grantee": "ops", "grantee_kind": "role"}, {"grantee": "ann"}):
+        with pytest.raises(PermissionDeniedError):
+            catalog.as_("bob").call("ListGrants", request)
+
+
+def test_list_grants_pages(catalog: Catalog, table: dict[str, Any]) -> None:
+    names = [f"p{number}" for number in range(5)]
+    for name in names:
+        catalog.owner.call("GrantPrivileges", {**table, "grantee": name, "privileges": ["read"]})
+    found, token = [], None
+    for _ in itertools.count():
+        page = catalog.owner.call("ListGrants", {**table, "limit": 2, "page_token": token})
+        found += [entry["grantee"] for entry in page["grants"]]
+        if not (token := page.get("page_token")):
+            break
+    assert found == names
+
+
+def test_check_privileges_tells_what_is_inherited(catalog: Catalog, table: dict[str, Any]) -> None:
+    catalog.grant("bob", "read", namespace=("s",))
+    catalog.owner.call("CreateRole", {"role": "ops"})
+    catalog.owner.call("AddRoleMember", {"role": "ops", "member": "night", "member_kind": "group"})
+    catalog.owner.call("GrantPrivileges", {**table, "grantee": "ops", "grantee_kind": "role", "privileges": ["write"]})
+    catalog.changed()
+    asked = {**table, "privileges": ["read", "write"]}
+    own = catalog.as_("bob").call("CheckPrivileges", asked)
+    assert (own["allowed"], own["privileges"], own["missing"]) == (False, ["use", "read"], ["write"])
+    assert catalog.as_("bob", "night").call("CheckPrivileges", asked)["allowed"]
+    assert not catalog.owner.call("CheckPrivileges", {**asked, "grantee": "bob"})["allowed"]
+    assert catalog.owner.call("CheckPrivileges", {**asked, "grantee": "bob", "groups": ["night"]})["allowed"]
+    role = catalog.owner.call("CheckPrivileges", {**table, "grantee": "ops", "grantee_kind": "role"})
+    assert role["privileges"] == ["use", "write"]
+    with pytest.raises(PermissionDeniedError):
+        catalog.as_("bob").call("CheckPrivileges", {**asked, "grantee": "ann"})
+    with pytest.raises(TableNotFoundError):
+        catalog.as_("bob").call("CheckPrivileges", {**asked, "id": ["s", "x"]})
+    with pytest.raises(NamespaceNotFoundError):
+        catalog.as_("eve").call("CheckPrivileges", asked)
+
+
+def test_roles_are_the_administrators_business(catalog: Catalog, table: dict[str, Any]) -> None:
+    admin = catalog.owner
+    admin.call("CreateRole", {"role": "ops"})
+    admin.call("AddRoleMember", {"role": "ops", "member": "ann"})
+    admin.call("AddRoleMember", {"role": "ops", "member": "night", "member_kind": "group"})
+    members = [{"name": "night", "kind": "group"}, {"name": "ann", "kind": "principal"}]
+    assert admin.call("ListRoles", {})["roles"] == [{"name": "ops", "members": members}]
+    for call, request in (
+        ("CreateRole", {"role": "ops"}),
+        ("DropRole", {"role": "none"}),
+        ("AddRoleMember", {"role": "ops", "member": "ann"}),
+        ("AddRoleMember", {"role": "none", "member": "ann"}),
+        ("AddRoleMember", {"role": "ops", "member": "ops", "member_kind": "role"}),
+        ("RemoveRoleMember", {"role": "ops", "member": "bob"}),
+    ):
+        with pytest.raises(InvalidInputError):
+            admin.call(call, request)
+    for call in ("CreateRole", "DropRole", "ListRoles", "AddRoleMember", "RemoveRoleMember"):
+        with pytest.raises(PermissionDeniedError):
+            catalog.as_("ann").call(call, {"role": "ops", "member": "eve"})
+    admin.call("RemoveRoleMember", {"role": "ops", "member": "ann"})
+    admin.call("DropRole", {"role": "ops"})
+    assert admin.call("ListRoles", {})["roles"] == []
+
+
+def test_who_am_i_tells_groups_roles_and_what_holds_everywhere(catalog: Catalog) -> None:
+    assert catalog.owner.call("WhoAmI", {})["administrator"]
+    catalog.store.add_role("ops")
+    catalog.store.add_member("ops", "group:night")
+    catalog.grant("role:ops", "read")
+    told = catalog.as_("ann", "night").call("WhoAmI", {})
+    assert told["principal"] == "ann" and told["groups"] == ["night"] and told["roles"] == ["ops"]
+    assert told["privileges"] == ["use", "read"] and not told["administrator"]
+
+
+def test_administer_on_the_server_is_everything(catalog: Catalog, table: dict[str, Any]) -> None:
+    catalog.grant("ann", "administer")
+    ann = catalog.as_("ann")
+    ann.call("CreateRole", {"role": "ops"})
+    ann.call("GrantPrivileges", {**table, **READER, "privileges": ["all"]})
+    ann.call("CollectGarbage", {"dry_run": True})
+    assert ann.call("WhoAmI", {})["privileges"] == EVERYTHING
+    assert ann.list_all_tables({}).tables == ["s$t"]

@@ -1,0 +1,50 @@
+"""The registry of operations: what may not be there, is not started with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tiltyard import operations
+from tiltyard.operations import Needs, UndeclaredNeedsError, UnknownOperationError, bound_operations, operation
+from tiltyard.rooms import open_rooms
+
+ANYTHING = Needs("nothing", lambda ctx, request: ctx)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry of its own."""
+    open_rooms()
+    monkeypatch.setattr(operations, "_served", dict(operations._served))
+
+
+def test_every_operation_says_what_it_needs() -> None:
+    open_rooms()
+    texts = {name: served.needs.text for name, (_, served) in bound_operations().items() if served and served.needs}
+    assert set(texts) == {name for name, (_, served) in bound_operations().items() if served}
+    assert all(texts.values())
+
+
+def test_operation_that_declares_no_needs_refuses_the_start(registry: None) -> None:
+    @operation
+    def refresh_materialized_view(ctx: Any, request: Any) -> None: ...
+
+    with pytest.raises(UndeclaredNeedsError, match="refresh_materialized_view"):
+        bound_operations()
+
+
+def test_operation_that_the_specification_does_not_know_refuses_the_start(registry: None) -> None:
+    @operation(needs=ANYTHING)
+    def fly_to_the_moon(ctx: Any, request: Any) -> None: ...
+
+    with pytest.raises(UnknownOperationError, match="fly_to_the_moon"):
+        bound_operations()
+
+
+def test_two_functions_of_one_operation_are_refused(registry: None) -> None:
+    with pytest.raises(UnknownOperationError, match="query_table"):
+
+        @operation(needs=ANYTHING)
+        def query_table(ctx: Any, request: Any) -> None: ...

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.services.server import ServerProcess
+from tests.spark.toys import install
 from tiltyard.pipeline.connecting import Connection, connection
 from tiltyard.pipeline.session import spark_session
 
@@ -52,3 +53,12 @@ def catalog(served: ServerProcess) -> Connection:
 def fresh() -> Callable[[str], str]:
     """Names that no other test uses."""
     return lambda stem: f"{stem}_{next(numbers)}"
+
+
+@pytest.fixture(scope="session")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that has the toys installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    install(folder)
+    paths = [str(HOME / "src"), str(HOME), str(folder), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -9,35 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import lance_namespace_urllib3_client as generated
 import pytest
 
 from tests.services.server import ServerProcess
-from tests.spark.toys import drivers, install, noted
+from tests.spark.toys import drivers, noted
+from tests.spark.watching import all_steps, transaction, wait_for
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
-
-HOME = Path(__file__).resolve().parents[2]
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 30) -> Any:
-    """What a condition gives as soon as it holds."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.02)
-    return found
-
-
-@pytest.fixture(scope="session")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that has the toys installed."""
-    folder = tmp_path_factory.mktemp("installed")
-    install(folder)
-    paths = [str(HOME / "src"), str(HOME), str(folder), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +63,6 @@ def running_job(server: ServerProcess, folder: Path) -> str:
     wait_for(lambda: len(noted(folder)) >= 2)
     jobs = Calls(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
     return next(str(job["id"]) for job in jobs if job["arguments"]["folder"] == str(folder))
-
-
-def transaction(server: ServerProcess, job_id: str) -> generated.DescribeTransactionResponse:
-    """A job through upstream's own client."""
-    client = generated.ApiClient(generated.Configuration(host=server.url))
-    return generated.TransactionApi(client).describe_transaction(job_id, generated.DescribeTransactionRequest())
-
-
-def all_steps(number: int) -> list[str]:
-    return [*(f"step {step}" for step in range(number)), "commit"]
 
 
 def test_job_run_here_is_a_transaction_that_succeeded_with_its_figures(

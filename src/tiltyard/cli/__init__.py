@@ -12,11 +12,11 @@ from tiltyard.cli.options import DATABASE, refuse, settings_options
 from tiltyard.config import Settings
 
 SERVE = (
-    *("root", "db", "host", "port", "workers", "jobs"),
+    *("root", "db", "host", "port", "workers", "jobs", "spark"),
     *("auth", "insecure", "tls_certificate", "tls_key"),
     *("retention_days", "log_level"),
 )
-WORKER = ("root", "db", "jobs", "log_level")
+WORKER = ("root", "db", "jobs", "spark", "log_level")
 UPKEEP = ("root", "db", "gc_safety_days")
 
 
@@ -51,9 +51,12 @@ def serve(settings: Settings) -> None:
 def worker(settings: Settings) -> None:
     """Run queued transactions (index builds, deletions) until SIGTERM or SIGINT; any number may run at once.
 
+    With --spark it runs jobs of the data pipeline, too, that clients have submitted.
+
     \b
-    Example:
+    Examples:
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --jobs 2
+      tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark local[8]
     """
     from tiltyard.cli.serving import run_worker
 

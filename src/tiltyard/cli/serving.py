@@ -26,12 +26,14 @@ from tiltyard.rooms import open_rooms
 from tiltyard.services import open_services
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
-from tiltyard.worker import Worker
+from tiltyard.worker import Drivers, Worker
 
 Refuse = Callable[[str], NoReturn]
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
+DRIVER_SECONDS = 5.0
+"""How long drivers of jobs may take to hand them back."""
 HANDED_DOWN = "TILTYARD_HANDED_DOWN"
 """How a parent gives its settings to the server processes it starts."""
 
@@ -45,6 +47,8 @@ class Application:
         self._services = services
         self._api = Api(services)
         self._worker = Worker(services, services.settings.jobs)
+        # Of several server processes none runs jobs: each would start a Spark of its own.
+        self._drivers = spark_drivers(services) if services.settings.workers == 1 else None
 
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -61,8 +65,12 @@ class Application:
         await receive()
         if self._services.settings.jobs:
             self._worker.start()
+        if self._drivers:
+            self._drivers.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        if self._drivers:
+            self._drivers.stop(DRIVER_SECONDS)
         if self._services.settings.jobs:
             self._worker.stop(WORKER_SECONDS)
         self._api.close()
@@ -147,12 +155,32 @@ def run_worker(settings: Settings, refuse: Refuse) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    drivers = spark_drivers(services)
     worker.start()
+    if drivers:
+        drivers.start()
     print(f"Tiltyard works on {settings.root}", file=sys.stderr, flush=True)
     stop.wait()
+    if drivers:
+        drivers.stop(DRIVER_SECONDS)
     worker.stop(WORKER_SECONDS)
     services.store.close()
     _leave()
+
+
+def spark_drivers(services: Services) -> Drivers | None:
+    """What runs jobs of the pipeline here; None where that is off, or Spark is missing: others may have it."""
+    if services.settings.spark == "off":
+        return None
+    from tiltyard.pipeline.applications import check_spark
+    from tiltyard.pipeline.session import SparkMissingError
+
+    try:
+        check_spark(services.settings.spark)
+    except SparkMissingError as error:
+        log.warning("%s Jobs of the pipeline are left to other workers.", error)
+        return None
+    return Drivers(services)
 
 
 def _listen(settings: Settings, refuse: Refuse) -> socket.socket:

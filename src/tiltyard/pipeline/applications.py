@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tiltyard.pipeline.session import is_connect
+from tiltyard.pipeline.session import SparkMissingError, check_java, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,3 +31,11 @@ def application_facts(spark: SparkSession | None) -> dict[str, str]:
         if conf.get("spark.eventLog.rolling.enabled", "true") == "false":
             facts["spark_event_log"] = f"{folder.rstrip('/')}/{context.applicationId}"
     return facts
+
+
+def check_spark(master: str) -> None:
+    """Raise SparkMissingError, which says what to install, unless sessions can be started here."""
+    if find_spec("pyspark") is None:
+        raise SparkMissingError("PySpark is not installed: pip install 'tiltyard[spark]'.")
+    if not master.startswith("sc://"):
+        check_java()

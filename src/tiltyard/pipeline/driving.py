@@ -75,7 +75,7 @@ class CatalogRun:
         self._lost = threading.Event()
         self._done = threading.Event()
         self._canceling = False
-        self._beaten = time.monotonic()
+        self._beaten = time.monotonic() - lease_ms / 1000  # whoever claimed it may have had it for another time: ask
         self._told: Mapping[str, str] = {}
         self._thread = threading.Thread(target=self._keep_lease, name=f"lease-{job.id}", daemon=True)
         self._thread.start()

@@ -1,0 +1,137 @@
+"""A process that drives jobs for a worker: one after the other in a warm session, or a single one.
+
+    python -m tiltyard.pipeline.driver                      reads {"job": …, "owner": …} a line, answers {"ended": …}
+    spark-submit spark_driver.py --job JOB --owner OWNER    drives that one: the master is spark-submit's
+
+The variable TILTYARD_JOB_CATALOG holds how to reach the catalog, and where Spark runs (JSON, see `Orders`). A worker
+that dies leaves its drivers to finish what they do: they have the lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.pipeline.applications import application_facts
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.driving import CatalogRun, QueuedJob, drive
+from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.session import spark_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+ORDERS = "TILTYARD_JOB_CATALOG"
+
+log = logging.getLogger("tiltyard.pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How to reach the catalog, and where Spark runs: `master` is what `spark` is set to, None for spark-submit's."""
+
+    uri: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+class Driver:
+    """Drives jobs; what it logs goes to standard error."""
+
+    def __init__(self, orders: Orders) -> None:
+        """Connect. Raises what the catalog's client raises."""
+        self._orders = orders
+        self._where = connection(orders.uri, orders.properties)
+        self._calls = Calls(self._where)
+        self._run: CatalogRun | None = None
+        self._leaving = False
+
+    def drive(self, job_id: str, owner: str) -> None:
+        """Drive a job that `owner` has to its end; how it ended is in the catalog."""
+        told = QueuedJob.of(self._calls.call("DescribeJob", id=[job_id])["job"])
+        # Before the session: the lease is kept while Spark starts, and a cancel heard.
+        self._run = run = CatalogRun(self._calls, told, owner)
+        if self._leaving:
+            run.hand_back()
+
+        def work() -> Mapping[str, object]:
+            job = find_job(told.name)
+            arguments = job.checked(told.arguments)
+            spark = self._session() if job.spark else None
+            run.progress(**application_facts(spark))
+            return job.function(run, self._where, spark, **arguments)
+
+        try:
+            drive(run, work, attempts=told.attempts)
+        except Exception:
+            log.exception("job %s (%s) failed", told.id, told.name)
+        finally:
+            self._run = None
+
+    def leave(self, *_: object) -> None:
+        """Hand the running job back, and end; a handler of signals."""
+        self._leaving = True
+        if self._run is None:
+            sys.exit(0)
+        self._run.hand_back()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether no further job is to be begun."""
+        return self._leaving
+
+    def _session(self) -> SparkSession:
+        master = self._orders.master
+        remote = master if master and master.startswith("sc://") else None
+        return spark_session(None if remote else master, remote=remote, config=self._orders.conf)
+
+
+def _ordered(lines: TextIO) -> Iterator[tuple[str, str]]:
+    """The jobs that come in, a line each: (id, owner)."""
+    for line in iter(lines.readline, ""):
+        told = json.loads(line)
+        yield told["job"], told["owner"]
+
+
+def main() -> None:
+    """Drive one job, or all that come in until the input ends."""
+    parser = argparse.ArgumentParser(
+        description="Drive jobs of the data pipeline, for a worker of Tiltyard.",
+        epilog="Example: spark-submit spark_driver.py --job 6f1c… --owner 91ab…",
+    )
+    parser.add_argument("--job", help="The only job to drive.")
+    parser.add_argument("--owner", help="The name under which the job was claimed.")
+    given = parser.parse_args()
+    # Answers alone go to standard output: whatever Spark or a job prints there would be taken for one.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel("WARNING")
+    driver = Driver(Orders(**json.loads(os.environ[ORDERS])))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, driver.leave)
+    for job_id, owner in [(given.job, given.owner)] if given.job else _ordered(sys.stdin):
+        try:
+            driver.drive(job_id, owner)
+        except LanceNamespaceError as error:
+            log.error("job %s is left to another driver: %s", job_id, error)  # noqa: TRY400  # the sentence says it
+        print(json.dumps({"ended": job_id}), file=answers)  # the answer to the worker
+        if driver.leaving:
+            break
+
+
+if __name__ == "__main__":
+    main()

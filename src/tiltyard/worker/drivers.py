@@ -1,0 +1,200 @@
+"""Jobs of the data pipeline, handed to driver processes: one that stays warm, and one for each job besides.
+
+A worker claims a job and gives its lease to a driver. The driver keeps the lease, and writes how the job ended; the
+worker looks after the process. A driver that dies leaves its job to the queue at once. A worker that dies leaves its
+drivers at work: they have the leases, so that no job is done by two.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import threading
+import time
+import uuid
+from typing import Self
+
+from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError, TransactionNotFoundError
+
+from tiltyard.config import Settings
+from tiltyard.context import Services
+from tiltyard.jobs import pipeline_jobs
+from tiltyard.modes import TransactionStatus
+from tiltyard.store import TransactionRecord
+from tiltyard.worker.orders import environment, submit_command, warm_command
+
+log = logging.getLogger("tiltyard.worker")
+
+START_LEASE_MS = 60_000
+"""For how long a job is a driver's that has not begun yet: Python takes a while to start."""
+MOST_ATTEMPTS = 5
+RETRY_MS = 1_000
+POLL_SECONDS = 0.25
+IDLE_SECONDS = 600.0
+"""How long the warm driver waits for a job before its memory is given back."""
+
+
+class Drivers:
+    """Runs queued jobs, `spark_jobs` of them at once; the first thread keeps its driver warm."""
+
+    def __init__(self, services: Services) -> None:
+        """Look after the jobs of a catalog; nothing runs before `start`."""
+        self._services = services
+        self._stopping = threading.Event()
+        self._processes: set[_Process] = set()
+        self._threads = [
+            threading.Thread(target=self._work, args=(number == 0,), name=f"driver-{number}", daemon=True)
+            for number in range(services.settings.spark_jobs)
+        ]
+
+    def start(self) -> None:
+        """Begin to claim."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Claim nothing more; drivers hand their jobs back within `timeout` seconds, or are killed."""
+        self._stopping.set()
+        for process in list(self._processes):
+            process.terminate()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for process in list(self._processes):
+            process.kill()
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _work(self, warm: bool) -> None:
+        """Claim and run, one job after the other."""
+        driver: _Process | None = None
+        while not self._stopping.is_set():
+            record = self._claimed()
+            if record is None:
+                driver = self._not_idle(driver)
+                self._stopping.wait(POLL_SECONDS)
+                continue
+            log.info("job %s (%s) begins, try %d", record.id, record.kind, record.attempts)
+            try:
+                if warm and not record.payload.get("spark"):
+                    driver = self._warmed(driver)
+                    driver.drive(record)
+                else:
+                    self._submit(record)
+            except OSError:
+                log.exception("a driver for job %s did not start, or ended", record.id)
+            self._settle(record)
+        if driver:
+            self._end(driver)
+
+    def _claimed(self) -> TransactionRecord | None:
+        """A job that waits, claimed for a driver. The database may be away for a while."""
+        store, names = self._services.store, tuple(pipeline_jobs())
+        try:
+            if names and store.work_waits(names):
+                return store.claim_transaction(uuid.uuid4().hex, START_LEASE_MS, names)
+        except ServiceUnavailableError as error:
+            log.warning("%s", error)
+        return None
+
+    def _warmed(self, driver: _Process | None) -> _Process:
+        if driver is not None and driver.alive:
+            return driver
+        if driver is not None:
+            self._end(driver)
+        return self._begun(_Process.warm(self._services.settings))
+
+    def _not_idle(self, driver: _Process | None) -> _Process | None:
+        """The warm driver, unless it has had nothing to do for long."""
+        if driver is None or time.monotonic() - driver.used < IDLE_SECONDS:
+            return driver
+        self._end(driver)
+        return None
+
+    def _submit(self, record: TransactionRecord) -> None:
+        """Run a job in a process of its own, and wait for its end."""
+        driver = self._begun(_Process.submitted(self._services.settings, record))
+        driver.wait()
+        self._processes.discard(driver)
+
+    def _begun(self, driver: _Process) -> _Process:
+        self._processes.add(driver)
+        if self._stopping.is_set():  # `stop` may have looked through the others already
+            driver.terminate()
+        return driver
+
+    def _end(self, driver: _Process) -> None:
+        driver.close()
+        self._processes.discard(driver)
+
+    def _settle(self, record: TransactionRecord) -> None:
+        """Queue a job again whose driver is gone and did not end it, until its attempts are spent."""
+        spent = record.attempts >= MOST_ATTEMPTS
+        status = TransactionStatus.FAILED if spent else TransactionStatus.QUEUED
+        error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has more."
+        store = self._services.store
+        try:
+            store.finish_transaction(
+                record.id,
+                record.lease_owner or "",
+                status,
+                error=error if spent else None,
+                available_at=self._services.clock() + RETRY_MS,
+            )
+            log.warning("the driver of job %s ended before the job did: it is %s", record.id, status)
+        except (ConcurrentModificationError, TransactionNotFoundError):
+            log.info("job %s has ended, or is another's", record.id)
+        except ServiceUnavailableError as error_:
+            log.warning("job %s is free when its lease ends: %s", record.id, error_)
+
+
+class _Process:
+    """A driver process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.used = time.monotonic()
+
+    @classmethod
+    def warm(cls, settings: Settings) -> Self:
+        """One that takes job after job. Raises OSError."""
+        variables, pipe = environment(settings, submitted=False), subprocess.PIPE
+        return cls(subprocess.Popen(warm_command(), text=True, env=variables, stdin=pipe, stdout=pipe))  # noqa: S603  # our own driver
+
+    @classmethod
+    def submitted(cls, settings: Settings, record: TransactionRecord) -> Self:
+        """One for this job. Raises OSError."""
+        words, variables = submit_command(settings, record), environment(settings, submitted=True)
+        nothing = subprocess.DEVNULL
+        return cls(subprocess.Popen(words, text=True, env=variables, stdin=nothing, stdout=nothing))  # noqa: S603  # Spark's own command, with Spark's properties
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def drive(self, record: TransactionRecord) -> None:
+        """Hand over a job, and wait until it has ended, or the process has. Raises OSError for one that is gone."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"job": record.id, "owner": record.lease_owner}) + "\n")
+        self._process.stdin.flush()
+        for line in iter(self._process.stdout.readline, ""):
+            if json.loads(line) == {"ended": record.id}:
+                break
+        self.used = time.monotonic()
+
+    def wait(self) -> None:
+        self._process.wait()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let it end: it has no job."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()

@@ -1,0 +1,196 @@
+"""The runner: queued jobs, and worker processes that run them by drivers; workers and drivers killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.server import ServerProcess
+from tests.spark.toys import drivers, noted
+from tests.spark.watching import all_steps, transaction, wait_for
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.driving import submit
+from tiltyard.pipeline.jobs import find_job
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+CONF = {"spark.sql.shuffle.partitions": "3", "spark.driver.memory": "512m"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> Iterator[ServerProcess]:
+    """A server that runs no jobs of the pipeline itself."""
+    running = ServerProcess(tmp_path_factory.mktemp("root"), environ=environ)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Start]:
+    """Starts `tiltyard worker --spark local[1]` beside the server; other variables may be given."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**variables: str) -> subprocess.Popen[bytes]:
+        words = ["worker", "--root", str(server.root), "--jobs", "1", "--spark", "local[1]"]
+        given = {**os.environ, **environ, "TILTYARD_SPARK_CONF": json.dumps(CONF), **variables}
+        started.append(subprocess.Popen([sys.executable, "-m", "tiltyard", *words], env=given))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.wait(30)
+
+
+def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
+    """The id of a toy job that waits for a worker."""
+    folder.mkdir(exist_ok=True)
+    return submit(Calls(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
+
+
+def ended(server: ServerProcess, job_id: str) -> str:
+    """How a job ended, as soon as it has."""
+    return str(wait_for(lambda: (one := transaction(server, job_id).status) in ("Succeeded", "Failed") and one, 90))
+
+
+@pytest.fixture(autouse=True)
+def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process knows the toys, too."""
+    from tests.spark import toys
+    from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
+
+    for name in ("toy", "toy_on_spark"):
+        monkeypatch.setitem(PIPELINE_JOBS, name, toys.__name__)
+    pipeline_jobs.cache_clear()
+
+
+@pytest.mark.slow
+def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    calls = Calls(connection(server.url))
+    jobs = [submit(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}).id for _ in range(2)]
+    own = submit(
+        calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, spark={"spark.sql.shuffle.partitions": "5"}
+    )
+    start_worker()
+    assert [ended(server, job) for job in [*jobs, own.id]] == ["Succeeded"] * 3
+    told = [transaction(server, job).properties or {} for job in [*jobs, own.id]]
+    assert [one["rows"] for one in told] == ["1000"] * 3
+    assert [one["shuffles"] for one in told] == ["3", "3", "5"]
+    # The first two ran in one application; the one with properties of its own was submitted by itself.
+    applications = [one["spark_application"] for one in told]
+    assert applications[0] == applications[1] != applications[2]
+    assert len(drivers(tmp_path)) == 2
+    with urllib.request.urlopen(told[0]["spark_ui"]) as page:
+        assert b"Spark" in page.read()
+    event_log = Path(told[2]["spark_event_log"].removeprefix("file://"))
+    assert event_log.is_dir() and list(event_log.glob("events_*"))
+
+
+def test_submitted_job_whose_driver_is_killed_goes_on_in_another_and_ends_once(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    job_id = submitted(server, tmp_path, steps=12, pause=0.2)
+    start_worker()
+    wait_for(lambda: len(noted(tmp_path)) >= 3, 60)
+    (first,) = drivers(tmp_path)
+    os.kill(first, signal.SIGKILL)
+    assert ended(server, job_id) == "Succeeded"
+    steps = noted(tmp_path)
+    assert sorted(set(steps)) == sorted(all_steps(12)) and len(steps) - len(set(steps)) <= 1
+    assert len(drivers(tmp_path)) == 2
+
+
+def test_submitted_job_whose_worker_is_killed_ends_once(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    job_id = submitted(server, tmp_path, steps=15, pause=0.2)
+    worker = start_worker()
+    wait_for(lambda: len(noted(tmp_path)) >= 2, 60)
+    worker.kill()
+    start_worker()
+    assert ended(server, job_id) == "Succeeded"
+    assert noted(tmp_path) == all_steps(15) and len(drivers(tmp_path)) == 1
+
+
+def test_submitted_job_whose_worker_and_driver_are_killed_is_taken_over_when_the_lease_ends(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    job_id = submitted(server, tmp_path, steps=12, pause=0.2)
+    worker = start_worker()
+    wait_for(lambda: len(noted(tmp_path)) >= 2, 60)
+    worker.kill()
+    os.kill(*drivers(tmp_path), signal.SIGKILL)
+    start_worker()
+    assert ended(server, job_id) == "Succeeded"
+    steps = noted(tmp_path)
+    assert sorted(set(steps)) == sorted(all_steps(12)) and len(steps) - len(set(steps)) <= 1
+
+
+def test_submitted_jobs_and_two_workers_each_job_is_done_once(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    jobs = {tmp_path / f"job{number}": submitted(server, tmp_path / f"job{number}") for number in range(4)}
+    start_worker()
+    start_worker()
+    for folder, job_id in jobs.items():
+        assert ended(server, job_id) == "Succeeded"
+        assert noted(folder) == all_steps(5)
+
+
+def test_submitted_job_of_a_worker_that_stops_is_handed_to_the_next(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    job_id = submitted(server, tmp_path, steps=40, pause=0.1)
+    worker = start_worker()
+    wait_for(lambda: len(noted(tmp_path)) >= 2, 60)
+    worker.terminate()
+    assert worker.wait(20) == 0
+    assert transaction(server, job_id).status == "Queued"
+    start_worker()
+    assert ended(server, job_id) == "Succeeded"
+    assert sorted(noted(tmp_path)) == sorted(all_steps(40)) and len(drivers(tmp_path)) == 2
+
+
+def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    job_id = submitted(server, tmp_path / "one", steps=500, pause=0.05)
+    start_worker()
+    wait_for(lambda: len(noted(tmp_path / "one")) >= 2, 60)
+    action = {"setStatusAction": {"status": "Canceled"}}
+    Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    last = len(noted(tmp_path / "one"))
+    assert ended(server, submitted(server, tmp_path / "two")) == "Succeeded"
+    assert "commit" not in noted(tmp_path / "one") and len(noted(tmp_path / "one")) - last <= 20
+    assert transaction(server, job_id).status == "Canceled"
+
+
+def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
+    server: ServerProcess, environ: dict[str, str], tmp_path: Path
+) -> None:
+    job_id = submitted(server, tmp_path)
+    words = [sys.executable, "-m", "tiltyard", "worker", "--root", str(server.root), "--spark", "local"]
+    variables = {**os.environ, **environ, "JAVA_HOME": str(tmp_path / "no-java")}
+    worker = subprocess.Popen(words, env=variables, stderr=subprocess.PIPE, text=True)
+    assert worker.stderr is not None
+    lines = []
+    while not (lines and "works on" in lines[-1]):
+        lines.append(worker.stderr.readline())
+    worker.terminate()
+    lines += worker.communicate(timeout=30)[1].splitlines()
+    assert any("Spark needs Java 17 or newer" in line and "left to other workers" in line for line in lines)
+    assert transaction(server, job_id).status == "Queued"
+    action = {"setStatusAction": {"status": "Canceled"}}
+    Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])

@@ -1,30 +1,297 @@
-"""API keys: who is let in, and until when."""
+"""API keys: who is let in, until when, and what of a key is kept."""
 
 from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.services.secured import Secured
+from tests.identity.answers import LIST, ask, refused, wait_for
+from tests.services.postgres import PostgresServer
+from tests.services.secured import Secured, secured_server
+from tests.services.server import ServerProcess
 from tests.services.wire import check_error
+from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.store import open_store, wall_clock
 
 
-def refused(response: httpx.Response) -> bool:
-    """Whether it is a 401 as every route answers it."""
-    if response.status_code != 401:
-        return False
-    assert check_error(response) == 16
-    assert response.headers["www-authenticate"].startswith("Bearer ")
-    return True
+class Caller:
+    """Calls operations on keys with one key."""
+
+    def __init__(self, secured: Secured, name: str) -> None:
+        self.http = secured.http(name)
+
+    def __call__(self, what: str, **fields: Any) -> httpx.Response:
+        return self.http.post(f"/tiltyard/v1/{what}", json=fields)
 
 
-@pytest.mark.parametrize("path", ["/v1/namespace/$/list", "/v1/table/", "/v1/table"])
-def test_list_without_credentials_is_refused(secured: Secured, path: str) -> None:
+@pytest.fixture
+def administrator(secured: Secured) -> Iterator[Caller]:
+    caller = Caller(secured, "administrator")
+    yield caller
+    caller.http.close()
+
+
+@pytest.fixture
+def ann(secured: Secured) -> Iterator[Caller]:
+    caller = Caller(secured, "ann")
+    yield caller
+    caller.http.close()
+
+
+def key_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    text: str = response.json()["api_key"]
+    return text
+
+
+@pytest.mark.parametrize("path", [LIST, "/v1/table/", "/v1/table"])
+def test_call_without_credentials_is_refused(secured: Secured, path: str) -> None:
     with secured.http() as http:
-        assert refused(http.get(path))
+        assert "x-api-key" in refused(http.get(path))
 
 
-def test_list_with_a_key_is_answered(secured: Secured) -> None:
-    for name in secured.keys:
-        with secured.http(name) as http:
-            assert http.get("/v1/namespace/$/list").status_code == 200
+def test_call_with_a_key_is_answered(secured: Secured) -> None:
+    for key in secured.keys.values():
+        assert ask(secured.url, {"x-api-key": key}).status_code == 200
+
+
+def test_upload_without_credentials_is_refused_before_its_body_is_read(secured: Secured) -> None:
+    with secured.http() as http:
+        refused(http.post("/v1/table/t/create", content=b"no arrow at all"))
+        refused(http.post("/v1/table/t/insert", json={"identity": {"api_key": secured.keys["ann"]}}))
+
+
+def test_key_that_is_none_is_refused_and_told_nothing(secured: Secured) -> None:
+    mark, id_, secret = secured.keys["ann"].split("_", 2)
+    other = secured.keys["bob"].split("_", 2)
+    messages = {
+        refused(ask(secured.url, {"x-api-key": text}))
+        for text in (
+            "",
+            "none",
+            "tilt__",
+            f"{mark}_{id_}_{secret[:-1]}",
+            f"{mark}_{id_}_{secret}x",
+            f"{mark}_{id_}_{other[2]}",
+            f"{mark}_{'0' * 16}_{secret}",
+            f"{mark}_{id_[:-1]}_{secret}",
+            f"{id_}_{secret}",
+        )
+    }
+    assert messages == {"This API key is not known here."}
+    odd = [(b"x-api-key", "tilt_€€€€€€€€€€€€€€€€_ü".encode())]
+    assert refused(httpx.get(secured.url + LIST, headers=odd)) in messages
+
+
+def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> None:
+    refused(ask(secured.url, {"authorization": f"Bearer {secured.keys['ann']}"}))
+    refused(ask(secured.url, {"x-api-key": "eyJhbGciOiJub25lIn0.e30."}))
+
+
+def test_identity_in_the_body_is_believed_where_no_header_shows_one(secured: Secured) -> None:
+    url = secured.url + "/tiltyard/v1/key/list"
+    for shown in ({"api_key": secured.keys["ann"]}, {"api_key": secured.keys["ann"], "auth_token": None}):
+        told = httpx.post(url, json={"identity": shown}).json()
+        assert {key["principal"] for key in told["keys"]} == {"ann"}
+    refused(httpx.post(url, json={"identity": {"api_key": "none"}}))
+    refused(httpx.post(url, json={"identity": {"auth_token": "none", "api_key": secured.keys["ann"]}}))
+    refused(httpx.post(url, json={"identity": {}}))
+    refused(httpx.post(url, content=b"no json"))
+
+
+def test_identity_in_the_body_loses_against_headers(secured: Secured) -> None:
+    body = {"identity": {"api_key": secured.keys["administrator"]}}
+    url = secured.url + "/tiltyard/v1/principal/list"
+    assert httpx.post(url, json=body).status_code == 200
+    assert httpx.post(url, json=body, headers={"x-api-key": secured.keys["ann"]}).status_code == 403
+    refused(httpx.post(url, json=body, headers={"x-api-key": "none"}))
+
+
+def test_body_of_a_stranger_is_read_up_to_a_bound(secured: Secured) -> None:
+    body = b'{"identity": {"api_key": "%s"}, "page_token": "%s"}' % (secured.keys["ann"].encode(), b"x" * (1 << 20))
+    answer = httpx.post(secured.url + "/tiltyard/v1/key/list", content=body)
+    assert answer.status_code == 413 and check_error(answer) == 13
+
+
+def test_create_api_key_makes_a_principal_and_shows_the_key_once(secured: Secured, administrator: Caller) -> None:
+    made = administrator("key/create", principal="carol", note="nightly", expires_in_seconds=3600)
+    key = key_of(made)
+    assert ask(secured.url, {"x-api-key": key}).status_code == 200
+    listed = administrator("key/list", principal="carol")
+    (one,) = listed.json()["keys"]
+    assert (
+        one["note"] == "nightly"
+        and one["key_id"] == key.split("_")[1]
+        and one == made.json()["key"] | {"last_used_at_millis": one.get("last_used_at_millis")}
+    )
+    assert key.split("_", 2)[2] not in listed.text
+
+
+def test_create_api_key_keeps_no_secret_in_the_catalog(secured: Secured, administrator: Caller) -> None:
+    secret = key_of(administrator("key/create", principal="carol")).split("_", 2)[2]
+    with closing(sqlite3.connect(f"{secured.server.root}/catalog.db")) as catalog:
+        assert secret not in "\n".join(catalog.iterdump())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"principal": ""},
+        {"principal": "corp:zoe"},
+        {"principal": "x", "expires_in_seconds": 0},
+        {"principal": "x", "expires_in_seconds": -5},
+        {"principal": "x", "expires_in_seconds": 2**62},
+        {"principal": "x", "note": "n" * 1001},
+        {},
+    ],
+)
+def test_create_api_key_that_cannot_be_is_400(administrator: Caller, wrong: dict[str, Any]) -> None:
+    answer = administrator("key/create", **wrong)
+    assert answer.status_code == 400 and check_error(answer) == 13
+
+
+def test_key_that_expired_is_refused(secured: Secured, administrator: Caller) -> None:
+    key = key_of(administrator("key/create", principal="carol", expires_in_seconds=1))
+    wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401, 5)
+    assert "expired" in refused(ask(secured.url, {"x-api-key": key}))
+
+
+def test_rotate_api_key_lets_both_work_for_the_overlap(secured: Secured, administrator: Caller) -> None:
+    old = key_of(administrator("key/create", principal="dora", note="loads"))
+    assert ask(secured.url, {"x-api-key": old}).status_code == 200
+    rotated = administrator("key/rotate", key_id=old.split("_")[1], overlap_seconds=3)
+    new = key_of(rotated)
+    assert rotated.json()["key"]["note"] == "loads" and rotated.json()["key"]["principal"] == "dora"
+    for key in (old, new):
+        assert ask(secured.url, {"x-api-key": key}).status_code == 200
+    wait_for(lambda: ask(secured.url, {"x-api-key": old}).status_code == 401, 8)
+    assert ask(secured.url, {"x-api-key": new}).status_code == 200
+    assert administrator("key/rotate", key_id=old.split("_")[1]).status_code == 400
+
+
+def test_rotate_api_key_of_ones_own_lives_no_longer_than_it(secured: Secured, administrator: Caller) -> None:
+    old = key_of(administrator("key/create", principal="erin", expires_in_seconds=3600))
+    ends = administrator("key/list", principal="erin").json()["keys"][0]["expires_at_millis"]
+    for wish in ({}, {"expires_in_seconds": 10**6}):
+        body = {"key_id": old.split("_")[1], **wish}
+        rotated = httpx.post(secured.url + "/tiltyard/v1/key/rotate", json=body, headers={"x-api-key": old})
+        assert rotated.json()["key"]["expires_at_millis"] == ends
+
+
+def test_keys_of_others_are_not_there_for_those_who_are_no_administrators(
+    secured: Secured, administrator: Caller, ann: Caller
+) -> None:
+    id_ = secured.keys["bob"].split("_")[1]
+    for what in ("key/rotate", "key/revoke"):
+        theirs, none = ann(what, key_id=id_), ann(what, key_id="0" * 16)
+        assert (theirs.status_code, none.status_code) == (400, 400)
+        assert theirs.json()["error"].replace(id_, "0" * 16) == none.json()["error"]
+    assert {key["principal"] for key in ann("key/list").json()["keys"]} == {"ann"}
+    for what, fields in (
+        ("key/list", {"principal": "bob"}),
+        ("key/create", {"principal": "ann"}),
+        ("principal/list", {}),
+        ("principal/alter", {"principal": "ann", "administrator": True}),
+    ):
+        answer = ann(what, **fields)
+        assert answer.status_code == 403 and check_error(answer) == 15
+    assert ask(secured.url, {"x-api-key": secured.keys["bob"]}).status_code == 200
+
+
+def test_revoke_api_key_of_ones_own_ends_it(secured: Secured, administrator: Caller) -> None:
+    key = key_of(administrator("key/create", principal="fay"))
+    body = {"key_id": key.split("_")[1]}
+    done = httpx.post(secured.url + "/tiltyard/v1/key/revoke", json=body, headers={"x-api-key": key})
+    assert done.json()["key"]["revoked_at_millis"] > 0
+    wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401, 5)
+
+
+def test_alter_principal_disables_all_keys_and_enables_them_again(secured: Secured, administrator: Caller) -> None:
+    key = {"x-api-key": key_of(administrator("key/create", principal="gwen"))}
+    assert ask(secured.url, key).status_code == 200
+    assert administrator("principal/alter", principal="gwen", disabled=True).json()["principal"]["disabled"]
+    wait_for(lambda: ask(secured.url, key).status_code == 401, 5)
+    assert "disabled" in refused(ask(secured.url, key))
+    administrator("principal/alter", principal="gwen", disabled=False)
+    wait_for(lambda: ask(secured.url, key).status_code == 200, 5)
+    names = [one["name"] for one in administrator("principal/list").json()["principals"]]
+    assert names == sorted(names) and {"administrator", "ann", "bob", "gwen"} <= set(names)
+
+
+def test_alter_principal_of_oneself_cannot_shut_out(administrator: Caller) -> None:
+    for change in ({"disabled": True}, {"administrator": False}):
+        answer = administrator("principal/alter", principal="administrator", **change)
+        assert answer.status_code == 400 and check_error(answer) == 13
+
+
+def test_list_api_keys_pages(administrator: Caller) -> None:
+    for _ in range(3):
+        key_of(administrator("key/create", principal="hedy"))
+    first = administrator("key/list", principal="hedy", limit=2).json()
+    second = administrator("key/list", principal="hedy", limit=2, page_token=first["page_token"]).json()
+    assert len({key["key_id"] for key in first["keys"] + second["keys"]}) == 3 and "page_token" not in second
+    assert administrator("key/list", page_token=first["page_token"]).status_code == 400
+
+
+def test_use_of_a_key_is_noted(secured: Secured, administrator: Caller) -> None:
+    key = key_of(administrator("key/create", principal="iris"))
+
+    def used() -> int | None:
+        last: int | None = administrator("key/list", principal="iris").json()["keys"][0].get("last_used_at_millis")
+        return last
+
+    assert used() is None
+    ask(secured.url, {"x-api-key": key})
+    wait_for(used, 5)
+    first = used()
+    ask(secured.url, {"x-api-key": key})
+    assert used() == first  # at most once a minute
+
+
+def test_revoked_key_is_dead_on_a_second_replica_within_5_seconds(tmp_path: Path, postgres: PostgresServer) -> None:
+    db = postgres.new_database()
+    with secured_server(tmp_path, db=db) as secured:
+        second = ServerProcess(tmp_path, "--auth", "--db", db)
+        try:
+            ann = {"x-api-key": secured.keys["ann"]}
+            for url in (secured.url, second.url):
+                assert ask(url, ann).status_code == 200
+            body = {"key_id": secured.keys["ann"].split("_")[1]}
+            with secured.http("administrator") as http:
+                assert http.post("/tiltyard/v1/key/revoke", json=body).status_code == 200
+            revoked = time.monotonic()
+            wait_for(lambda: ask(second.url, ann).status_code == 401, 5)
+            assert time.monotonic() - revoked < 5
+            assert "revoked" in refused(ask(second.url, ann))
+        finally:
+            second.stop()
+
+
+@pytest.mark.slow
+def test_database_that_is_away_refuses_everybody_after_two_seconds(tmp_path: Path, postgres: PostgresServer) -> None:
+    db = postgres.new_database()
+    with secured_server(tmp_path, db=db) as secured:
+        ann = {"x-api-key": secured.keys["ann"]}
+        assert ask(secured.url, ann).status_code == 200
+        postgres.stop("fast")
+        try:
+            wait_for(lambda: ask(secured.url, ann).status_code == 503)
+            answer = ask(secured.url, ann)
+            assert answer.status_code == 503 and check_error(answer) == 17
+            assert ask(secured.url, {"x-api-key": secured.keys["bob"]}).status_code == 503
+        finally:
+            postgres.start()
+        wait_for(lambda: ask(secured.url, ann).status_code == 200)
+
+
+def test_keys_of_one_catalog_are_none_of_another(tmp_path: Path, secured: Secured) -> None:
+    with open_store(f"sqlite:///{tmp_path}/other.db") as store:
+        foreign = create_key(store, wall_clock, "administrator", KeyWish(), administrator=True).text
+    refused(ask(secured.url, {"x-api-key": foreign}))

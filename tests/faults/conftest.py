@@ -19,6 +19,9 @@ from tests.services.wire import Wire
 
 ROWS = pa.table({"id": pa.array(range(100), pa.int64()), "text": [f"row {number}" for number in range(100)]})
 
+MANY_BATCHES = 10_000
+"""Rows a batch with which an upload that breaks off has brought some whole ones."""
+
 
 def wait_until(true: Callable[[], Any], what: str, seconds: float = 30) -> None:
     """Return once something has become true."""

@@ -35,13 +35,13 @@ def check(response: httpx.Response) -> httpx.Response:
     return response
 
 
-def stream(table: pa.Table | pa.Schema, **options: Any) -> bytes:
-    """A table, or a schema without rows, as an Arrow IPC stream."""
+def stream(table: pa.Table | pa.Schema, most_rows: int | None = None, **options: Any) -> bytes:
+    """A table in batches of at most so many rows, or a schema without rows, as an Arrow IPC stream."""
     schema = table if isinstance(table, pa.Schema) else table.schema
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, **options) as writer:
         if isinstance(table, pa.Table):
-            writer.write_table(table)
+            writer.write_table(table, most_rows)
     return bytes(sink.getvalue())
 
 

@@ -155,7 +155,7 @@ class PostgresDatabase:
             except UNAVAILABLE as error:
                 raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
             except (PoolTimeout, PoolClosed) as error:
-                raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}") from error
+                raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}.") from error
         raise ServiceUnavailableError(f"The catalog's database stays busy: {last}") from last
 
     @staticmethod

@@ -172,7 +172,9 @@ class SqliteDatabase:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ServiceUnavailableError(f"The catalog's database cannot be opened: {error}") from error
+            raise ServiceUnavailableError(
+                f"The catalog's database cannot be opened: {path}: {error.strerror}."
+            ) from error
         self._thread = threading.Thread(target=self._write_on, name="tiltyard-writer", daemon=True)
         self._thread.start()
         self.write(lambda _: None)

@@ -146,4 +146,4 @@ def open_database(url: str) -> Database:
         from tiltyard.store.postgres import PostgresDatabase  # noqa: PLC0415 - a catalog in SQLite need not load psycopg
 
         return PostgresDatabase(url)
-    raise ValueError("A database URL is sqlite:///FILE or postgresql://…")
+    raise ValueError("A database URL begins with sqlite:/// or postgresql://.")

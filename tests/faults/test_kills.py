@@ -1,0 +1,159 @@
+"""SIGKILL at bad moments: what was acknowledged is there, what was begun is finished or gone after a restart."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.faults.conftest import MANY_BATCHES, ROWS, Place, wait_until
+from tests.services.server import ServerProcess
+from tests.services.sockets import connect
+from tests.services.wire import Wire, stream
+
+Talk = Callable[[ServerProcess], Wire]
+
+
+def half_an_upload(server: ServerProcess, path: str) -> None:
+    """Send the first part of a large body, and leave the connection open."""
+    body = stream(pa.table({"id": pa.array(range(500_000), pa.int64())}), MANY_BATCHES)
+    connection = connect(server.url)
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[: 3 << 20]
+    )
+    server.held = getattr(server, "held", [])  # type: ignore[attr-defined]  # keeps the socket open
+    server.held.append(connection)  # type: ignore[attr-defined]  # as above
+
+
+def test_server_killed_in_an_upload_leaves_no_table_and_no_version(place: Place, talk: Talk) -> None:
+    server = place.start()
+    wire = talk(server)
+    wire.good(wire.table(["t"], "create", stream(ROWS.select(["id"]))))
+    half_an_upload(server, "/v1/table/new/create")
+    half_an_upload(server, "/v1/table/t/insert")
+    wait_until(lambda: len(place.folders()) == 2, "the new table's folder is being written")
+    server.kill()
+    server.start()
+    place.wait_until_swept()
+    again = talk(server)
+    assert again.table(["new"], "exists").status_code == 404
+    assert again.table(["t"], "count_rows").text == "100"
+    assert again.good(again.table(["new"], "create", stream(ROWS)))["version"] == 1
+
+
+def test_server_killed_between_mark_and_delete_deletes_after_its_restart(place: Place, talk: Talk) -> None:
+    server = place.start("--jobs", "0")  # marks, and has nobody who deletes
+    wire = talk(server)
+    wire.namespace(["n"], "create")
+    wire.namespace(["n", "inner"], "create")
+    for number in range(5):
+        wire.good(wire.table(["n", "inner", f"t{number}"], "create", stream(ROWS)))
+    wire.good(wire.table(["kept"], "create", stream(ROWS)))
+    dropped = wire.good(wire.namespace(["n"], "drop", {"behavior": "Cascade"}))
+    assert wire.namespace(["n"], "exists").status_code == 404
+    assert len(place.folders()) == 6
+    server.kill()
+    after = place.start()
+    again = talk(after)
+    [transaction] = dropped["transaction_id"]
+    wait_until(
+        lambda: again.good(again.call("transaction", [transaction], "describe"))["status"] == "Succeeded",
+        "the deletion is done",
+    )
+    place.wait_until_swept()
+    assert again.table(["kept"], "count_rows").text == "100"
+
+
+@pytest.mark.parametrize("kind", [{"index_type": "IVF_PQ", "num_partitions": 64, "num_sub_vectors": 16}])
+def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
+    place: Place, talk: Talk, kind: dict[str, object]
+) -> None:
+    server = place.start()
+    wire = talk(server)
+    vectors = np.random.default_rng(1).random((40_000, 64), np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
+    wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
+    asked = {"column": "vector", "distance_type": "l2", "name": "near", **kind}
+    transaction = wire.good(wire.table(["t"], "create_index", asked))["transaction_id"]
+    status = f"SELECT status, attempts FROM transactions WHERE id = '{transaction}'"
+    wait_until(lambda: place.sql(status)[0][0] == "Running", "the build has begun")
+    server.kill()
+    assert place.sql(status) == [("Running", 1)]
+    server.start()
+    place.let_leases_end()
+    again = talk(server)
+    wait_until(lambda: place.sql(status)[0][0] not in ("Queued", "Running"), "the build has ended", 60)
+    assert place.sql(status) == [("Succeeded", 2)]
+    [index] = again.good(again.table(["t"], "index/list"))["indexes"]
+    assert index["index_name"] == "near"
+    assert again.good(again.table(["t"], "index/near/stats"))["num_indexed_rows"] == 40_000
+
+
+@dataclass
+class Ledger:
+    """What a storm was told: rows of each table, None once its drop was asked for and not answered."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+
+
+def storm(wire: Wire, ledger: Ledger, prefix: str, seed: int, stop: threading.Event) -> None:
+    """Create, fill and drop tables until the server dies; write down what was acknowledged."""
+    dice = random.Random(seed)
+    number = 0
+    while not stop.is_set():
+        number += 1
+        name = f"{prefix}_{number}"
+        existing = [key for key in ledger.rows if key.startswith(prefix) and key not in ledger.unsure]
+        action = dice.choice(["create", "insert", "drop"]) if existing else "create"
+        target = name if action == "create" else dice.choice(existing)
+        ledger.unsure.add(target)
+        try:
+            answer = wire.table([target], action, None if action == "drop" else stream(ROWS))
+        except httpx.TransportError:
+            ledger.rows.setdefault(target, 0)
+            return
+        assert answer.status_code == 200, answer.text
+        ledger.unsure.discard(target)
+        if action == "drop":
+            del ledger.rows[target]
+            ledger.gone.add(target)
+        else:
+            ledger.rows[target] = ledger.rows.get(target, 0) + ROWS.num_rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_server_killed_in_a_storm_of_writes_keeps_folders_and_records_together(
+    place: Place, talk: Talk, seed: int
+) -> None:
+    server = place.start()
+    ledger, stop = Ledger(), threading.Event()
+    with ThreadPoolExecutor(6) as pool:
+        running = [
+            pool.submit(storm, talk(server), ledger, f"w{seed}{number}", seed * 10 + number, stop)
+            for number in range(6)
+        ]
+        wait_until(lambda: len(ledger.rows) + len(ledger.gone) > 30 + seed * 7, "the storm is under way")
+        server.kill()
+        stop.set()
+        for storming in running:
+            storming.result(60)
+    server.start()
+    place.wait_until_swept()
+    wire = talk(server)
+    there = set(wire.pages("/v1/table", "tables", 100))
+    assert there >= set(ledger.rows) - ledger.unsure
+    assert not there & ledger.gone
+    assert there <= set(ledger.rows)
+    for name in there:
+        count = int(wire.table([name], "count_rows").text)
+        told = ledger.rows[name]
+        assert count == told or (name in ledger.unsure and count == told + ROWS.num_rows), (name, count, told)

@@ -1,0 +1,72 @@
+"""A server that cannot work says why in one sentence, and ends with status 1."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Place
+
+
+def refused(*flags: str, command: str = "serve") -> str:
+    """What a command says when it does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tiltyard", *command.split(), *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("tiltyard: ") and line.endswith(".") and "Error" not in line, line
+    return line
+
+
+def test_serve_on_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert port in refused("--root", str(tmp_path), "--port", port)
+
+
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_root_that_is_no_folder_or_takes_no_files_is_refused(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for root in (file, file / "below", Path("/proc/tiltyard")):
+        assert str(root) in refused("--root", str(root), "--db", f"sqlite:///{tmp_path}/c.db", command=command)
+
+
+def test_database_of_a_newer_version_is_refused(place: Place) -> None:
+    assert place.start().stop() == 0
+    place.sql("INSERT INTO schema_migrations VALUES (9999, 0)")
+    for command in ("serve", "worker", "db upgrade"):
+        flags = ["--root", str(place.root), "--db", place.db]
+        assert "newer" in refused(*flags, *(["--port", "0"] if command == "serve" else []), command=command)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--db", "mysql://there"],
+        ["--db", "postgresql://nobody@127.0.0.1:1/none"],
+        ["--db", "sqlite:////proc/none/catalog.db"],
+        ["--root", "s3://bucket/without/a/database"],
+        ["--root", "nothing://like/this", "--db", "sqlite:///DIR/c.db"],
+        ["--config", "DIR/none.toml"],
+        ["--host", "not an address"],
+        ["--port", "99999"],
+    ],
+    ids=" ".join,
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: list[str]) -> None:
+    given = [flag.replace("DIR", str(tmp_path)) for flag in flags]
+    defaults = ["--root", str(tmp_path)] if "--root" not in given else []
+    refused(*defaults, *(["--port", "0"] if "--port" not in given else []), *given)

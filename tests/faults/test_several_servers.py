@@ -1,0 +1,74 @@
+"""Several servers on one catalog and one root: what one commits, the others see at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+
+from tests.faults.conftest import ROWS, Place
+from tests.services.server import ServerProcess
+from tests.services.wire import Wire, stream
+
+Talk = Callable[[ServerProcess], Wire]
+
+
+def test_servers_on_one_catalog_see_each_others_commits_at_once(place: Place, talk: Talk) -> None:
+    one, other = (talk(place.start()) for _ in range(2))
+    one.good(one.namespace(["n"], "create", {"properties": {"a": "b"}}))
+    assert other.good(other.namespace(["n"], "describe"))["properties"] == {"a": "b"}
+    one.good(one.table(["n", "t"], "create", stream(ROWS)))
+    for turn in range(10):
+        writer, reader = (one, other) if turn % 2 else (other, one)
+        assert reader.table(["n", "t"], "count_rows").text == str(100 * (turn + 1))
+        written = writer.good(writer.table(["n", "t"], "insert", stream(ROWS)))["version"]
+        seen = reader.good(reader.table(["n", "t"], "describe", query={"load_detailed_metadata": "true"}))
+        assert seen["version"] == written
+        assert reader.table(["n", "t"], "count_rows").text == str(100 * (turn + 2))
+    other.good(other.table(["n", "t"], "rename", {"new_table_name": "u"}))
+    assert one.table(["n", "t"], "exists").status_code == 404
+    assert one.table(["n", "u"], "count_rows").text == "1100"
+    one.good(one.table(["n", "u"], "drop"))
+    assert other.table(["n", "u"], "count_rows").status_code == 404
+    other.good(other.table(["n", "u"], "create", stream(ROWS)))
+    assert one.table(["n", "u"], "count_rows").text == "100"
+
+
+def test_servers_that_share_a_secret_take_each_others_page_tokens(place: Place, talk: Talk) -> None:
+    one, other = (talk(place.start()) for _ in range(2))
+    for name in "abc":
+        one.good(one.namespace([name], "create"))
+    page = one.good(one.namespace([], "list", method="GET", query={"limit": 1}))
+    following = other.good(other.namespace([], "list", method="GET", query={"page_token": page["page_token"]}))
+    assert page["namespaces"] + following["namespaces"] == ["a", "b", "c"]
+
+
+def test_concurrent_writers_on_two_servers_lose_nothing(place: Place, talk: Talk) -> None:
+    wires = [talk(place.start()) for _ in range(2)]
+    wires[0].good(wires[0].table(["t"], "create", stream(ROWS.schema)))
+
+    def write(number: int) -> int:
+        wire = wires[number % 2]
+        row = pa.table({"id": pa.array([number], pa.int64()), "text": [str(number)]})
+        return wire.table(["t"], "insert", stream(row)).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(write, range(60))) == {200}
+    for wire in wires:
+        assert wire.table(["t"], "count_rows").text == "60"
+
+
+def test_server_processes_of_one_server_answer_alike(place: Place, talk: Talk) -> None:
+    server = place.start("--workers", "2")
+    wires = [talk(server) for _ in range(8)]  # a connection stays with the process that took it
+    for wire in wires:
+        assert wire.http.get("/health/ready").status_code == 200
+    wires[0].good(wires[0].table(["t"], "create", stream(ROWS)))
+    assert {wire.table(["t"], "count_rows").text for wire in wires} == {"100"}
+    for number, wire in enumerate(wires, 1):
+        wire.good(wire.table(["t"], "insert", stream(ROWS)))
+        assert {other.table(["t"], "count_rows").text for other in wires} == {str(100 * (number + 1))}
+    for wire in wires:
+        wire.http.close()
+    assert server.stop() == 0

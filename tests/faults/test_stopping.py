@@ -1,0 +1,102 @@
+"""SIGTERM: what runs is finished or refused cleanly, within ten seconds."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from tests.faults.conftest import MANY_BATCHES, ROWS, Place, wait_until
+from tests.services.server import ServerProcess
+from tests.services.sockets import connect, read_answer
+from tests.services.wire import Wire, stream
+
+Talk = Callable[[ServerProcess], Wire]
+
+LONGEST_STOP = 10
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_stopping_server_finishes_the_uploads_that_go_on(small_place: Place, workers: str) -> None:
+    server = small_place.start("--workers", workers)
+    body = stream(pa.table({"id": pa.array(range(500_000), pa.int64())}), MANY_BATCHES)
+    connection = connect(server.url)
+    head = f"POST /v1/table/t/create HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    connection.sendall(head + body[: 3 << 20])
+    wait_until(small_place.folders, "the upload is being written")
+    server.process.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    connection.sendall(body[3 << 20 :])
+    answer = read_answer(connection)
+    assert answer.status == 200, answer
+    assert server.process.wait(LONGEST_STOP) == 0
+    assert time.monotonic() - begun < LONGEST_STOP
+    server.start()
+    with Wire(server.url) as wire:
+        assert wire.table(["t"], "count_rows").text == "500000"
+
+
+def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(small_place: Place, talk: Talk) -> None:
+    server = small_place.start()
+    wire = talk(server)
+    wire.good(wire.table(["t"], "create", stream(ROWS)))
+    body = stream(pa.table({"id": pa.array(range(500_000), pa.int64()), "text": ["x"] * 500_000}), MANY_BATCHES)
+    connections = [connect(server.url) for _ in range(3)]
+    for connection, path in zip(connections, ("new/create", "t/insert", "t/insert?mode=overwrite"), strict=True):
+        head = f"POST /v1/table/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        connection.sendall(head + body[: 2 << 20])
+    wait_until(lambda: len(small_place.folders()) == 2, "the uploads are being written")
+    begun = time.monotonic()
+    assert server.stop(LONGEST_STOP + 5) == 0
+    assert time.monotonic() - begun < LONGEST_STOP
+    for connection in connections:
+        connection.close()
+    server.start()
+    small_place.wait_until_swept()
+    again = talk(server)
+    assert again.table(["t"], "count_rows").text == "100"
+    assert again.table(["new"], "exists").status_code == 404
+
+
+def test_stopping_server_answers_the_queries_that_run(small_place: Place, talk: Talk) -> None:
+    server = small_place.start()
+    wire = talk(server)
+    wide = pa.table({"id": pa.array(range(200_000), pa.int64()), "text": ["word " * 20] * 200_000})
+    wire.good(wire.table(["t"], "create", stream(wide)))
+    body = {"k": 200_000, "vector": {"single_vector": []}, "filter": "text LIKE '%word word%' AND id % 3 >= 0"}
+    with ThreadPoolExecutor(4) as pool:
+        queries = [pool.submit(talk(server).table, ["t"], "query", body) for _ in range(4)]
+        wait_until(lambda: any(query.running() for query in queries), "queries run")
+        begun = time.monotonic()
+        status = server.stop(LONGEST_STOP + 5)
+        took = time.monotonic() - begun
+        outcomes = [query.exception() or query.result() for query in queries]
+    assert status == 0 and took < LONGEST_STOP
+    for outcome in outcomes:  # one that had not reached the server yet is refused by the closed port
+        if not isinstance(outcome, BaseException):
+            assert pa.ipc.open_file(outcome.content).read_all().num_rows == 200_000
+
+
+def test_stopping_server_puts_its_work_back(small_place: Place, talk: Talk) -> None:
+    """A second server goes on with it at once, without waiting for a lease to end."""
+    import numpy as np
+
+    server = small_place.start()
+    wire = talk(server)
+    vectors = np.random.default_rng(1).random((60_000, 64), np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
+    wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
+    asked = {"column": "vector", "index_type": "IVF_PQ", "num_partitions": 128, "num_sub_vectors": 32}
+    transaction = wire.good(wire.table(["t"], "create_index", asked))["transaction_id"]
+    status = f"SELECT status FROM transactions WHERE id = '{transaction}'"
+    wait_until(lambda: small_place.sql(status) == [("Running",)], "the build has begun")
+    begun = time.monotonic()
+    assert server.stop(LONGEST_STOP + 5) == 0
+    assert time.monotonic() - begun < LONGEST_STOP
+    assert small_place.sql(status)[0][0] in ("Queued", "Succeeded")
+    small_place.start()
+    wait_until(lambda: small_place.sql(status) == [("Succeeded",)], "the next server has built it", 60)

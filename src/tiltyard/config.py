@@ -220,4 +220,5 @@ def _typed(name: str, value: Any) -> Any:
             return msgspec.json.decode(value, type=kind)
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigError(f"The setting {name} cannot be {value!r}: {error}.") from error
+        shown = "like this" if name.startswith("storage") else repr(value)  # which may hold a secret by mistake
+        raise ConfigError(f"The setting {name} cannot be {shown}: {error}.") from error

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, PermissionDeniedError
 
 from tiltyard.config import Settings
 from tiltyard.storage import Storage, StorageError
-from tiltyard.storage.locations import new_folder
+from tiltyard.storage.locations import as_on_disk, check_below, new_folder
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    found = Storage(Settings(root=str(tmp_path / "data"), allowed_roots=(str(tmp_path / "more"),)))
+    roots = tmp_path / "more", tmp_path / "data" / "inner" / "deep"
+    found = Storage(Settings(root=str(tmp_path / "data"), allowed_roots=tuple(map(str, roots))))
     found.prepare()
     return found
 
@@ -43,7 +46,11 @@ def test_check_location_every_spelling_is_one(storage: Storage, location: str) -
         "{root}//a", "{root}/%2e%2e/x", "{root}/%2E%2E/x", "{root}/a%2fb", "{root}/a%00", "{root}/a\0", "{root}/a\nb",
         "{root}/a\\..\\b", "file://{root}/a?b=c", "file://{root}/a#b", "file://host{root}/a", "file:///etc/%2e%2e/x",
         "s3://bucket/a", "http://host/a", "{root}/t.lance/data", "{root}/link/a", "{root}/loop/a", "{root}/file",
-        "{root}/holder",
+        "{root}/holder", "{root}/\uff0e\uff0e/x", "{root}/a\uff0fb", "{root}/\u2025/x", "{root}/cafe\u0301",
+        "{root}/a\u200bb", "{root}/a\u202eb",
+        "{root}/link/../x",
+        "{root}/%2e%2e%2fx", "{root}/%252e%252e/x", "file://{root}/%ef%bc%8e%ef%bc%8e/x", "{root}/a%0ab",
+        "{root}2/a", "{root}.lance/a", "{root} /a", "{root}/inner", "{root}/up",
     ],
 )  # fmt: skip
 def test_check_location_outside_or_odd_is_refused(storage: Storage, tmp_path: Path, location: str) -> None:
@@ -54,6 +61,7 @@ def test_check_location_outside_or_odd_is_refused(storage: Storage, tmp_path: Pa
     (root / "loop").symlink_to(root / "loop")
     (root / "file").touch()
     (root / "holder" / "t.lance").mkdir(parents=True)
+    (root / "up").symlink_to(root)
     with pytest.raises(InvalidInputError):
         storage.check_location(location.format(root=storage.root))
 
@@ -62,6 +70,107 @@ def test_check_location_allowed_root_and_links_inside_are_fine(storage: Storage,
     assert storage.check_location(str(tmp_path / "more" / "t")) == str(tmp_path / "more" / "t")
     (Path(storage.root) / "link").symlink_to(tmp_path / "more")
     assert storage.check_location(f"{storage.root}/link/t") == str(tmp_path / "more" / "t")
+
+
+PIECES = st.sampled_from(
+    ["/", "//", "..", ".", "%2e", "%2F", "%00", "%", "\\", "\0", "\n", "a", "b", "t.lance", "t2", "\uff0e",
+     "\u2025", "\uff0f", "\u2215", "é", "e\u0301", "\ufb01", "\u200b", " ", "~", "$", "*", "?", "#",
+     "file://", "s3://lake/", "link", "out", "inner", "deep"]
+)  # fmt: skip
+AIMS = st.one_of(
+    st.lists(PIECES, max_size=8).map("".join),
+    st.text(max_size=12),
+    st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=6).map("/".join),
+)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(AIMS, st.sampled_from(["{root}/", "{root}", "", "/", "file://{root}/", "{root}/link/", "{root}/a/"]))
+def test_check_location_whatever_is_given_is_below_a_root_or_refused(storage: Storage, aim: str, start: str) -> None:
+    root = Path(storage.root)
+    if not (root / "link").is_symlink():
+        (root.parent / "out").mkdir()
+        (root / "link").symlink_to(root.parent / "more")
+        (root / "out").symlink_to(root.parent / "out")
+    try:
+        found = storage.check_location(start.format(root=root) + aim)
+    except InvalidInputError:
+        return
+    assert os.path.realpath(found) == found and os.path.normpath(found) == found
+    below = [Path(other) for other in (root, root.parent / "more") if Path(other) in Path(found).parents]
+    assert below and Path(found) not in (root / "inner", root / "inner" / "deep")
+    assert not any(parent.name.endswith(".lance") for parent in Path(found).parents)
+    assert storage.check_location(found) == found
+    assert storage.check_location(found + "/") == found
+
+
+@given(st.sampled_from(["s3://lake/tables", "gs://lake/tables", "az://lake/tables"]), AIMS)
+def test_check_below_whatever_is_given_on_object_stores_is_below_the_root_or_refused(root: str, aim: str) -> None:
+    for start in (root, f"{root}/", root.upper() + "/"):
+        try:
+            found = check_below(start + aim, (root,))
+        except InvalidInputError:
+            continue
+        assert found.startswith(f"{root}/") and not found.endswith("/")
+        assert not {"", ".", ".."} & set(found.partition("://")[2].split("/"))
+        assert not set("%?#\\") & set(found) and unicodedata.normalize("NFKC", found) == found
+        assert check_below(found, (root,)) == found
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://lake2/tables/t", "s3://lake-evil/tables/t", "s3://LAKE/tables/t", "s3://lake/tables2/t", "s3://lake/tables",
+        "s3://lake@evil/tables/t", "s3://key:secret@lake/tables/t", "s3://lake:9000/tables/t", "s3:///tables/t",
+        "s3://lake/tables/%2e%2e/t", "s3://lake/tables/a%20b", "s3://lake/tables/a//b", "s3://lake//tables/t",
+        "s3a://lake/tables/t", "gs://lake/tables/t",
+        "s3://lake/tables/\uff0e\uff0e/t", "s3://lake/tables/\uff54", "s3://\u24dbake/tables/t",
+    ],
+)  # fmt: skip
+def test_check_below_siblings_and_other_spellings_on_object_stores_are_refused(location: str) -> None:
+    with pytest.raises(InvalidInputError):
+        check_below(location, ("s3://lake/tables",))
+
+
+def test_check_below_look_alikes_are_places_of_their_own() -> None:
+    latin, cyrillic = "s3://lake/tables/table", "s3://lake/tables/t\u0430ble"
+    assert check_below(cyrillic, ("s3://lake/tables",)) == cyrillic != latin
+    with pytest.raises(InvalidInputError):
+        check_below("s3://lake/t\u0430bles/t", ("s3://lake/tables",))
+
+
+def test_check_below_azure_hosts_have_one_spelling() -> None:
+    root = "abfss://lake@account.dfs.core.windows.net/tables"
+    assert check_below("ABFSS://Lake@Account.DFS.core.windows.net/tables/t/", (root,)) == f"{root}/t"
+
+
+def test_as_on_disk_folders_have_the_spelling_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "Films" / "Old").mkdir(parents=True)
+    for given_name in ("Films/Old/t", "films/old/t", "FILMS/OLD/t"):
+        assert as_on_disk(f"{tmp_path}/{given_name}", str(tmp_path)) == f"{tmp_path}/Films/Old/t"
+    with pytest.raises(InvalidInputError, match="small letters"):
+        as_on_disk(f"{tmp_path}/films/New", str(tmp_path))
+
+
+def test_options_of_a_location_outside_the_roots_are_refused(storage: Storage, tmp_path: Path) -> None:
+    for location in (str(tmp_path), f"{tmp_path}/data-evil/t", "/etc", "s3://lake/t"):
+        for call in (storage.options, storage.public_options, storage.files):
+            with pytest.raises(PermissionDeniedError):
+                call(location)
+
+
+def test_read_file_through_a_symbolic_link_is_refused(storage: Storage, tmp_path: Path) -> None:
+    location = storage.new_location(("t",))
+    (tmp_path / "secret").write_bytes(b"secret")
+    (Path(location) / "_versions").mkdir(parents=True)
+    (Path(location) / "_versions" / "7.manifest-a").symlink_to(tmp_path / "secret")
+    (Path(location) / "data").symlink_to(tmp_path)
+    for path in ("_versions/7.manifest-a", "data/secret"):
+        for call in (storage.read_file, storage.stat):
+            with pytest.raises(InvalidInputError, match="symbolic link"):
+                call(location, path)
+    with pytest.raises(InvalidInputError, match="symbolic link"):
+        storage.finalize_manifest(location, "_versions/7.manifest-a", "_versions/7.manifest")
 
 
 @pytest.mark.parametrize("location", ["{root}", "/", "/etc", "{root}-evil", "{parent}"])
@@ -90,8 +199,10 @@ def test_prepare_root_that_is_a_file_or_not_writable_is_one_sentence(tmp_path: P
 
 
 def test_probe_leaves_nothing(storage: Storage) -> None:
+    before = list(Path(storage.root).iterdir())
     storage.probe()
-    assert list(Path(storage.root).iterdir()) == []
+    storage.check_location(f"{storage.root}/a")
+    assert list(Path(storage.root).iterdir()) == before
 
 
 def staged(storage: Storage, location: str, content: bytes, name: str) -> str:

@@ -42,10 +42,7 @@ def canonical(location: str) -> str:
     Raises InvalidInputError for what is no plain folder, or has several spellings: dot segments, characters that some
     storage takes for others (full-width dots and slashes, composed letters), escapes, queries.
     """
-    if unicodedata.normalize("NFKC", location) != location:
-        raise InvalidInputError("The location has characters that stand for others: write their plain (NFKC) form.")
-    if not location.isprintable() or "\\" in location:
-        raise InvalidInputError("The location has control characters or backslashes: leave them out.")
+    _check_characters(location)
     if _ESCAPED.search(location):
         raise InvalidInputError("The location has percent-encoded dots, slashes or percent signs: write them plainly.")
     scheme = _SCHEME.match(location)
@@ -76,7 +73,15 @@ def _path_of(uri: str) -> str:
     return unquote(parts.path)
 
 
+def _check_characters(text: str) -> None:
+    if unicodedata.normalize("NFKC", text) != text:
+        raise InvalidInputError("The location has characters that stand for others: write their plain (NFKC) form.")
+    if not text.isprintable() or "\\" in text:
+        raise InvalidInputError("The location has control characters or backslashes: leave them out.")
+
+
 def _local(path: str) -> str:
+    _check_characters(path)  # again: they may have been encoded in a URI
     if not path.startswith("/"):
         raise InvalidInputError("The location is relative: write it from the root of the disk, or as a URI.")
     _check_segments(path.strip("/"))

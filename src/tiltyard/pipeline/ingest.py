@@ -99,8 +99,8 @@ def _ingest(
     landing = land(run, table, asked.mode)
     written: list[Written] = []
     try:
-        recipe = _recipe(run, spark, source, landing, asked)
-        written = _write(run, spark, source, recipe, task_bytes)
+        recipe = source_recipe(run, spark, source, landing, asked)
+        written = write_source(run, spark, source, recipe, task_bytes)
         return finish(run, spark, landing, recipe, written)
     except (RefusedError, InvalidInputError, RunCanceledError):  # it is over: what was written will never be needed
         kept = [Written.from_kept(text) for key, text in run.kept().items() if key.startswith("share-")]
@@ -108,7 +108,7 @@ def _ingest(
         raise
 
 
-def _recipe(run: Run, spark: SparkSession, source: Source, landing: Landing, asked: Asked) -> Recipe:
+def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landing, asked: Asked) -> Recipe:
     """How tasks make rows. Where a function decides on the columns, a task tries it on the first rows."""
     chosen = chosen_columns(source.reading.schema, asked.chosen)
     made_schema = pa.schema([column.field for column in chosen])
@@ -128,7 +128,9 @@ def _first_schema(recipe: Recipe, reading: Reading, piece: Piece) -> pa.Schema:
     raise RefusedError(f"The UDF takes none of the rows of {piece.path}.")
 
 
-def _write(run: Run, spark: SparkSession, source: Source, recipe: Recipe, task_bytes: int) -> list[Written]:
+def write_source(
+    run: Run, spark: SparkSession | None, source: Source, recipe: Recipe, task_bytes: int
+) -> list[Written]:
     """All shares of the source, written now or by an earlier driver of this run."""
     kept = run.kept()
     number = int(kept[_SHARES]) if _SHARES in kept else slots(spark)  # another driver may have other slots

@@ -71,8 +71,13 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def slots(spark: SparkSession) -> int:
-    """How many tasks run at once, at least one. Asks Spark Connect by a small query."""
+def slots(spark: SparkSession | None) -> int:
+    """How many tasks run at once, at least one; without a session, the machine's CPUs.
+
+    Asks Spark Connect by a small query.
+    """
+    if spark is None:
+        return os.cpu_count() or 1
     if not is_connect(spark):
         return max(1, spark.sparkContext.defaultParallelism)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # Spark's own custom; this module loads without it

@@ -9,13 +9,14 @@ Who was overtaken looks at what came in between, and commits on top of it, or pl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import lance
 import lance_namespace as upstream
+import pyarrow as pa
 from lance.dataset import Transaction
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
@@ -163,11 +164,10 @@ def _is_conflict(error: Exception) -> bool:
     return ("conflict" in text or "concurrent writers" in text) and "unknown" not in text
 
 
-def checked_columns(dataset: lance.LanceDataset, names: list[str], what: str) -> None:
-    """Raise InvalidInputError for a column that the table lacks, or a name that is there twice."""
+def checked_columns(schema: pa.Schema, names: Sequence[str], what: str) -> None:
+    """Raise InvalidInputError for a column that the table lacks, or a name that is there twice, or for no name."""
     for name in names:
-        if name not in dataset.schema.names:
-            there = ", ".join(dataset.schema.names)
-            raise InvalidInputError(f"{what}: the table has no column '{name}'; it has {there}.")
-    if len(set(names)) < len(names):
-        raise InvalidInputError(f"{what}: name each column once.")
+        if name not in schema.names:
+            raise InvalidInputError(f"{what}: the table has no column '{name}'; it has {', '.join(schema.names)}.")
+    if not names or len(set(names)) < len(names):
+        raise InvalidInputError(f"{what}: name at least one column, and each one once.")

@@ -11,6 +11,7 @@ that the last tasks of another leave.
 
 from __future__ import annotations
 
+import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ class _Wave:
 
 
 def run_tasks(
-    spark: SparkSession,
+    spark: SparkSession | None,
     run: Run,
     work: Callable[[P], R],
     payloads: Sequence[P],
@@ -62,9 +63,14 @@ def run_tasks(
     caller's thread as results come, in any order. `wave` is how many payloads one Spark job takes. Raises
     RunCanceledError within a second of the run's cancel, RefusedError if a task raised that, Spark's own error if a
     task failed as often as Spark tries it; all tasks have ended by then.
+
+    Without a session they run in threads of this process: small work is done sooner than Spark has started a task.
+    Code of a caller's own never runs this way.
     """
     if not payloads:
         return []
+    if spark is None:
+        return _run_here(run, work, payloads, on_result)
     size = wave or max(1, slots(spark) // 2)
     tag = f"tiltyard-{uuid.uuid4().hex}"
     dumps = _cloudpickle().dumps
@@ -85,6 +91,27 @@ def run_tasks(
                 run.check()
         except BaseException:
             _cancel(spark, tag, flying)
+            raise
+    return [found[position] for position in range(len(payloads))]
+
+
+def _run_here(
+    run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
+) -> list[R]:
+    found: dict[int, R] = {}
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="task") as pool:
+        flying = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
+        try:
+            while len(found) < len(payloads):
+                landed, _ = wait(flying, LOOK_SECONDS, FIRST_COMPLETED)
+                for future in landed:
+                    position = flying.pop(future)
+                    found[position] = future.result()
+                    if on_result is not None:
+                        on_result(position, found[position])
+                run.check()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
     return [found[position] for position in range(len(payloads))]
 

@@ -8,31 +8,104 @@ committed since the lookup before it lets the next version pass.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import lance
 from lance import LanceOperation
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
 
+from tiltyard.pipeline import connecting
+from tiltyard.pipeline.casts import Chosen
 from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of
-from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, match, share_keys
+from tiltyard.pipeline.code import find_code
+from tiltyard.pipeline.connecting import Table
+from tiltyard.pipeline.fragments import opened
+from tiltyard.pipeline.ingest import source_recipe, write_source
+from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.landing import WriteMode, land
+from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, share_keys
+from tiltyard.pipeline.places import Connection
+from tiltyard.pipeline.reading import Format
+from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, find_source
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.writing import Written
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.connecting import Table
-    from tiltyard.pipeline.runs import Run
+_COUNTED = "upserted"
 
 ROWS_OF_A_TASK = 4_000_000
-ROWS_IN_THE_DRIVER = 500_000
-"""Up to so many rows that came in meanwhile are looked through here: a task would be late again."""
+BYTES_IN_THE_DRIVER = 128 << 20
+ROWS_IN_THE_DRIVER = 4_000_000
+"""A source of so many bytes is written in this process, and keys of so many rows are looked up: Spark starts later."""
+
+ROWS_AT_THE_COMMIT = 500_000
+"""How many rows that came in meanwhile are looked through while a commit waits."""
+
+
+@job("upsert")
+def upsert(
+    run: Run,
+    where: Connection,
+    spark: SparkSession,
+    source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
+    table: Annotated[str, "The table to change."],
+    *,
+    on: Annotated[list[str], "The key: one or more columns of the table."],
+    format: Annotated[  # noqa: A002  # the option's name, as in Spark
+        Literal["parquet", "arrow", "csv", "json", "lance"] | None, "What the files are, if not by name."
+    ] = None,
+    rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the registry copies it
+    null: Annotated[list[str], "Columns of the table that the source has not, and that become null."] = [],  # noqa: B006  # the same
+    udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
+) -> Mapping[str, object]:
+    """Replace the rows of a table that have a key of the source, and add those that have none there: one commit.
+
+    A key that is twice in the source, or null, ends the job and nothing is changed.
+
+    \b
+    Example:
+      tiltyard job upsert --uri http://127.0.0.1:2333 changed.parquet films --on id
+    """
+    asked = Asked(WriteMode.APPEND, Chosen((), rename, {}, tuple(null)), find_code(udf) if udf else None)
+    wanted = Wanted(source, Format(format) if format else None, None, None, {}, dict(where.storage))
+    try:
+        return _upsert(run, spark, find_source(wanted), connecting.table(where, table), asked, on)
+    except RefusedError as refusal:
+        raise InvalidInputError(str(refusal)) from refusal
+
+
+def _upsert(
+    run: Run, spark: SparkSession, source: Source, table: Table, asked: Asked, on: Sequence[str]
+) -> Mapping[str, object]:
+    landing = land(run, table, WriteMode.APPEND)
+    if landing.schema is None:
+        raise TableNotFoundError(f"{table} has no rows yet: ingest into it first.")
+    checked_columns(landing.schema, on, "The key")
+    if (done := _done(run, StrictTable(table), landing.base)) is not None:
+        return done.figures()
+    written: list[Written] = []
+    try:
+        recipe = source_recipe(run, spark, source, landing, asked)
+        small = asked.udf is None and source.size <= BYTES_IN_THE_DRIVER
+        written = write_source(run, None if small else spark, source, recipe, TASK_BYTES)
+        fresh = [text for part in written for text in part.fragments]
+        return upsert_fragments(run, table, spark, opened(fresh), on, since=landing.base).figures()
+    except (RefusedError, InvalidInputError, RunCanceledError):  # it is over: what was written will never be needed
+        kept = [Written.from_kept(text) for key, text in run.kept().items() if key.startswith("share-")]
+        landing.withdraw([text for part in kept or written for text in part.fragments])
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +129,39 @@ def upsert_fragments(
     written: Sequence[FragmentMetadata],
     on: Sequence[str],
     *,
+    since: int = 0,
     branch: str | None = None,
 ) -> Upserted:
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
-    Raises RefusedError (a key that is null or there twice), InvalidInputError (no such column),
-    ConcurrentModificationError (the schema changed), RunCanceledError; nothing is changed then.
+    Done twice it is done once: `since` is the table's version when the run began. Raises RefusedError (a key that is
+    null or there twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed),
+    RunCanceledError; nothing is changed then.
     """
     strict = StrictTable(table, branch)
     dataset = strict.latest()
-    checked_columns(dataset, list(on), "Key columns")
+    checked_columns(dataset.schema, on, "The key")
     if not written:
         return Upserted(int(dataset.version), 0, 0, 0)
     keys = Keys.of(table.place(), on, written)
     plan = _Plan(keys, list(written), dataset, branch)
     plan.look(run, spark, check=True)
-    while True:
-        run.check()
+    while (done := _done(run, strict, since)) is None:
+        plan.keep(run)
         try:
-            version = strict.commit(plan.dataset, plan.operation(), run, verify=plan.admits)
+            strict.commit(plan.dataset, plan.operation(), run, verify=plan.admits)
         except OvertakenError:
             plan.renew(run, spark, strict.latest())
-            continue
-        updated = sum(one.rows for one in plan.matched.values())
-        return Upserted(version, keys.rows, updated, keys.rows - updated)
+    return done
+
+
+def _done(run: Run, strict: StrictTable, since: int) -> Upserted | None:
+    """What this run has done, if it has committed: the counts are kept before each try."""
+    run.check()
+    if _COUNTED not in run.kept() or (version := strict.done(run, since)) is None:
+        return None
+    rows, updated = json.loads(run.kept()[_COUNTED])
+    return Upserted(version, rows, updated, rows - updated)
 
 
 @dataclass(slots=True)
@@ -95,6 +177,11 @@ class _Plan:
 
     def __post_init__(self) -> None:
         self.seen = self.dataset
+
+    def keep(self, run: Run) -> None:
+        """Remember the counts, for a driver that finds the commit made."""
+        updated = sum(one.rows for one in self.matched.values())
+        run.keep(_COUNTED, json.dumps([self.keys.rows, updated]))
 
     def operation(self) -> LanceOperation.Update:
         """The commit: rows with the keys go from their fragments, and the source's fragments come."""
@@ -112,16 +199,14 @@ class _Plan:
         asked = list(there) if numbers is None else list(numbers)
         rows = sum(there[number].num_rows for number in asked)
         run.progress(stage="match", rows_total=rows)
-        if numbers is not None and rows <= ROWS_IN_THE_DRIVER and self.keys.rows <= KEYS_AT_ONCE:
-            self._take(match(self.dataset, asked, self.keys))
-            return
+        session = spark if max(rows, self.keys.rows) > ROWS_IN_THE_DRIVER else None
         buckets = math.ceil(self.keys.rows / KEYS_AT_ONCE)
         checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets)] if check else []
-        at_once = slots(spark)
+        at_once = slots(session)
         groups = grouped({number: there[number].num_rows for number in asked}, ROWS_OF_A_TASK, at_once)
         matches = [Match(self.keys, int(self.dataset.version), self.branch, group) for group in groups]
         payloads: list[Match | CheckKeys] = [*matches, *checks]
-        for found in run_tasks(spark, run, _work, payloads, name="upsert: match", wave=at_once + 1):
+        for found in run_tasks(session, run, _work, payloads, name="upsert: match", wave=at_once + 1):
             self._take(found)
 
     def _take(self, found: Sequence[Matched]) -> None:
@@ -136,7 +221,7 @@ class _Plan:
         if came is None:
             return False
         theirs = Keys.of(self.keys.place, self.keys.on, came)
-        if theirs.rows > ROWS_IN_THE_DRIVER or self.keys.rows > KEYS_AT_ONCE or share_keys(self.keys, theirs):
+        if theirs.rows > ROWS_AT_THE_COMMIT or self.keys.rows > KEYS_AT_ONCE or share_keys(self.keys, theirs):
             return False
         self.seen = newer
         return True
@@ -181,11 +266,3 @@ def _check_schema(old: lance.LanceDataset, new: lance.LanceDataset) -> None:
             raise ConcurrentModificationError(
                 f"The column '{column.name}' was changed while rows for it were written: run the job again."
             )
-
-
-def check_whole(source: list[str], table: list[str]) -> None:
-    """Raise InvalidInputError if the source lacks a column: an update would have to make its values null."""
-    if missing := [name for name in table if name not in source]:
-        raise InvalidInputError(
-            f"The source lacks {', '.join(missing)}: an upsert replaces whole rows, so give every column of the table."
-        )

@@ -38,6 +38,7 @@ class Job:
 
 PIPELINE_JOBS: Mapping[str, str] = {
     "ingest": "tiltyard.pipeline.ingest",
+    "delete": "tiltyard.pipeline.delete",
     "upsert": "tiltyard.pipeline.upsert",
 }
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""

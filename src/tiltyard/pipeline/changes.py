@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,3 +88,19 @@ def transactions(dataset: lance.LanceDataset, since: int) -> Iterator[tuple[int,
 def same(one: FragmentMetadata, other: FragmentMetadata) -> bool:
     """Whether two fragments of one number hold the same: their files, and what is deleted of them."""
     return one.files == other.files and one.deletion_file == other.deletion_file
+
+
+def grouped(rows: dict[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
+    """Fragments (their rows by their number) in groups of up to `most` rows, at least as many as there are slots."""
+    if not rows:
+        return []
+    size = min(most, math.ceil(sum(rows.values()) / tasks))
+    groups: list[list[int]] = [[]]
+    held = 0
+    for number, count in rows.items():
+        if groups[-1] and held + count > size:
+            groups.append([])
+            held = 0
+        groups[-1].append(number)
+        held += count
+    return [tuple(group) for group in groups]

@@ -20,7 +20,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.casts import Chosen
-from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of
+from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of, grouped
 from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import opened
@@ -238,22 +238,6 @@ class _Plan:
 
 def _work(payload: Match | CheckKeys) -> list[Matched]:
     return payload()
-
-
-def grouped(rows: dict[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
-    """Fragments (their rows by their number) in groups of up to `most` rows, at least as many as there are slots."""
-    if not rows:
-        return []
-    size = min(most, math.ceil(sum(rows.values()) / tasks))
-    groups: list[list[int]] = [[]]
-    held = 0
-    for number, count in rows.items():
-        if groups[-1] and held + count > size:
-            groups.append([])
-            held = 0
-        groups[-1].append(number)
-        held += count
-    return [tuple(group) for group in groups]
 
 
 def _check_schema(old: lance.LanceDataset, new: lance.LanceDataset) -> None:

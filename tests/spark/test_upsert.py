@@ -1,0 +1,245 @@
+"""Upsert and delete: what is in the table at the end, whoever else writes meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline import upsert as upserting
+from tiltyard.pipeline.connecting import Connection, Table, table
+from tiltyard.pipeline.delete import delete
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.strict import StrictTable
+from tiltyard.pipeline.upsert import upsert
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Fresh = Callable[[str], str]
+
+
+def rows(ids: range | list[int], value: str) -> pa.Table:
+    """Rows of (id, half, v); the key may be `id`, or `id` and `half`."""
+    found = list(ids)
+    return pa.table({"id": found, "half": ["ab"[i % 2] for i in found], "v": [value] * len(found)})
+
+
+def made(catalog: Connection, name: str, ids: range) -> Table:
+    """A table of several fragments."""
+    found = table(catalog, name)
+    lance.write_dataset(rows(ids, "old"), namespace_client=found.client, table_id=found.id, max_rows_per_file=300)
+    return found
+
+
+def contents(found: Table) -> dict[int, str]:
+    """All rows; fails if an id is there twice."""
+    there = found.dataset().to_table().to_pydict()
+    assert len(set(there["id"])) == len(there["id"])
+    return dict(zip(there["id"], there["v"], strict=True))
+
+
+@pytest.fixture
+def name(fresh: Fresh) -> str:
+    return fresh("upserted")
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small work runs in the driver; here it runs in Spark's tasks as well."""
+    if request.param == "tasks":
+        monkeypatch.setattr(upserting, "BYTES_IN_THE_DRIVER", 0)
+        monkeypatch.setattr(upserting, "ROWS_IN_THE_DRIVER", 0)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("on", [["id"], ["id", "half"]])
+def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, on: list[str]
+) -> None:
+    found = made(catalog, name, range(1000))
+    pq.write_table(rows(range(900, 1100), "new"), tmp_path / "changed.parquet", row_group_size=50)
+    figures = upsert(LocalRun(), catalog, spark, str(tmp_path), name, on=on)
+    assert figures == {"version": 2, "rows": 200, "updated": 100, "inserted": 100}
+    expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
+    assert contents(found) == expected
+    assert lance.dataset(found.place().uri).to_table().num_rows == 1100
+
+
+def test_upsert_all_rows_of_a_fragment_removes_it(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+) -> None:
+    found = made(catalog, name, range(600))
+    pq.write_table(rows(range(600), "new"), tmp_path / "all.parquet")
+    upsert(LocalRun(), catalog, spark, str(tmp_path / "all.parquet"), name, on=["id"])
+    assert contents(found) == dict.fromkeys(range(600), "new")
+    assert len(found.dataset().get_fragments()) == 1
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(
+    ("source", "on", "reason"),
+    [
+        (rows([1, 2, 1], "new"), ["id"], "a key may be there once"),
+        (pa.table({"id": [1, None], "half": ["b", "a"], "v": ["new", "new"]}), ["id"], "null in 1 row"),
+        (rows([1], "new").drop_columns(["v"]), ["id"], "'v'"),
+        (rows([1], "new"), ["nothing"], "no column 'nothing'"),
+    ],
+    ids=["twice", "null", "column", "key"],
+)
+def test_upsert_of_what_cannot_be_changes_nothing_and_leaves_nothing(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, source: pa.Table, on: list[str], reason: str
+) -> None:
+    found = made(catalog, name, range(10))
+    pq.write_table(source, tmp_path / "bad.parquet")
+    with pytest.raises(InvalidInputError, match=reason):
+        upsert(LocalRun(), catalog, spark, str(tmp_path / "bad.parquet"), name, on=on)
+    assert contents(found) == dict.fromkeys(range(10), "old")
+    assert len(list((Path(found.place().uri) / "data").iterdir())) == 1
+
+
+def test_upsert_canceled_changes_nothing(spark: SparkSession, catalog: Connection, name: str, tmp_path: Path) -> None:
+    found = made(catalog, name, range(10))
+    pq.write_table(rows(range(10), "new"), tmp_path / "new.parquet")
+    run = LocalRun()
+    run.canceled.set()
+    with pytest.raises(RunCanceledError):
+        upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
+    assert found.dataset().version == 1
+
+
+def test_upsert_run_again_after_its_commit_is_done_once(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+) -> None:
+    found = made(catalog, name, range(10))
+    pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
+    run = LocalRun()
+    first = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
+    again = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
+    assert again == first
+    assert found.dataset().version == 2
+
+
+@contextmanager
+def beside(work: Callable[[int], Any]) -> Iterator[None]:
+    """Another writer, again and again while the block runs."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        number = 0
+        while not ended.wait(0.02):
+            work(number)
+            number += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go_on)
+        try:
+            yield
+        finally:
+            ended.set()
+            going.result()
+
+
+def test_upsert_several_of_the_same_new_keys_at_once_inserts_each_once(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+) -> None:
+    found = made(catalog, name, range(100))
+    for number in range(4):
+        pq.write_table(rows(range(90, 150), f"of {number}"), tmp_path / f"{number}.parquet")
+
+    def one(number: int) -> int:
+        source = str(tmp_path / f"{number}.parquet")
+        return int(str(upsert(LocalRun(), catalog, spark, source, name, on=["id"])["inserted"]))
+
+    def append(number: int) -> None:
+        found.dataset().insert(rows([10_000 + number], "appended"))
+
+    with beside(append), ThreadPoolExecutor(4) as pool:
+        inserted = sorted(pool.map(one, range(4)))
+    assert inserted == [0, 0, 0, 50]
+    there = contents(found)
+    assert {key: there[key] for key in range(90)} == dict.fromkeys(range(90), "old")
+    assert len({there[key] for key in range(90, 150)}) == 1
+    assert all(value == "appended" for key, value in there.items() if key >= 10_000)
+
+
+@pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact"])
+def test_upsert_overtaken_by_another_writer_keeps_both(
+    spark: SparkSession,
+    catalog: Connection,
+    name: str,
+    tmp_path: Path,
+    writer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = made(catalog, name, range(1000))
+    pq.write_table(rows(range(900, 1100), "new"), tmp_path / "new.parquet")
+    expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
+    writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
+        "append": lambda there: there.insert(rows([1050, 5000], "theirs")),
+        "delete": lambda there: there.delete("id = 950 or id = 3"),
+        "update": lambda there: there.update({"v": "'theirs'"}, where="id = 950 or id = 3"),
+        "merge": lambda there: (
+            there.merge_insert("id")
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute(rows([3, 950, 1050, 5000], "theirs"))
+        ),
+        "compact": lambda there: there.optimize.compact_files(),
+    }
+    changes = {
+        "append": {5000: "theirs"},
+        "delete": {3: None},
+        "update": {3: "theirs"},
+        "merge": {3: "theirs", 5000: "theirs"},
+        "compact": {},
+    }
+    once = iter([writers[writer]])
+    commit = StrictTable.commit
+
+    def late(*arguments: Any, **options: Any) -> int:
+        for write in once:
+            write(found.dataset())
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(StrictTable, "commit", late)
+    upsert(LocalRun(), catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
+    there = contents(found)
+    wanted = {key: value for key, value in (expected | changes[writer]).items() if value is not None}
+    assert there == wanted
+
+
+def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: Connection, name: str) -> None:
+    found = made(catalog, name, range(1000))
+    figures = delete(LocalRun(), catalog, spark, name, condition="id >= 250 and id < 650")
+    assert figures == {"version": 2, "rows": 400}
+    assert contents(found) == dict.fromkeys([*range(250), *range(650, 1000)], "old")
+    assert delete(LocalRun(), catalog, spark, name, condition="id = 300") == {"version": 2, "rows": 0}
+    with pytest.raises(InvalidInputError, match="no condition"):
+        delete(LocalRun(), catalog, spark, name, condition="nothing = 1")
+
+
+def test_delete_beside_writers_leaves_none_that_was_there(
+    spark: SparkSession, catalog: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made(catalog, name, range(1000))
+    once = iter([lambda there: there.insert(rows([2000, 1], "theirs")), lambda there: there.delete("id = 700")])
+    commit = StrictTable.commit
+
+    def late(*arguments: Any, **options: Any) -> int:
+        for write in once:
+            write(found.dataset())
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(StrictTable, "commit", late)
+    assert delete(LocalRun(), catalog, spark, name, condition="id < 500")["rows"] == 501
+    assert contents(found) == dict.fromkeys([*range(500, 700), *range(701, 1000)], "old") | {2000: "theirs"}

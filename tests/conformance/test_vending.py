@@ -208,6 +208,15 @@ def test_describe_table_many_at_once_fetch_one_session(lake: Lake) -> None:
     assert len(lake.objects.sessions()) == before + 1
 
 
+def test_declare_table_with_a_key_remembers_no_secret(lake: Lake) -> None:
+    body = {"vend_credentials": True}
+    for _ in range(2):
+        told = lake.http.post("/v1/table/remembered/declare", json=body, headers={"idempotency-key": "once"})
+        assert set(told.json()["storage_options"]) == {"aws_endpoint", "aws_region", "allow_http"}
+    assert told.headers["idempotent-replayed"] == "true"
+    assert "aws_session_token" in lake.options("remembered")
+
+
 def test_vended_secrets_and_own_ones_are_in_no_log(lake: Lake) -> None:
     lake.new_table("quiet")
     options = lake.options("quiet")

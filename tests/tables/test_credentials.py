@@ -1,0 +1,175 @@
+"""Who gets credentials for a table's files: as the grants say, and nobody where something narrows the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError, ServiceUnavailableError
+from tests.services.guarded_s3 import SECRETS, GuardedS3, guarded_s3
+from tests.services.wire import stream
+
+import tiltyard
+from tiltyard.access.privileges import parse_privileges
+from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.store.grants import SERVER
+from tiltyard.tables import credentials
+from tiltyard.tables.credentials import Raw
+
+ROWS = pa.table({"n": [1, 2, 3]})
+ANN = Principal("ann", (), "test")
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[GuardedS3]:
+    with guarded_s3() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        running.new_bucket("lake")
+        yield running
+
+
+class Lake:
+    """A catalog over that, with the table `t`; `as_` asks as a principal with some privileges on the server."""
+
+    def __init__(self, objects: GuardedS3, folder: Path, **fields: Any) -> None:
+        self.objects = objects
+        self.uri = f"s3://lake/{folder.name}"
+        self._settings: dict[str, Any] = {
+            "root": self.uri,
+            "db": f"sqlite:///{folder}/catalog.db",
+            "jobs": 0,
+            "storage": {"lake": objects.storage("s3://lake", **fields)},
+        }
+        self._open: list[tiltyard.Namespace] = []
+        self.owner = self.as_(EVERYBODY)
+        self.owner.create_table({"id": ["t"]}, stream(ROWS))
+
+    def as_(self, principal: Principal, privileges: str = "") -> tiltyard.Namespace:
+        if privileges:
+            grant = self.owner._services.store.grant
+            grant(f"principal:{principal.name}", SERVER, 0, parse_privileges(privileges.split(",")), "test")
+        self._open.append(tiltyard.Namespace(**self._settings, principal=principal))
+        return self._open[-1]
+
+    def close(self) -> None:
+        for namespace in self._open:
+            namespace.close()
+
+
+@pytest.fixture
+def lake(objects: GuardedS3, tmp_path: Path) -> Iterator[Lake]:
+    found = Lake(objects, tmp_path)
+    yield found
+    found.close()
+
+
+def options(namespace: tiltyard.Namespace, name: str = "t", **fields: Any) -> dict[str, str]:
+    return dict(namespace.describe_table({"id": [name], **fields}).storage_options or {})
+
+
+def test_describe_table_reader_gets_credentials_that_read_and_cannot_write(lake: Lake) -> None:
+    reader = lake.as_(ANN, "read")
+    location = reader.describe_table({"id": ["t"]}).location
+    given = options(reader)
+    assert lance.dataset(location, storage_options=given).count_rows() == 3
+    with pytest.raises(OSError, match=r"AccessDenied|403|Forbidden"):
+        lance.write_dataset(ROWS, location, mode="append", storage_options=given)
+    assert json.loads(lake.objects.sessions()[-1]["policy"])["Statement"][0]["Action"] == ["s3:GetObject"]
+    assert lance.dataset(location, storage_options=given).count_rows() == 3
+
+
+def test_describe_table_writer_gets_credentials_that_write(lake: Lake) -> None:
+    writer = lake.as_(ANN, "read,write")
+    location = writer.describe_table({"id": ["t"]}).location
+    lance.write_dataset(ROWS, location, mode="append", storage_options=options(writer))
+    assert lake.owner.count_table_rows({"id": ["t"]}).count == 6
+
+
+@pytest.mark.parametrize("privileges", ["use", "write", "use,alter,drop"])
+def test_describe_table_without_the_right_to_read_gets_none_and_asking_for_some_is_refused(
+    lake: Lake, privileges: str
+) -> None:
+    before = len(lake.objects.sessions())
+    seeing = lake.as_(ANN, privileges)
+    assert set(options(seeing)) == set(options(seeing, vend_credentials=False)) == {
+        "aws_endpoint", "aws_region", "allow_http"
+    }  # fmt: skip
+    with pytest.raises(PermissionDeniedError):
+        options(seeing, vend_credentials=True)
+    assert len(lake.objects.sessions()) == before
+
+
+def test_describe_table_narrowed_by_a_rule_gives_nobody_credentials(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "_rules", [*credentials._rules])
+    credentials.raw_rule(lambda ctx, record: Raw.NOTHING if record.name == "t" else Raw.WRITE)
+    lake.owner.create_table({"id": ["other"]}, stream(ROWS))
+    with pytest.raises(PermissionDeniedError, match="query it through the server"):
+        options(lake.owner, vend_credentials=True)
+    assert "aws_session_token" not in options(lake.owner)
+    assert "aws_session_token" in options(lake.owner, "other", vend_credentials=True)
+
+
+def test_cve_2026_42809_record_outside_the_roots_is_neither_vended_nor_read(lake: Lake) -> None:
+    before = len(lake.objects.log())
+    for number, location in enumerate(("s3://other/t", "s3://lake2/t", "/etc/t")):
+        lake.owner._services.store.insert_table((f"out{number}",), location, {})
+        for call in (
+            lambda name=f"out{number}": options(lake.owner, name, vend_credentials=True),
+            lambda name=f"out{number}": options(lake.owner, name),
+            lambda name=f"out{number}": lake.owner.count_table_rows({"id": [name]}),
+        ):
+            with pytest.raises(PermissionDeniedError, match="not below"):
+                call()
+    assert lake.objects.log()[before:] == []
+
+
+def test_vended_location_that_is_not_canonical_or_a_root_is_refused(lake: Lake) -> None:
+    places = lake.owner._services.storage.places
+    for location in (f"{lake.uri}/a/../../b", f"{lake.uri}//b", f"{lake.uri}/b%2f", "s3://lake", lake.uri):
+        with pytest.raises(InvalidInputError):
+            places.vended(location, writable=False)
+
+
+def test_declare_table_in_a_batch_answers_no_credentials(lake: Lake) -> None:
+    declared = lake.owner.batch_commit_tables(
+        {"operations": [{"declare_table": {"id": ["u"], "vend_credentials": True}}]}
+    )
+    told = declared.results[0].declare_table.storage_options
+    assert set(told) == {"aws_endpoint", "aws_region", "allow_http"}
+
+
+def test_describe_table_provider_that_does_not_answer_is_503(objects: GuardedS3, tmp_path: Path) -> None:
+    lake = Lake(objects, tmp_path, sts_endpoint="http://127.0.0.1:9")
+    try:
+        with pytest.raises(ServiceUnavailableError, match="no credentials now"):
+            options(lake.owner)
+        assert "aws_endpoint" in options(lake.owner, vend_credentials=False)
+    finally:
+        lake.close()
+
+
+def test_describe_table_storage_that_hands_out_none_answers_options_without_secrets(
+    objects: GuardedS3, tmp_path: Path
+) -> None:
+    lake = Lake(objects, tmp_path, vend=False, role="")
+    try:
+        for vend in (None, True, False):
+            told = options(lake.owner, vend_credentials=vend)
+            assert set(told) == {"aws_endpoint", "aws_region", "allow_http"}
+    finally:
+        lake.close()
+
+
+def test_describe_table_on_a_local_disk_needs_no_options(tmp_path: Path) -> None:
+    with tiltyard.Namespace(str(tmp_path), jobs=0) as namespace:
+        namespace.create_table({"id": ["t"]}, stream(ROWS))
+        for vend in (None, True, False):
+            assert options(namespace, vend_credentials=vend) == {}

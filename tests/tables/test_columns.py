@@ -16,7 +16,6 @@ from lance_namespace.errors import (
     TableColumnNotFoundError,
     TableNotFoundError,
     TableSchemaValidationError,
-    UnsupportedOperationError,
 )
 from tests.tables.served import Server, ask
 
@@ -121,21 +120,6 @@ def test_add_columns_that_cannot_be_are_invalid_input(table: Columns, new: Any, 
 def test_add_columns_expression_over_an_unknown_column_names_those_there_are(table: Columns) -> None:
     with pytest.raises(TableColumnNotFoundError, match=r"nope.*a, b, s, v"):
         table.add(("n", "nope + 1"))
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"name": "n", "computed": "a * 2"},
-        {
-            "name": "n",
-            "virtual_column": dict.fromkeys(("image", "udf", "udf_name", "udf_version"), "x") | {"input_columns": []},
-        },
-    ],
-)
-def test_add_columns_computed_or_virtual_is_unsupported(table: Columns, entry: Any) -> None:
-    with pytest.raises(UnsupportedOperationError):
-        table.add(new_columns=[entry])
 
 
 def test_add_columns_from_several_threads_all_arrive(table: Columns) -> None:

@@ -4,64 +4,89 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
+from tiltyard.ids import table_id
 from tiltyard.operations import operation
 from tiltyard.schemas import from_json, parse_type
 from tiltyard.spec import models
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import RESERVED, find_field
+from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.virtual_columns import (
+    altered_metadata,
+    check_inputs,
+    computed_field,
+    queue_backfill,
+    virtual_fields,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import lance
     import pyarrow as pa
 
     from tiltyard.context import Context
 
-_VIRTUAL = "Virtual columns are not served: compute the values and add them, or give an SQL expression."
-_COMPUTED = (
-    "Computed columns that a backfill fills are not served: give the SQL as 'expression' to compute it once, now."
-)
-
 
 @operation(needs=on_table(Privilege.ALTER))
 def alter_table_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest
 ) -> models.AlterTableAddColumnsResponse:
-    """Add columns that SQL expressions compute once from the rows there are, or empty ones of the types in `schema`.
+    """Add columns: computed once from the rows there are by SQL, or empty ones of the types in `schema`.
 
-    Raises InvalidInputError (a name that is taken or cannot be, an expression that is not SQL),
-    TableColumnNotFoundError (in an expression), UnsupportedOperationError (virtual or computed columns).
+    Or columns that a backfill computes: `virtual_column` by code, `computed` by SQL. They are declared in the metadata
+    of their fields, and null until a job fills them, which `auto_backfill` queues at once. Raises InvalidInputError (a
+    name that is taken or cannot be, an expression that is not SQL, kinds that do not go together, code that cannot
+    be), TableColumnNotFoundError (in an expression, among the columns that code reads), UnsupportedOperationError
+    (code of clients is switched off).
     """
-    expressions = {}
-    for entry in request.new_columns:
-        if entry.name in expressions:
-            raise InvalidInputError(f"The column '{entry.name}' is there twice in this request: name each one once.")
-        expressions[entry.name] = _expression(entry)
+    _check_kinds(request)
+    entries = {entry.name: entry for entry in request.new_columns}
+    expressions = {name: entry.expression for name, entry in entries.items() if entry.expression is not None}
     empty = [] if request.schema is None else list(from_json(request.schema))
-    if bool(expressions) == bool(empty):
-        raise InvalidInputError("Give either new columns with expressions, or a schema of empty columns.")
+    coded = [field for one in entries.values() if one.virtual_column for field in virtual_fields(ctx, request.id, one)]
+    by_sql = {name: entry.computed for name, entry in entries.items() if entry.computed is not None}
 
     def change(dataset: lance.LanceDataset) -> None:
-        _check_new_names(dataset, expressions or [field.name for field in empty])
-        dataset.add_columns(expressions or empty)
+        fields = [*empty, *coded, *(computed_field(dataset, name, text) for name, text in by_sql.items())]
+        _check_new_names(dataset, expressions or [field.name for field in fields])
+        check_inputs(dataset, coded)
+        dataset.add_columns(expressions or fields)
 
     _, version = commit(ctx, request.id, request.branch, change)
+    _fill(ctx, request, entries)
     return models.AlterTableAddColumnsResponse(version=version)
 
 
-def _expression(entry: models.AddColumnsEntry) -> str:
-    if entry.virtual_column is not None:
-        raise UnsupportedOperationError(_VIRTUAL)
-    if entry.computed is not None:
-        raise UnsupportedOperationError(_COMPUTED)
-    if not entry.expression or not entry.expression.strip():
-        raise InvalidInputError(f"The new column '{entry.name}' needs an SQL expression.")
-    return entry.expression
+def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
+    """Each column says how it comes to be, in one way; and what is computed once goes by itself."""
+    names = [entry.name for entry in request.new_columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInputError(f"The column '{name}' is there twice in this request: name each one once.")
+    for entry in request.new_columns:
+        texts = [entry.expression, entry.computed]
+        ways = sum(text is not None for text in texts) + (entry.virtual_column is not None)
+        if ways != 1 or any(text is not None and not text.strip() for text in texts):
+            raise InvalidInputError(f"The new column '{entry.name}' needs an SQL expression, or what else computes it.")
+    once = sum(entry.expression is not None for entry in request.new_columns)
+    if bool(names) == (request.schema is not None):
+        raise InvalidInputError("Give either new columns with expressions, or a schema of empty columns.")
+    if once not in (0, len(names)):
+        raise InvalidInputError("Columns that are computed now and columns that a backfill fills need two requests.")
+
+
+def _fill(ctx: Context, request: models.AlterTableAddColumnsRequest, entries: Mapping[str, Any]) -> None:
+    """Queue the backfills that were asked for."""
+    for entry in entries.values():
+        if (wanted := entry.virtual_column) is not None and wanted.auto_backfill:
+            table = open_for_reading(ctx, request.id, branch=request.branch)
+            for column in [output.column for output in wanted.outputs or ()] or [entry.name]:
+                queue_backfill(ctx, table, table_id(request.id), column, branch=request.branch)
 
 
 def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
@@ -86,10 +111,12 @@ def alter_table_alter_columns(
     """Rename columns, cast them, or change whether they may be null: all that is asked, or nothing.
 
     Raises TableColumnNotFoundError, InvalidInputError (a name that is taken, a cast that cannot be, null values in a
-    column that shall have none), UnsupportedOperationError (virtual columns).
+    column that shall have none), UnsupportedOperationError (code of clients is switched off).
     """
     if not request.alterations:
         raise InvalidInputError("Name at least one column to alter.")
+    if any(entry.virtual_column is not None for entry in request.alterations):
+        return _alter_virtual(ctx, request)
     alterations = [_alteration(entry) for entry in request.alterations]
 
     def change(dataset: lance.LanceDataset) -> None:
@@ -100,10 +127,31 @@ def alter_table_alter_columns(
     return models.AlterTableAlterColumnsResponse(version=version)
 
 
+def _alter_virtual(
+    ctx: Context, request: models.AlterTableAlterColumnsRequest
+) -> models.AlterTableAlterColumnsResponse:
+    """Declare virtual columns anew. Their values stay until a backfill, which finds them stale."""
+    paths = [entry.path for entry in request.alterations]
+    for entry in request.alterations:
+        others = (entry.rename, entry.nullable, entry.data_type)
+        if entry.virtual_column is None or any(one is not None for one in others) or paths.count(entry.path) > 1:
+            raise InvalidInputError("What computes a column is altered in a request of its own, once for each column.")
+
+    def change(dataset: lance.LanceDataset) -> None:
+        dataset.update_field_metadata(
+            {entry.path: altered_metadata(ctx, dataset, request.id, entry) for entry in request.alterations}
+        )
+
+    _, version = commit(ctx, request.id, request.branch, change)
+    for entry in request.alterations:
+        if entry.virtual_column is not None and entry.virtual_column.auto_backfill:
+            table = open_for_reading(ctx, request.id, branch=request.branch)
+            queue_backfill(ctx, table, table_id(request.id), entry.path, branch=request.branch)
+    return models.AlterTableAlterColumnsResponse(version=version)
+
+
 def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
     """What Lance calls an alteration."""
-    if entry.virtual_column is not None:
-        raise UnsupportedOperationError(_VIRTUAL)
     alteration: dict[str, Any] = {"path": entry.path}
     if entry.rename is not None:
         _check_name(entry.rename)

@@ -1,0 +1,214 @@
+"""Computed columns: declared in the metadata of their fields, filled by a job; clients' code is bytes to the server."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import (
+    InvalidInputError,
+    PermissionDeniedError,
+    TableColumnNotFoundError,
+    UnsupportedOperationError,
+)
+from tests.tables.served import Server, ask
+
+from tiltyard.access import Privilege
+from tiltyard.context import Context
+from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
+from tiltyard.principals import Principal
+from tiltyard.spec import models
+from tiltyard.store.grants import TABLE
+from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns
+from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
+from tiltyard.virtual import Computed, Declaration, declared
+
+IMAGE = "registry.example/functions:3"
+DATA = pa.table({"a": [1, 2, 3], "t": ["x", "yy", "zzz"]})
+
+
+class Bomb:
+    """Pickled, it leaves a file behind wherever it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """What there is only if somebody has unpickled the code."""
+    return tmp_path / "unpickled"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server that allows clients' code, with a table, and a backfill to queue."""
+    monkeypatch.setitem(PIPELINE_JOBS, "backfill", "nowhere")
+    pipeline_jobs.cache_clear()
+    root = tmp_path / "root"
+    root.mkdir()
+    server = Server(root, udfs=True, udf_images=(IMAGE,))
+    server.create("t", DATA)
+    yield server
+    pipeline_jobs.cache_clear()
+    server.services.store.close()
+
+
+def virtual(trap: Path, **changes: Any) -> dict[str, Any]:
+    """A declaration, as clients send it."""
+    code = base64.b64encode(pickle.dumps(Bomb(trap))).decode()
+    fields = {"input_columns": ["a", "t"], "image": IMAGE, "udf": code, "udf_name": "bomb", "udf_version": "1"}
+    return {**fields, "data_type": {"type": "float32"}, **changes}
+
+
+def add(server: Server, name: str = "v", **entry: Any) -> int | None:
+    request = ask(models.AlterTableAddColumnsRequest, id="t", new_columns=[{"name": name, **entry}])
+    return alter_table_add_columns(server.ctx, request).version
+
+
+def test_add_columns_virtual_is_an_empty_column_whose_field_tells_what_computes_it(server: Server, trap: Path) -> None:
+    assert add(server, virtual_column=virtual(trap, field_metadata={"unit": "m"})) == 2
+    dataset = server.open("t")
+    field = dataset.schema.field("v")
+    found = declared(field.metadata)
+    assert isinstance(found, Declaration)
+    assert (found.name, found.version, found.inputs, found.image) == ("bomb", "1", ("a", "t"), IMAGE)
+    assert field.type == pa.float32() and field.metadata[b"unit"] == b"m"
+    assert dataset.to_table().column("v").null_count == 3
+    assert not trap.exists()
+
+
+def test_add_columns_virtual_with_several_outputs_makes_a_column_of_each(server: Server, trap: Path) -> None:
+    kinds = {"norm": {"type": "float64"}, "words": {"type": "int32"}}
+    outputs = [
+        {"column": name, "struct_field": f"its_{name}", "data_type": kind, "nullable": True}
+        for name, kind in kinds.items()
+    ]
+    add(server, "both", virtual_column=virtual(trap, data_type=None, outputs=outputs))
+    schema = server.open("t").schema
+    assert schema.names == ["a", "t", "norm", "words"]
+    assert [declared(schema.field(name).metadata).struct_field for name in kinds] == ["its_norm", "its_words"]  # type: ignore[union-attr]  # declared just now
+
+
+def test_add_columns_computed_is_declared_with_the_type_of_its_values(server: Server) -> None:
+    add(server, "double", computed="a * 2")
+    field = server.open("t").schema.field("double")
+    assert (field.type, declared(field.metadata)) == (pa.int64(), Computed("a * 2"))
+    assert server.open("t").to_table().column("double").null_count == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"image": "another:1"}, InvalidInputError, "'another:1' is not among.*functions:3"),
+        ({"udf": "not base64!"}, InvalidInputError, "not base64"),
+        ({"udf": ""}, InvalidInputError, "empty"),
+        ({"udf": "AAAA" * (MOST_CODE // 4 + 1)}, InvalidInputError, "import what is above"),
+        ({"udf_name": " "}, InvalidInputError, "udf_name"),
+        ({"input_columns": []}, InvalidInputError, "input_columns"),
+        ({"input_columns": ["a", "nope"]}, TableColumnNotFoundError, "nope"),
+        ({"data_type": None}, InvalidInputError, "'outputs' or 'data_type'"),
+        ({"field_metadata": {"tiltyard.udf.code": "x"}}, InvalidInputError, "the server's to set"),
+        ({"manifest": "{}", "manifest_checksum": "00"}, InvalidInputError, "manifest_checksum"),
+        (
+            {"outputs": [{"column": "o", "struct_field": "o", "data_type": {"type": "int32"}, "nullable": False}]},
+            InvalidInputError,
+            "let it be nullable",
+        ),
+    ],
+)
+def test_add_columns_virtual_that_cannot_be_changes_nothing(
+    server: Server, trap: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        add(server, virtual_column=virtual(trap, **changes))
+    assert server.open("t").version == 1
+
+
+def test_add_columns_virtual_where_code_is_switched_off_names_the_setting(tmp_path: Path, trap: Path) -> None:
+    root = tmp_path / "other"
+    root.mkdir()
+    server = Server(root)
+    server.create("t", DATA)
+    with pytest.raises(UnsupportedOperationError, match="setting 'udfs'"):
+        add(server, virtual_column=virtual(trap))
+
+
+def test_add_columns_virtual_by_who_may_not_run_code_is_refused(server: Server, trap: Path) -> None:
+    table = server.services.store.describe_table(("t",)).id
+    server.services.store.grant("principal:ann", TABLE, table, int(Privilege.ALTER), "test")
+    server.ctx = Context(server.services, "test", principal=Principal("ann"))
+    with pytest.raises(PermissionDeniedError, match="run_udfs"):
+        add(server, virtual_column=virtual(trap))
+    assert server.open("t").version == 1
+
+
+def test_alter_columns_virtual_makes_its_values_stale(server: Server, trap: Path) -> None:
+    add(server, virtual_column=virtual(trap))
+    before = declared(server.open("t").schema.field("v").metadata)
+    entry = {"path": "v", "virtual_column": {"udf_version": "2", "input_columns": ["a"]}}
+    alter_table_alter_columns(server.ctx, ask(models.AlterTableAlterColumnsRequest, id="t", alterations=[entry]))
+    after = declared(server.open("t").schema.field("v").metadata)
+    assert isinstance(before, Declaration) and isinstance(after, Declaration)
+    assert (after.version, after.inputs, after.code) == ("2", ("a",), before.code)
+    assert after.identity != before.identity
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"path": "a", "virtual_column": {"udf_version": "2"}}, "is not virtual"),
+        ({"path": "v", "rename": "w", "virtual_column": {"udf_version": "2"}}, "a request of its own"),
+    ],
+)
+def test_alter_columns_virtual_that_cannot_be_is_invalid_input(
+    server: Server, trap: Path, entry: dict[str, Any], message: str
+) -> None:
+    add(server, virtual_column=virtual(trap))
+    with pytest.raises(InvalidInputError, match=message):
+        alter_table_alter_columns(server.ctx, ask(models.AlterTableAlterColumnsRequest, id="t", alterations=[entry]))
+
+
+def backfill(server: Server, column: str, **fields: Any) -> str:
+    request = ask(models.AlterTableBackfillColumnsRequest, id="t", column=column, **fields)
+    return alter_table_backfill_columns(server.ctx, request).job_id
+
+
+def test_backfill_columns_queues_the_job_under_its_table(server: Server, trap: Path) -> None:
+    add(server, virtual_column=virtual(trap))
+    record = server.services.store.describe_transaction(backfill(server, "v", where="a > 1", concurrency=4))
+    assert (record.kind, record.status, record.properties["column"]) == ("backfill", "Queued", "v")
+    assert record.payload["arguments"] == {"table": "t", "column": "v", "where": "a > 1"}
+    assert record.table_id == server.services.store.describe_table(("t",)).id
+    assert not trap.exists()
+
+
+def test_add_columns_with_auto_backfill_queues_it_at_once(server: Server, trap: Path) -> None:
+    add(server, virtual_column=virtual(trap, auto_backfill=True))
+    (queued,) = server.services.store.list_transactions(None, 10)
+    assert (queued.kind, queued.payload["arguments"]["column"]) == ("backfill", "v")
+
+
+@pytest.mark.parametrize(
+    ("column", "fields", "error", "message"),
+    [
+        ("a", {}, InvalidInputError, "is not computed"),
+        ("nope", {}, TableColumnNotFoundError, "nope"),
+        ("double", {"where": "a >"}, InvalidInputError, "Error parsing statement"),
+        ("double", {"read_version": 1}, InvalidInputError, "read_version"),
+    ],
+)
+def test_backfill_columns_that_cannot_be_queues_nothing(
+    server: Server, column: str, fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    add(server, "double", computed="a * 2")
+    with pytest.raises(error, match=message):
+        backfill(server, column, **fields)
+    assert server.services.store.list_transactions(None, 10) == []

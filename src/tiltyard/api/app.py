@@ -80,7 +80,9 @@ class Api:
             route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
         if route.served is None:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
-        principal, body = await self._entrance.admit(route.operation, headers, receive)
+        principal, body = self._entrance.known(headers), None
+        if principal is None:
+            principal, body = await self._entrance.admit(route.operation, headers, receive)
         binder = self._binder(route)
         ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
         once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)

@@ -30,13 +30,18 @@ class Entrance:
         self.open = not services.settings.auth
         self.authenticator = Authenticator(services.settings, services.store, services.clock, pool)
 
+    def known(self, headers: Headers) -> Principal | None:
+        """Who asks, if that is known at once; None says to `admit`. Raises UnauthenticatedError."""
+        if self.open:
+            return EVERYBODY
+        credentials = from_headers(headers)
+        return None if credentials is None else self.authenticator.remembered(credentials)
+
     async def admit(self, operation: Operation, headers: Headers, receive: Receive) -> tuple[Principal, bytes | None]:
         """Who asks, and the body if it had to be read for that.
 
         Raises UnauthenticatedError, ServiceUnavailableError (nobody can be known just now), HttpError 413.
         """
-        if self.open:
-            return EVERYBODY, None
         credentials = from_headers(headers)
         if credentials is not None:
             return await self._principal(credentials), None
@@ -49,8 +54,5 @@ class Entrance:
         return await self._principal(credentials), body
 
     async def _principal(self, credentials: Credentials) -> Principal:
-        known = self.authenticator.remembered(credentials)
-        if known is not None:
-            return known
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self.authenticator.authenticate, credentials)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.access import Privilege, is_administrator
-from tiltyard.access.needs import ANYBODY, on_server
+from tiltyard.access.needs import OWN, on_server
 from tiltyard.identity import keys
 from tiltyard.identity.keys import KeyWish, NewKey
 from tiltyard.ids import check_name
@@ -35,7 +35,7 @@ def create_api_key(ctx: Context, request: models.CreateApiKeyRequest) -> models.
     return models.CreateApiKeyResponse(api_key=made.text, key=told_key(made.record))
 
 
-@operation(needs=ANYBODY)
+@operation(needs=OWN)
 def list_api_keys(ctx: Context, request: models.ListApiKeysRequest) -> models.ListApiKeysResponse:
     """List API keys by principal and age, without their secrets; one's own, where one may not see all."""
     principal = request.principal
@@ -53,7 +53,7 @@ def list_api_keys(ctx: Context, request: models.ListApiKeysRequest) -> models.Li
     return models.ListApiKeysResponse(keys=[told_key(key) for key in found], page_token=token)
 
 
-@operation(needs=ANYBODY)
+@operation(needs=OWN)
 def rotate_api_key(ctx: Context, request: models.RotateApiKeyRequest) -> models.RotateApiKeyResponse:
     """Create a key in the place of another, which ends after `overlap_seconds` (a day unless said).
 
@@ -68,7 +68,7 @@ def rotate_api_key(ctx: Context, request: models.RotateApiKeyRequest) -> models.
     return models.RotateApiKeyResponse(api_key=made.text, key=told_key(made.record))
 
 
-@operation(needs=ANYBODY)
+@operation(needs=OWN)
 def revoke_api_key(ctx: Context, request: models.RevokeApiKeyRequest) -> models.RevokeApiKeyResponse:
     """End a key now, on every server within seconds, with the tokens got by it. Raises InvalidInputError (none)."""
     _own_key(ctx, request.key_id)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.problems import HttpError
-from tiltyard.api.sound import aligned, check_names, with_decimals
+from tiltyard.sound import aligned, check_names, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b

@@ -13,6 +13,7 @@ from lance.fragment import write_fragments
 
 from tiltyard.pipeline.opening import delete_files
 from tiltyard.pipeline.places import Place
+from tiltyard.sound import aligned, with_decimals
 
 ROWS_PER_FILE = 1 << 20
 BATCH_ROWS = 8192
@@ -48,9 +49,12 @@ def write(target: Target, batches: Iterable[pa.RecordBatch]) -> list[str]:
     if first is None:
         return []
 
+    decimals = with_decimals(target.schema)
+
     def all_rows() -> Iterator[pa.RecordBatch]:
-        yield first
-        yield from rows
+        yield aligned(first, decimals)
+        for batch in rows:
+            yield aligned(batch, decimals)
 
     reader = pa.RecordBatchReader.from_batches(target.schema, all_rows())
     try:

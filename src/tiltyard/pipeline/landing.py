@@ -82,6 +82,16 @@ class Landing:
                 continue
         raise ConcurrentModificationError(f"{self.table} changes all the time: {_TRIES} commits were overtaken.")
 
+    def last_of(self, prefix: str) -> str | None:
+        """What follows `prefix` in the newest run's id in the table's history that begins with it."""
+        if not latest_version(self.table):
+            return None
+        for _, entry in transactions(self.table.dataset(), 0):
+            told = (entry.transaction_properties or {}).get(RUN, "")
+            if told.startswith(prefix):
+                return told.removeprefix(prefix)
+        return None
+
     def withdraw(self, fragments: Sequence[str]) -> None:
         """Leave nothing behind: delete the files, and the name if it was declared by this run and is still empty."""
         discard(self.place, fragments)

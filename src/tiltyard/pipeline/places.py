@@ -63,10 +63,15 @@ class Place:
             return {}
         return {"namespace_client": self.connection.client(), "table_id": list(self.table)}
 
-    def open(self, version: int, branch: str | None = None) -> lance.LanceDataset:
-        """The table at a version (of a branch): to read, and to make fragments of. Never commit on it."""
+    def open(self, version: int | None, branch: str | None = None) -> lance.LanceDataset:
+        """The table at a version (None: the newest) of a branch: to read, and to make fragments of.
+
+        Never commit on it.
+        """
         dataset = lance.dataset(self.uri, storage_options=dict(self.options) or None, **self.refreshes)
-        return dataset.checkout_version((branch, version) if branch else version)
+        if branch:
+            return dataset.checkout_version((branch, version))
+        return dataset if version is None else dataset.checkout_version(version)
 
     def scanned(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
         """Rows of some fragments of the table at a version; `options` are those of pylance's scanner."""

@@ -1,0 +1,132 @@
+"""Reading a table: the driver picks a version and groups its fragments, tasks scan them with pylance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from tiltyard.pipeline.casts import Column, fit
+from tiltyard.pipeline.lines import Bad
+from tiltyard.pipeline.places import Place, scanned
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.spark_types import batch_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from tiltyard.pipeline.datasource.options import Options
+
+PARTITIONS = 32
+MOST_BATCH_ROWS, LEAST_BATCH_ROWS, BATCH_BYTES = 65_536, 512, 8 << 20
+_UNKNOWN_WIDTH = 64
+"""Bytes of a value whose type does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A version of a table and what is asked of it; `groups` are fragments, a partition each."""
+
+    place: Place
+    version: int
+    branch: str | None
+    schema: pa.Schema
+    scan: Mapping[str, Any]
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Group(InputPartition):
+    """A partition: fragments of a version; () is the table as one, for a search."""
+
+    version: int
+    fragments: tuple[int, ...]
+
+
+def pinned(options: Options) -> Pinned:
+    """The version to read, its columns and partitions. Raises RefusedError, TableNotFoundError."""
+    # Planning alone needs the namespace client, whose import takes a second: tasks do without.
+    from tiltyard.pipeline.connecting import connection, table  # noqa: PLC0415
+
+    found = table(connection(options.uri, options.properties, options.storage), options.table)
+    dataset = found.dataset(options.version, options.branch)
+    columns = options.names("columns")
+    for name in columns or []:
+        if name not in dataset.schema.names and not name.startswith("_"):
+            raise RefusedError(f"{options.table} has no column '{name}'; it has {', '.join(dataset.schema.names)}.")
+    scan = options.scanned()
+    if columns is not None:
+        scan["columns"] = columns
+    schema = dataset.scanner(**scan).projected_schema
+    batch_rows = options.number("batch_rows") or _batch_rows(schema)
+    sizes = [(part.fragment_id, part.metadata.num_rows) for part in dataset.get_fragments()]
+    groups = ((),) if options.whole else grouped(sizes, options.number("partitions") or PARTITIONS)
+    return Pinned(
+        found.place(), int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
+    )
+
+
+def grouped(sizes: Sequence[tuple[int, int]], count: int) -> list[tuple[int, ...]]:
+    """Neighbouring fragments, given with their rows, in so many groups of about the same rows, or fewer."""
+    total = sum(rows for _, rows in sizes)
+    groups: list[list[int]] = []
+    seen = 0
+    for number, rows in sizes:
+        share = min(count - 1, seen * count // max(1, total))
+        if not groups or share >= len(groups):
+            groups.append([])
+        groups[-1].append(number)
+        seen += rows
+    return [tuple(group) for group in groups]
+
+
+class TableReader(DataSourceReader):
+    """Scans fragments of the pinned version."""
+
+    def __init__(self, source: Pinned, schema: StructType) -> None:
+        self._source = source
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """A partition for each group of fragments."""
+        return [Group(self._source.version, group) for group in self._source.groups]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of a partition. Raises RefusedError for a value that Spark's type cannot hold."""
+        assert isinstance(partition, Group)
+        return read_group(self._source, self._schema, partition)
+
+
+def read_group(source: Pinned, schema: StructType, group: Group) -> Iterator[pa.RecordBatch]:
+    """Rows of some fragments, as Spark takes them. Runs in a task."""
+    dataset = source.place.open(group.version, source.branch)
+    found = (
+        scanned(dataset, group.fragments, **source.scan)
+        if group.fragments
+        else dataset.scanner(**source.scan).to_batches()
+    )
+    columns = [Column(field.with_nullable(True), field.name) for field in batch_schema(schema)]
+    wanted = batch_schema(schema)
+    for batch in found:
+        for fitted in fit(batch, columns):
+            if isinstance(fitted, Bad):
+                raise RefusedError(f"A value is more than Spark's type can hold: {fitted.reason}.")
+            yield pa.RecordBatch.from_arrays(fitted.columns, schema=wanted)
+
+
+def _batch_rows(schema: pa.Schema) -> int:
+    """As many rows as make a batch of a few megabytes."""
+    width = sum(_width(field.type) for field in schema)
+    return max(LEAST_BATCH_ROWS, min(MOST_BATCH_ROWS, BATCH_BYTES // max(1, width)))
+
+
+def _width(dtype: pa.DataType) -> int:
+    if pa.types.is_fixed_size_list(dtype):
+        return int(dtype.list_size) * _width(dtype.value_type)
+    try:
+        return max(1, int(dtype.bit_width) // 8)
+    except ValueError:
+        return _UNKNOWN_WIDTH

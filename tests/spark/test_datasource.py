@@ -1,0 +1,276 @@
+"""`format("tiltyard")`: what Spark wrote is read by plain pylance, what pylance wrote by Spark, value by value."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.services.server import ServerProcess
+from tiltyard.pipeline.connecting import table as table_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tiltyard.pipeline.places import Connection
+
+Fresh = Callable[[str], str]
+
+
+@pytest.fixture
+def write(served: ServerProcess) -> Callable[..., None]:
+    """Write a DataFrame."""
+
+    def call(frame: DataFrame, name: str, mode: str = "append", **options: Any) -> None:
+        frame.write.format("tiltyard").options(uri=served.url, table=name, **options).mode(mode).save()
+
+    return call
+
+
+@pytest.fixture
+def read(spark: SparkSession, served: ServerProcess) -> Callable[..., DataFrame]:
+    """A DataFrame of a table."""
+    return lambda name, **options: spark.read.format("tiltyard").options(uri=served.url, table=name, **options).load()
+
+
+@pytest.fixture
+def put(catalog: Connection) -> Callable[..., lance.LanceDataset]:
+    """Write a table with plain pylance."""
+
+    def call(name: str, table: pa.Table, **options: Any) -> lance.LanceDataset:
+        found = table_of(catalog, name)
+        lance.write_dataset(table, namespace_client=found.client, table_id=found.id, **options)
+        return found.dataset()
+
+    return call
+
+
+def plain(catalog: Connection, name: str) -> pa.Table:
+    """The table, read by plain pylance."""
+    return lance.dataset(table_of(catalog, name).place().uri).to_table()
+
+
+def numbers(count: int, first: int = 0) -> pa.Table:
+    return pa.table({"n": list(range(first, first + count)), "text": [f"t{n}" for n in range(first, first + count)]})
+
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+NEW, LESS_OLD, OLD = (datetime(year, 1, 1, tzinfo=UTC).replace(tzinfo=None) for year in (2026, 1950, 1900))
+POINT = pa.struct([("x", pa.float64()), ("tags", pa.list_(pa.string()))])
+TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "bool": (pa.bool_(), [True, False]),
+    "int8": (pa.int8(), [-128, 127]),
+    "uint8": (pa.uint8(), [0, 255]),
+    "uint16": (pa.uint16(), [0, 65_535]),
+    "uint32": (pa.uint32(), [0, 2**32 - 1]),
+    "uint64": (pa.uint64(), [0, 2**64 - 1]),
+    "int64": (pa.int64(), [-(2**63), 2**63 - 1]),
+    "float16": (pa.float16(), [np.float16(0.5), np.float16(-2)]),
+    "float64": (pa.float64(), [0.1, float("inf")]),
+    "vector16": (pa.list_(pa.float16(), 2), [[np.float16(1), np.float16(2)], [np.float16(3), np.float16(4)]]),
+    "vector32": (pa.list_(pa.float32(), 3), [[1.0, 2.0, 3.5], [4.0, 5.0, 6.0]]),
+    "vector64": (pa.list_(pa.float64(), 2), [[0.1, 0.2], [0.3, 0.4]]),
+    "vector_int8": (pa.list_(pa.int8(), 2), [[1, -2], [3, 4]]),
+    "string": (pa.string(), ["", "Grüße"]),
+    "large_string": (pa.large_string(), ["a", "b"]),
+    "binary": (pa.binary(), [b"", b"\0\1"]),
+    "large_binary": (pa.large_binary(), [b"x", b"y"]),
+    "fixed_binary": (pa.binary(3), [b"abc", b"def"]),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), ["red", "red"]),
+    "decimal": (pa.decimal128(38, 10), [decimal.Decimal("1.0000000001"), decimal.Decimal(-7)]),
+    "date32": (pa.date32(), [date(1969, 1, 1), date(2100, 12, 31)]),
+    "date64": (pa.date64(), [date(1969, 1, 1), date(2100, 12, 31)]),
+    "time64": (pa.time64("us"), [time(0, 0), time(23, 59, 59, 999_999)]),
+    "timestamp": (pa.timestamp("us"), [NOW.replace(tzinfo=None), OLD]),
+    "timestamp_ms": (pa.timestamp("ms"), [NEW, OLD]),
+    "timestamp_ns": (pa.timestamp("ns"), [NEW, LESS_OLD]),
+    "timestamp_utc": (pa.timestamp("us", "UTC"), [NOW, NOW - timedelta(days=30_000)]),
+    "timestamp_zone": (pa.timestamp("us", "Europe/Berlin"), [NOW, NOW + timedelta(days=180)]),
+    "duration": (pa.duration("us"), [timedelta(microseconds=1), timedelta(days=-3)]),
+    "list": (pa.list_(pa.int32()), [[1, None], []]),
+    "large_list": (pa.large_list(pa.string()), [["a"], ["b", "c"]]),
+    "struct": (POINT, [{"x": 1.5, "tags": ["a", None]}, {"x": None, "tags": None}]),
+    "structs": (pa.list_(POINT), [[{"x": 1.5, "tags": []}], []]),
+}
+
+
+def test_read_and_write_every_type_keeps_type_and_values(
+    put: Any, read: Any, write: Any, catalog: Connection, fresh: Fresh
+) -> None:
+    name, copy = fresh("types"), fresh("types")
+    columns = {key: pa.array([*values, None], dtype) for key, (dtype, values) in TYPES.items()}
+    source = put(name, pa.table(columns)).to_table()
+    write(read(name), copy)
+    copied = plain(catalog, copy)
+    assert copied.schema == source.schema
+    for key in TYPES:
+        assert copied[key].to_pylist() == source[key].to_pylist(), key
+
+
+@pytest.mark.parametrize(
+    ("array", "word"),
+    [
+        (pa.array([1], pa.timestamp("ns")), "lose data"),
+        (pa.array([decimal.Decimal(1)], pa.decimal256(50, 2)), "has no type"),
+    ],
+)
+def test_read_what_spark_cannot_hold_is_an_error_that_names_the_column(
+    put: Any, read: Any, fresh: Fresh, array: pa.Array, word: str
+) -> None:
+    name = fresh("types")
+    put(name, pa.table({"odd_one": array, "n": [1]}))
+    with pytest.raises(PySparkException, match=f"(?s)odd_one.*{word}"):
+        read(name).collect()
+    assert read(name, columns="n").collect() == [(1,)]
+
+
+def test_write_a_value_that_the_column_cannot_hold_is_an_error_and_nothing_is_added(
+    spark: SparkSession, put: Any, write: Any, catalog: Connection, fresh: Fresh
+) -> None:
+    name = fresh("narrow")
+    put(name, pa.table({"v": pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))}))
+    with pytest.raises(PySparkException, match=r"(?s)v:.*size"):
+        write(spark.createDataFrame([([1.0, 2.0, 3.0],)], "v array<float>"), name)
+    assert plain(catalog, name).num_rows == 1
+
+
+def test_read_in_partitions_sees_all_rows_and_filters_do_not_stick(put: Any, read: Any, fresh: Fresh) -> None:
+    name = fresh("parts")
+    put(name, numbers(100), max_rows_per_file=10)
+    frame = read(name, partitions="4")
+    assert frame.rdd.getNumPartitions() == 4
+    assert frame.filter("n = 5").union(frame.filter("n = 7")).collect() == [(5, "t5"), (7, "t7")]
+    assert frame.count() == 100
+
+
+def test_read_version_tag_branch_filter_and_columns_are_those_of_lance(
+    put: Any, read: Any, catalog: Connection, fresh: Fresh
+) -> None:
+    name = fresh("versions")
+    put(name, numbers(3))
+    dataset = put(name, numbers(2, 3), mode="append")
+    dataset.tags.create("first", 1)
+    dataset.create_branch("side", 1)
+    assert [read(name, **given).count() for given in ({}, {"version": "1"}, {"tag": "first"}, {"branch": "side"})] == [
+        5, 3, 3, 3,
+    ]  # fmt: skip
+    assert read(name, filter="n >= 2 and text <> 't3'", columns="text").collect() == [("t2",), ("t4",)]
+
+
+def test_read_keeps_its_version_while_others_append(put: Any, read: Any, fresh: Fresh) -> None:
+    name = fresh("pinned")
+    put(name, numbers(3))
+    frame = read(name)
+    assert frame.count() == 3
+    put(name, numbers(2, 3), mode="append")
+    assert (frame.count(), read(name).count()) == (3, 5)
+
+
+def test_read_nearest_and_full_text_are_ranked_by_lance(put: Any, read: Any, fresh: Fresh) -> None:
+    name = fresh("search")
+    vectors = pa.array([[float(n), 0.0] for n in range(20)], pa.list_(pa.float32(), 2))
+    dataset = put(name, numbers(20).append_column("v", vectors), max_rows_per_file=5)
+    dataset.create_scalar_index("text", "INVERTED")
+    near = read(name, vector="[7.2, 0]", vector_column="v", k="3", columns="n", filter="n <> 8")
+    assert [row["n"] for row in near.collect()] == [7, 6, 9]
+    assert "_distance" in near.columns
+    assert [row["n"] for row in read(name, text="t11", columns="n").collect()] == [11]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"colums": "n"}, "no option 'colums'"),
+        ({"columns": "m"}, "no column 'm'"),
+        ({"version": "x"}, "whole number"),
+        ({"version": "1", "tag": "a"}, "not both"),
+        ({"vector": "[1]"}, "vector_column"),
+    ],
+)
+def test_read_with_options_that_cannot_be_is_refused(
+    put: Any, read: Any, fresh: Fresh, options: dict[str, str], word: str
+) -> None:
+    name = fresh("options")
+    put(name, numbers(1))
+    with pytest.raises(PySparkException, match=word):
+        read(name, **options)
+
+
+def test_write_append_and_overwrite_are_one_version_each(
+    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh
+) -> None:
+    name = fresh("written")
+    frame = spark.range(100).repartition(4)
+    write(frame, name)
+    write(frame.selectExpr("id + 100 as id"), name)
+    dataset = table_of(catalog, name).dataset()
+    assert (dataset.version, sorted(plain(catalog, name)["id"].to_pylist())) == (2, list(range(200)))
+    write(spark.sql("select 'only' as word"), name, "overwrite")
+    assert plain(catalog, name).to_pylist() == [{"word": "only"}]
+    with pytest.raises(PySparkException):
+        write(frame, name, "error")
+
+
+def test_write_task_that_fails_at_first_adds_nothing_twice(
+    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, mark = fresh("retried"), tmp_path / "failed"
+
+    def once(batches: Any) -> Any:
+        yield from batches
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("the first attempt fails after its rows")
+
+    write(spark.range(50).coalesce(1).mapInArrow(once, "id long"), name)
+    assert mark.exists() and sorted(plain(catalog, name)["id"].to_pylist()) == list(range(50))
+
+
+def test_stream_batch_that_is_committed_again_is_there_once(
+    spark: SparkSession, served: ServerProcess, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name, files = fresh("stream"), tmp_path / "files"
+
+    def run() -> None:
+        stream = spark.readStream.schema("id long").json(str(files)).writeStream.format("tiltyard")
+        options = {"uri": served.url, "table": name, "stream": "numbers", "checkpointLocation": str(tmp_path / "seen")}
+        query = stream.options(**options).trigger(availableNow=True).start()
+        query.awaitTermination(60)
+
+    files.mkdir()
+    for batch in range(2):
+        (files / f"{batch}.json").write_text(f'{{"id": {batch}}}\n')
+        run()
+    last = max(int(file.name) for file in (tmp_path / "seen" / "commits").iterdir() if file.name.isdigit())
+    for file in (tmp_path / "seen" / "commits").glob(f"*{last}*"):
+        file.unlink()  # as if the query had died before it noted that the batch is done
+    run()
+    assert plain(catalog, name)["id"].to_pylist() == [0, 1]
+
+
+def test_stream_reads_what_is_appended_once_also_across_compaction(
+    put: Any, spark: SparkSession, served: ServerProcess, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("source")
+
+    def run() -> None:
+        stream = spark.readStream.format("tiltyard").options(uri=served.url, table=name).load()
+        out = stream.writeStream.format("json").option("checkpointLocation", str(tmp_path / "seen"))
+        out.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination(60)
+
+    put(name, numbers(3))
+    run()
+    dataset = put(name, numbers(2, 3), mode="append")
+    dataset.optimize.compact_files()
+    put(name, numbers(1, 5), mode="append")
+    run()
+    found = spark.read.schema("n long, text string").json(str(tmp_path / "out")).collect()
+    assert sorted(row["n"] for row in found) == list(range(6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +51,14 @@ def make_keys(database_url: str, *names: str) -> dict[str, str]:
 
 @contextmanager
 def secured_server(
-    root: Path | str, *flags: str, db: str = "", environ: Mapping[str, str] | None = None
+    root: Path | str,
+    *flags: str,
+    db: str = "",
+    environ: Mapping[str, str] | None = None,
+    names: Sequence[str] = ("ann", "bob"),
 ) -> Iterator[Secured]:
     """Run a server with --auth."""
-    keys = make_keys(Settings(root=str(root), db=db).database_url, "administrator", "ann", "bob")
+    keys = make_keys(Settings(root=str(root), db=db).database_url, "administrator", *names)
     server = ServerProcess(root, "--auth", *(("--db", db) if db else ()), *flags, environ=environ)
     try:
         yield Secured(server, keys)

@@ -91,4 +91,6 @@ def _drop_namespace(ctx: Context, request: Any) -> Context:
 
 SEEING_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _seeing)
 DROPPING = Needs("`drop` on the namespace, and so on all below it", _drop_namespace)
-ANYBODY = Needs("nothing: whoever is known may ask, and is told what is theirs to see", _anybody)
+OWN = Needs("nothing for what is one's own; `administer` on the server for what is others'", _anybody)
+"""The operation itself looks whose it is."""
+ANYBODY = Needs("nothing: whoever is known may ask, and is told of what they may see", _anybody)

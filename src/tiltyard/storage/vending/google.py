@@ -56,8 +56,6 @@ class GoogleVendor:
         )
         issued_at = self._clock()
         try:
-            # A new token of the source for each: one that it has kept may be near its end.
-            self._source.refresh(self._transport)
             narrowed = downscoped.Credentials(self._source, downscoped.CredentialAccessBoundary([rule]))
             narrowed.refresh(self._transport)
         except GoogleAuthError as error:

@@ -24,6 +24,7 @@ from tiltyard.api.uploads import MemoryBody
 from tiltyard.bodies import ArrowAnswer
 from tiltyard.config import load_settings
 from tiltyard.context import Context
+from tiltyard.identity import named
 from tiltyard.operations import Served, bound_operations
 from tiltyard.principals import EVERYBODY, Principal
 from tiltyard.rooms import open_rooms
@@ -41,18 +42,24 @@ class Namespace(upstream.LanceNamespace):
     """A catalog and its tables. `root`, `db` and further properties are the server's settings (docs/settings.md).
 
     Queued work (index builds, deletions) runs in `jobs` threads here; with `jobs=0` it is left to servers and workers.
-    With a `principal` it does what that one may do; without, everything.
-    Raises ConfigError, StorageError, StoreVersionError, ServiceUnavailableError.
+    With a `principal`, or the name of one, it does what that one may do; without, everything: whoever can open the
+    database could anyway. Raises ConfigError, StorageError, StoreVersionError, ServiceUnavailableError,
+    UnauthenticatedError for a principal that is disabled.
     """
 
     def __init__(
-        self, root: str | None = None, db: str | None = None, *, principal: Principal = EVERYBODY, **properties: Any
+        self,
+        root: str | None = None,
+        db: str | None = None,
+        *,
+        principal: Principal | str = EVERYBODY,
+        **properties: Any,
     ) -> None:
         self._properties = {"root": root, "db": db, **properties}
-        self._principal = principal
         open_rooms()
         self._bound = bound_operations()
         self._services = open_services(load_settings(self._properties))
+        self._principal = named(self._services.store, principal) if isinstance(principal, str) else principal
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()

@@ -17,6 +17,7 @@ from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.ids import DEFAULT_DELIMITER, Id, display, parse_id
+from tiltyard.principals import SERVER
 from tiltyard.spec import models
 from tiltyard.store import TableRecord
 from tiltyard.tables.garbage import checked_wish, collect, try_collect
@@ -33,7 +34,7 @@ def _context(settings: Settings, refuse: Refuse) -> Iterator[Context]:
     """What the operations run in; what they raise is one sentence to the operator."""
     services = open_or_refuse(settings, refuse)
     try:
-        yield Context(services, "cli")
+        yield Context(services, "cli", principal=SERVER)
     except LanceNamespaceError as error:
         refuse(str(error))
     finally:

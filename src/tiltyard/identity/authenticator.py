@@ -165,6 +165,12 @@ class Authenticator:
             log.warning("cannot note the use of the key %s: %s", key_id, error)
 
 
+def named(store: Store, name: str) -> Principal:
+    """A principal in this process, who shows nothing. Raises UnauthenticatedError for a disabled one."""
+    record = store.describe_principal(name)
+    return Principal(name, method="in process") if record is None else _principal(record, "in process")
+
+
 def _principal(record: PrincipalRecord, method: str) -> Principal:
     """Raises UnauthenticatedError for a disabled one."""
     return Principal(_live(record).name, method=method, administrator=record.administrator)

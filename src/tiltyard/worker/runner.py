@@ -24,6 +24,7 @@ from tiltyard.catalog.deletion import sweep
 from tiltyard.context import Context, Services
 from tiltyard.jobs import JOBS, Job, JobCanceledError
 from tiltyard.modes import TransactionStatus
+from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.tables.version_commits import finalize_pending
 
@@ -85,7 +86,7 @@ class Worker:
                 self._stopping.wait(POLL_SECONDS)
 
     def _sweep(self) -> None:
-        ctx = Context(self._services, "sweep")
+        ctx = Context(self._services, "sweep", principal=SERVER)
         while not self._stopping.wait(SWEEP_SECONDS):
             while not self._stopping.is_set() and self._guarded(lambda: _swept(ctx)):
                 pass
@@ -121,7 +122,7 @@ class _Run:
     def run(self) -> None:
         """Run the job to its end, and write how it ended."""
         record = self._record
-        ctx = Context(self._services, record.id)
+        ctx = Context(self._services, record.id, principal=SERVER)
         pulse = threading.Thread(target=self._keep_lease, name=f"lease-{record.id}", daemon=True)
         pulse.start()
         try:

@@ -15,6 +15,9 @@ from typing import Any
 
 PREFIX = "tiltyard.udf."
 EXPRESSION = "tiltyard.computed.expression"
+VIEW = "tiltyard.view."
+"""How the metadata of a materialized view's schema begins: `kind` (query, udtf, chunker), `query`, `udtf` (the
+specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or not there)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +25,8 @@ class Declaration:
     """A column that code computes; each field is the metadata `tiltyard.udf.<name>`.
 
     `code` is the callable, pickled (cloudpickle's are such), in base64. It is called with a pyarrow.RecordBatch of the
-    columns `inputs`, in this order, and answers an array of as many values; where several columns come from one code,
-    a struct array, of which this one is the field `struct_field`. `image` is the container image in which it runs on
-    Kubernetes.
+    columns `inputs`, in this order, and answers an array of as many values: those of the column, or a struct array
+    whose field `struct_field` they are. `image` is the container image in which it runs on Kubernetes.
     """
 
     name: str

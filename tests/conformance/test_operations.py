@@ -11,9 +11,6 @@ from tests.conformance.cases import CASES, Case, World
 from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust, call_twin
 from tiltyard.spec import operations
 
-UPSTREAM_ONLY_LATER = {"AlterTableBackfillColumns", "CreateMaterializedView", "RefreshMaterializedView"}
-"""Operations of the pipeline: not served yet, answered 406."""
-
 
 @pytest.fixture
 def world(raw: Any, server: Any) -> World:
@@ -60,10 +57,3 @@ def test_operation_through_the_rust_client(world: World, rest: Any, case: Case) 
     except NoSuchCallError:
         return
     case.check(world, fields, answer)
-
-
-@pytest.mark.parametrize("name", sorted(UPSTREAM_ONLY_LATER))
-def test_operation_not_served_yet_is_406(raw: Any, name: str) -> None:
-    facts = operations()[name]
-    response = raw.post(facts.path.replace("{id}", "t"))
-    assert (response.status_code, response.json()["code"]) == (406, 0)

@@ -1,0 +1,124 @@
+"""Materialized views: tables with their query in their schema, and a job to refresh them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, UnsupportedOperationError
+from tests.tables.served import Server, ask
+
+from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
+from tiltyard.spec import models
+from tiltyard.tables.views import create_materialized_view, refresh_materialized_view
+
+SCHEMA = pa.schema([pa.field("year", pa.int32(), metadata={"unit": "a"}), pa.field("v", pa.list_(pa.float32(), 2))])
+ENVELOPE = base64.b64encode(b'{"udtf": "chunk"}').decode()
+CHUNKER = {
+    "kind": "chunker",
+    "udtf": ENVELOPE,
+    "udtf_sha": hashlib.sha256(b'{"udtf": "chunk"}').hexdigest(),
+    "udtf_name": "chunk",
+    "udtf_version": "1",
+    "input_columns": ["text"],
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server that has the job, and allows clients' code."""
+    monkeypatch.setitem(PIPELINE_JOBS, "refresh", "nowhere")
+    pipeline_jobs.cache_clear()
+    server = Server(tmp_path, udfs=True)
+    yield server
+    pipeline_jobs.cache_clear()
+    server.services.store.close()
+
+
+def create(server: Server, name: str = "v", **changes: Any) -> models.CreateMaterializedViewResponse:
+    schema = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
+    fields = {"kind": "query", "source_query": "SELECT year, v FROM films", "output_schema": schema, **changes}
+    request = msgspec.convert({"id": [name], **fields}, models.CreateMaterializedViewRequest)
+    return create_materialized_view(server.ctx, request)
+
+
+def refresh(server: Server, name: str = "v", **fields: Any) -> str:
+    request = ask(models.RefreshMaterializedViewRequest, id=name, **fields)
+    return refresh_materialized_view(server.ctx, request).job_id
+
+
+def test_create_materialized_view_is_an_empty_table_that_knows_its_query(served: Server) -> None:
+    made = create(served, auto_refresh=True)
+    dataset = served.open("v")
+    assert (made.version, made.job_id, dataset.version, dataset.count_rows()) == (1, None, 1, 0)
+    assert (dataset.schema.names, dataset.schema.types) == (SCHEMA.names, SCHEMA.types)
+    assert dataset.schema.field("year").metadata == {b"unit": b"a"}
+    told = {key.decode(): value.decode() for key, value in dataset.schema.metadata.items()}
+    assert told == {
+        "tiltyard.view.kind": "query",
+        "tiltyard.view.query": "SELECT year, v FROM films",
+        "tiltyard.view.auto_refresh": "true",
+    }
+    with pytest.raises(TableAlreadyExistsError):
+        create(served)
+
+
+def test_create_materialized_view_with_data_queues_its_first_refresh(served: Server) -> None:
+    made = create(served, with_no_data=False)
+    assert made.job_id is not None
+    record = served.services.store.describe_transaction(made.job_id)
+    assert (record.kind, record.payload["arguments"]) == ("refresh", {"table": "v"})
+    assert record.table_id == served.services.store.describe_table(("v",)).id
+
+
+def test_create_materialized_view_of_a_chunker_keeps_its_code_as_it_came(served: Server) -> None:
+    create(served, kind="scalar_udtf", udtf_spec=CHUNKER)
+    told = served.open("v").schema.metadata
+    assert told[b"tiltyard.view.kind"] == b"chunker" and json.loads(told[b"tiltyard.view.udtf"]) == CHUNKER
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "magic"}, "no kind of view"),
+        ({"udtf_spec": CHUNKER}, "has no udtf_spec"),
+        ({"kind": "chunker"}, "needs a udtf_spec"),
+        ({"kind": "udtf", "udtf_spec": CHUNKER}, "of kind 'chunker'"),
+        ({"kind": "chunker", "udtf_spec": {**CHUNKER, "udtf_sha": "00"}}, "udtf_sha"),
+        ({"output_schema": "AAAA"}, "no Arrow schema"),
+        ({"output_schema": "!"}, "not base64"),
+        ({"source_query": " "}, "source_query"),
+    ],
+)
+def test_create_materialized_view_that_cannot_be_creates_nothing(
+    served: Server, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        create(served, **changes)
+    assert served.services.store.list_all_tables(None, 10) == []
+
+
+def test_create_materialized_view_with_code_where_it_is_switched_off_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOperationError, match="setting 'udfs'"):
+        create(Server(tmp_path), kind="chunker", udtf_spec=CHUNKER)
+
+
+def test_refresh_materialized_view_queues_the_job_with_what_was_asked(served: Server) -> None:
+    create(served)
+    record = served.services.store.describe_transaction(refresh(served, src_version=3, max_rows_per_fragment=10))
+    assert record.payload["arguments"] == {"table": "v", "source_version": 3, "rows_per_fragment": 10}
+
+
+def test_refresh_of_what_is_no_view_or_no_chunker_is_invalid_input(served: Server) -> None:
+    served.create("t", pa.table({"a": [1]}))
+    with pytest.raises(InvalidInputError, match="no materialized view"):
+        refresh(served, "t")
+    create(served)
+    with pytest.raises(InvalidInputError, match="output_limit"):
+        refresh(served, output_limit=3)

@@ -16,7 +16,12 @@ from tiltyard.named_storages import NamedStorage
 from tiltyard.named_storages import complaint as storage_complaint
 from tiltyard.trust import Provider, complaint
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
+CHOICES = {
+    "log_level": ("debug", "info", "warning", "error"),
+    "audit": ("auto", "off", "changes", "all"),
+}
+"""What a setting of few values may be; in any case."""
+
 DAY_MS = 24 * 60 * 60 * 1000
 BOUNDS = {
     "port": (0, 65535),
@@ -34,6 +39,19 @@ BOUNDS = {
     "gc_safety_days": (0, 36500),
     "spark_jobs": (1, 64),
     "spark_index_rows": (0, 1 << 50),
+    "audit_days": (0, 36500),
+    "transaction_days": (0, 36500),
+    "upload_days": (0, 36500),
+    "rate_limit": (0, 1e9),
+    "rate_limit_total": (0, 1e9),
+    "rate_burst": (0.1, 3600),
+    "max_queries": (0, 1 << 20),
+    "max_queries_total": (0, 1 << 20),
+    "query_timeout": (0, 86400),
+    "max_result_bytes": (0, 1 << 50),
+    "max_page_size": (1, 100_000),
+    "max_json_depth": (8, 500),
+    "max_operations": (1, 1 << 20),
 }
 """The least and the most that a setting may be."""
 
@@ -127,6 +145,45 @@ class Settings:
         default=False, metadata={"help": "Whether clients may declare columns that their code computes."}
     )
     udf_images: tuple[str, ...] = field(default=(), metadata={"help": "Container images that such columns may name."})
+    audit: str = field(
+        default="auto",
+        metadata={"help": "Calls that leave a record: off, changes, all; auto is changes if callers are asked who."},
+    )
+    audit_days: float = field(default=90.0, metadata={"help": "Days for which audit records are kept."})
+    audit_lines: str = field(
+        default="", metadata={"help": "A file that audit records go to as well, as lines of JSON; or stderr."}
+    )
+    audit_webhook: str = field(
+        default="", metadata={"help": "A URL that audit records are sent to as well, as CloudEvents."}
+    )
+    audit_webhook_headers: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "Headers of each request to the webhook."}
+    )
+    rate_limit: float = field(default=0.0, metadata={"help": "Requests per second of one principal; 0 is no limit."})
+    rate_limits: Mapping[str, float] = field(
+        default_factory=dict, metadata={"help": "Other rate limits, by the principal's name."}
+    )
+    rate_limit_total: float = field(default=0.0, metadata={"help": "Requests per second of all; 0 is no limit."})
+    rate_burst: float = field(
+        default=2.0, metadata={"help": "Seconds whose requests may come all at once, after a pause."}
+    )
+    max_queries: int = field(default=0, metadata={"help": "Queries of one principal at once; 0 is no limit."})
+    max_queries_total: int = field(default=0, metadata={"help": "Queries of all at once; 0 is no limit."})
+    query_timeout: float = field(
+        default=0.0, metadata={"help": "Seconds that a query may take, its answer included; 0 is no limit."}
+    )
+    max_result_bytes: int = field(
+        default=0, metadata={"help": "Largest answer to a query, in bytes of Arrow; 0 is no limit."}
+    )
+    max_page_size: int = field(default=1000, metadata={"help": "Most entries in a page of a list."})
+    max_json_depth: int = field(default=128, metadata={"help": "Deepest nesting of a JSON body."})
+    max_operations: int = field(default=10_000, metadata={"help": "Most entries in one batch."})
+    transaction_days: float = field(
+        default=30.0, metadata={"help": "Days for which ended transactions can be described."}
+    )
+    upload_days: float = field(
+        default=7.0, metadata={"help": "Days after which a write in parts that was not completed is given up."}
+    )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 
     @property
@@ -166,15 +223,21 @@ def load_settings(
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"Unknown setting {unknown[0]!r}: choose from {', '.join(sorted(known))}.")
     settings = Settings(**{name: _typed(name, value) for name, value in values.items()})
-    for name, (least, most) in BOUNDS.items():
-        if not least <= getattr(settings, name) <= most:
-            raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
-    if settings.log_level.lower() not in LOG_LEVELS:
-        raise ConfigError(f"The setting log_level cannot be {settings.log_level!r}: {', '.join(LOG_LEVELS)}.")
+    _check_values(settings)
     if wrong := storage_complaint(settings.storage):
         raise ConfigError(wrong)
     _check_identity(settings)
     return settings
+
+
+def _check_values(settings: Settings) -> None:
+    """Raise ConfigError for a value out of its bounds, or that is none of the few there are."""
+    for name, (least, most) in BOUNDS.items():
+        if not least <= getattr(settings, name) <= most:
+            raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
+    for name, choices in CHOICES.items():
+        if getattr(settings, name).lower() not in choices:
+            raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)!r}: {', '.join(choices)}.")
 
 
 def _check_identity(settings: Settings) -> None:
@@ -212,6 +275,8 @@ def _typed(name: str, value: Any) -> Any:
         "spark_client": dict[str, str],
         "spark_conf": dict[str, str],
         "udf_images": tuple[str, ...],
+        "audit_webhook_headers": dict[str, str],
+        "rate_limits": dict[str, float],
     }
     default = next(spec.default for spec in fields(Settings) if spec.name == name)
     kind = kinds.get(name, type(default))

@@ -55,7 +55,8 @@ class Context:
     `entries` are the context entries of the specification; `clock` counts milliseconds since 1970. `claims` are the
     requests with a key that a commit made here fulfils (`docs/exactly-once.md`); `confirm` is called when the whole
     body has come and before it is committed, and raises if it must not be. `found` is what the check has
-    found, for a principal who is no administrator.
+    found, for a principal who is no administrator. `check_time` is called between two batches of a query, and raises
+    ServiceUnavailableError when nobody waits for it any more.
     """
 
     services: Services
@@ -65,6 +66,7 @@ class Context:
     confirm: Callable[[], None] = nothing
     principal: Principal = EVERYBODY
     found: Found | None = None
+    check_time: Callable[[], None] = nothing
 
     @property
     def settings(self) -> Settings:

@@ -21,8 +21,9 @@ _SIGNATURE_BYTES = 6
 class Paging:
     """Makes and reads page tokens of one server (all replicas share the secret, which lives in the catalog)."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, largest: int = LARGEST_PAGE) -> None:
         self._secret = secret
+        self._largest = largest
 
     def _sign(self, scope: str, body: bytes) -> bytes:
         return hmac.digest(self._secret, scope.encode() + b"\0" + body, hashlib.sha256)[:_SIGNATURE_BYTES]
@@ -58,20 +59,20 @@ class Paging:
         `fetch(after, count)` answers up to `count` entries after a key; one more than the page is asked for, so that
         the last page has no token.
         """
-        size = page_size(limit)
+        size = page_size(limit, self._largest)
         entries = fetch(self.key(scope, token), size + 1)
         if len(entries) <= size:
             return entries, None
         return entries[:size], self.token(scope, key_of(entries[size - 1]))
 
 
-def page_size(limit: int | None) -> int:
-    """How many entries a page holds: 1,000 unless asked for fewer. Raises InvalidInputError below 1."""
+def page_size(limit: int | None, largest: int = LARGEST_PAGE) -> int:
+    """How many entries a page holds: `largest` unless asked for fewer. Raises InvalidInputError below 1."""
     if limit is None:
-        return LARGEST_PAGE
+        return largest
     if limit < 1:
         raise InvalidInputError(f"limit is {limit}: at least 1.")
-    return min(limit, LARGEST_PAGE)
+    return min(limit, largest)
 
 
 def namespaces_scope(path: Sequence[str]) -> str:

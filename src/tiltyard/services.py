@@ -27,4 +27,6 @@ def open_services(settings: Settings) -> Services:
     storage = Storage(settings)
     storage.prepare()
     store = open_store(database, clock=now_ms)
-    return Services(settings, store, storage, Paging(store.secret("paging")), now_ms, Access(store), road)
+    return Services(
+        settings, store, storage, Paging(store.secret("paging"), settings.max_page_size), now_ms, Access(store), road
+    )

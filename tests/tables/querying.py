@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tiltyard.context import Context
 from tiltyard.spec import models
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables import query
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tiltyard.context import Context
+    from tiltyard.context import Services
 
 WORDS = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
     *("while", "red", "bears", "sleep", "under", "cold", "stars"),
 )
-NO_CONTEXT = cast("Context", None)
+NO_CONTEXT = Context(cast("Services", None))
 
 
 def vectors(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:

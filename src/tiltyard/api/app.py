@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from lance_namespace.errors import UnsupportedOperationError
+from lance_namespace.errors import ErrorCode, UnsupportedOperationError
 
-from tiltyard.api import oauth, plain, remote
-from tiltyard.api.downloads import encode, media_type
+from tiltyard.api import metrics, oauth, plain, remote
+from tiltyard.api.accounts import Accounts, Call
+from tiltyard.api.answers import Download, TooLargeError
+from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
-from tiltyard.api.problems import problem
+from tiltyard.api.limits import QUERIES, Limits
+from tiltyard.api.problems import HttpError, problem
+from tiltyard.api.queries import Deadline, Query, QueryStoppedError
 from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
 from tiltyard.api.safety import SAFETY
 from tiltyard.api.threads import Threads
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
-from tiltyard.bodies import ArrowAnswer
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
 from tiltyard.spec import JSON, Shape
@@ -33,7 +37,11 @@ Send = Callable[[Any], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
 Scope = dict[str, Any]
 
+log = logging.getLogger("tiltyard.api")
+
 LONGEST_REQUEST_ID = 128
+BESIDE = frozenset({*plain.PAGES, oauth.PATH, metrics.PATH})
+"""Paths that lead to no operation."""
 
 
 class Api:
@@ -47,32 +55,32 @@ class Api:
         self._entrance = Entrance(services, self._threads.identity)
         self._tokens = oauth.TokenEndpoint(self._entrance.authenticator, self._threads.identity)
         self._repeats = Repeats(services, self._threads.catalog)
+        self._accounts = Accounts(services)
+        self._limits = Limits(services.settings)
         self._inline = services.store.inline_reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request."""
         headers: Headers = dict(scope["headers"])
-        exchange = Exchange(send, _request_id(headers), remote.speaks(scope["raw_path"], headers))
+        call = self._accounts.open(scope, _request_id(headers))
+        exchange = Exchange(send, call, remote.speaks(scope["raw_path"], headers))
         try:
             await self._answer(scope, headers, receive, exchange)
         except Exception as error:  # the one place where every failure becomes an answer
             if exchange.started:
                 raise
             status, body, further = problem(error, exchange.request_id)
+            call.code = body.code
             if exchange.remote:
                 status = remote.status(status, body.code)
             await exchange.send(status, msgspec.json.encode(body), JSON, further)
+        finally:
+            call.end()
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange) -> None:
         path, method = scope["raw_path"], scope["method"]
-        if (page := plain.PAGES.get(path)) is not None and method in ("GET", "HEAD"):
-            loop = asyncio.get_running_loop()
-            status, answer = await loop.run_in_executor(self._threads.catalog, page, self._services)
-            await exchange.send(status, answer, JSON)
-            return
-        if path == oauth.PATH:
-            status, answer, further = await self._tokens.answer(method, headers, receive, exchange.request_id)
-            await exchange.send(status, answer, JSON, further)
+        if path in BESIDE:
+            await self._answer_beside(path, method, scope, headers, receive, exchange)
             return
         query = parse_query(scope["query_string"])
         route, segments = self._router.find(method, path, ("delimiter", ".") in query)
@@ -80,30 +88,39 @@ class Api:
             route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
         if route.served is None:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
+        call = exchange.call
+        call.routed(route, segments)
         principal, body = self._entrance.known(headers), None
         if principal is None:
             principal, body = await self._entrance.admit(route.operation, headers, receive)
         binder = self._binder(route)
         ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
+        call.ctx = ctx
+        self._limits.admit(ctx, call.address)
         once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)
         if route.operation.request_shape is Shape.ARROW:
-            request = binder.bind(segments, query, headers, b"")
+            request = call.request = binder.bind(segments, query, headers, b"")
             ctx = await self._admitted(route, ctx, request)
             upload = await open_upload(receive, self._services.settings.max_upload_bytes, once is not None)
             result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
             if body is None:
                 body = await read_body(receive, self._services.settings.max_json_bytes)
+            self._limits.check_depth(body)
             rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
-            request = binder.bind(segments, query, headers, body, rewrite)
+            request = call.request = binder.bind(segments, query, headers, body, rewrite)
             if exchange.remote:
                 remote.amend(route.operation, ctx, request)
+            self._limits.check_entries(route.operation.name, request)
             if self._inline and route.served.inline(ctx, request):
                 result = route.served.function(route.served.admit(ctx, request), request)
             else:
                 ctx = await self._admitted(route, ctx, request)
                 accept = headers.get(b"accept", b"")
-                result = await self._run(route, ctx, request, accept, body, once, receive)
+                if route.operation.name in QUERIES:
+                    await self._query(route, ctx, request, accept, receive, exchange)
+                    return
+                result = await self._run(route, ctx, request, body, once, receive)
         await self._render(route, ctx, result, receive, exchange, once)
 
     async def _admitted(self, route: Route, ctx: Context, request: Any) -> Context:
@@ -114,6 +131,24 @@ class Api:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads.catalog, route.served.admit, ctx, request)
 
+    async def _answer_beside(
+        self, path: bytes, method: str, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange
+    ) -> None:
+        """What is no operation: health, the OpenAPI document, tokens, metrics. Raises HttpError 405."""
+        if path == oauth.PATH:
+            exchange.call.operation = oauth.OPERATION
+            status, answer, further = await self._tokens.answer(method, headers, receive, exchange.request_id)
+            await exchange.send(status, answer, JSON, further)
+            return
+        if method not in ("GET", "HEAD"):
+            raise HttpError(405, ErrorCode.UNSUPPORTED, "This page is only read: use GET.", ((b"allow", b"GET, HEAD"),))
+        if path == metrics.PATH:
+            await self._measure(scope, headers, receive, exchange)
+            return
+        loop = asyncio.get_running_loop()
+        status, answer = await loop.run_in_executor(self._threads.catalog, plain.PAGES[path], self._services)
+        await exchange.send(status, answer, JSON)
+
     def _binder(self, route: Route) -> Binder:
         name = route.operation.name
         if name not in self._binders:
@@ -121,28 +156,40 @@ class Api:
         return self._binders[name]
 
     async def _run(
-        self,
-        route: Route,
-        ctx: Context,
-        request: Any,
-        accept: bytes,
-        body: bytes,
-        once: Once | None,
-        receive: Receive,
+        self, route: Route, ctx: Context, request: Any, body: bytes, once: Once | None, receive: Receive
     ) -> Any:
-        """The operation in a thread; an Arrow answer comes back with its first chunks encoded."""
+        """The operation in a thread."""
         assert route.served is not None
         function, pool = route.served.function, self._threads.of(route.operation)
 
         def work(ctx: Context) -> Any:
             result = function(ctx, request)
             reach(Point.BEFORE_ANSWER)
-            return Download(result, media_type(accept)) if isinstance(result, ArrowAnswer) else result
+            return result
 
         if once is None:
             return await asyncio.get_running_loop().run_in_executor(pool, work, ctx)
         once.watch(_gone(receive))
         return await once.run(ctx, request, body, work, pool)
+
+    async def _query(
+        self, route: Route, ctx: Context, request: Any, accept: bytes, receive: Receive, exchange: Exchange
+    ) -> None:
+        """The operation in a thread, within the limits of queries."""
+        settings = self._services.settings
+        slot = self._limits.enter(route.operation.name, ctx, exchange.call.address)
+        try:
+            deadline = Deadline.after(settings.query_timeout)
+            query = Query(self._threads.of(route.operation), deadline, slot, settings.max_result_bytes)
+            assert route.served is not None
+            result = await query.run(route.served, ctx, request, media_type(accept))
+            if isinstance(result, Download):
+                await self._stream(route, result, query, receive, exchange)
+            else:
+                await self._render(route, ctx, result, receive, exchange, None)
+        finally:
+            if slot is not None:
+                slot.leave()
 
     async def _run_upload(
         self,
@@ -180,11 +227,9 @@ class Api:
         self, route: Route, ctx: Context, result: Any, receive: Receive, exchange: Exchange, once: Once | None
     ) -> None:
         if once is not None and isinstance(result, Replay):
+            exchange.call.repeated = True
             once.repeated(result)
             await exchange.send(result.status, result.body, JSON, REPLAYED)
-            return
-        if isinstance(result, Download):
-            await self._stream(route, result, receive, exchange)
             return
         if exchange.remote:
             result = remote.answer(route.operation, ctx, result)
@@ -197,7 +242,9 @@ class Api:
             once.settle(route.operation.status, body)
         await exchange.send(route.operation.status, body, JSON)
 
-    async def _stream(self, route: Route, download: Download, receive: Receive, exchange: Exchange) -> None:
+    async def _stream(
+        self, route: Route, download: Download, query: Query, receive: Receive, exchange: Exchange
+    ) -> None:
         """Send an Arrow answer; the next chunk is made while the last one goes out."""
         if download.complete:
             await exchange.send(route.operation.status, download.first, download.media)
@@ -208,52 +255,45 @@ class Api:
             await exchange.start(route.operation.status, download.media)
             chunk: bytes | None = download.first
             while chunk is not None and not gone.done():
-                making = loop.run_in_executor(self._threads.of(route.operation), download.more)
+                making = query.start(download.more)
                 await exchange.chunk(chunk)
-                chunk = await making
+                chunk = await query.wait(making)
             if chunk is None:
                 await exchange.chunk(b"", last=True)
+        except (QueryStoppedError, TooLargeError) as error:  # its head has been sent: all that is left is to break off
+            log.warning("request %s: %s", exchange.request_id, error)
         finally:
             gone.cancel()
-            await loop.run_in_executor(self._threads.catalog, download.close)
+            query.end(download)
+
+    async def _measure(self, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange) -> None:
+        """Metrics, for administrators and for who asks from this machine. Raises PermissionDeniedError."""
+        loop = asyncio.get_running_loop()
+        if not metrics.asked_from_here(scope, headers):
+            principal, _ = await self._entrance.admit(metrics.OPERATION, headers, receive)
+            ctx = Context(self._services, exchange.request_id, principal=principal)
+            await loop.run_in_executor(self._threads.catalog, metrics.check_reader, ctx)
+        state = metrics.State(self._services.store, self._loads)
+        text = await loop.run_in_executor(self._threads.catalog, self._accounts.metrics.text, state)
+        await exchange.send(200, text, metrics.MEDIA)
+
+    def _loads(self) -> dict[str, float]:
+        """What waits, runs or was lost in this process."""
+        return {**self._threads.waiting(), **self._accounts.loads(), "queries running": self._limits.running}
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start nothing more, and write what waits."""
         self._threads.close()
-
-
-class Download:
-    """An Arrow answer on its way out: made in a thread, the first chunk at once."""
-
-    def __init__(self, answer: ArrowAnswer, media: str) -> None:
-        self.media = media
-        self._batches = answer.batches
-        self._chunks: Iterator[bytes] = encode(answer, media)
-        self.first = next(self._chunks)
-        self._second = next(self._chunks, None)
-        self.complete = self._second is None
-
-    def more(self) -> bytes | None:
-        """The next chunk, None after the last."""
-        if self._second is not None:
-            second, self._second = self._second, None
-            return second
-        return next(self._chunks, None)
-
-    def close(self) -> None:
-        """Stop reading the table."""
-        for source in (self._chunks, self._batches):
-            close = getattr(source, "close", None)
-            if close is not None:
-                close()
+        self._accounts.close()
 
 
 class Exchange:
     """The answer to one request."""
 
-    def __init__(self, send: Send, request_id: str, speaks_remote: bool) -> None:
+    def __init__(self, send: Send, call: Call, speaks_remote: bool) -> None:
         self._send = send
-        self.request_id = request_id
+        self.call = call
+        self.request_id = call.request_id
         self.remote = speaks_remote
         self.started = False
 
@@ -263,7 +303,8 @@ class Exchange:
         await self.chunk(body, last=True)
 
     async def start(self, status: int, media: str, further: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        """Status and headers."""
+        """Status and headers. Raises ServiceUnavailableError, before anything is sent, if the audit is not written."""
+        await self.call.answer(status)
         self.started = True
         named = ((b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()))
         headers = [*named, *SAFETY, *further]
@@ -274,6 +315,7 @@ class Exchange:
     async def chunk(self, body: bytes, last: bool = False) -> None:
         """A part of the body."""
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        self.call.complete = last
 
 
 async def _gone(receive: Receive, feeding: asyncio.Task[None] | None = None) -> None:

@@ -24,6 +24,8 @@ from tiltyard.api.uploads import Receive, read_body
 from tiltyard.identity import Authenticator
 
 PATH = b"/oauth/token"
+OPERATION = "IssueToken"
+"""Its name in the audit and the metrics: the specification has none."""
 GRANT = "client_credentials"
 LARGEST_BODY = 64 << 10
 FORM = b"application/x-www-form-urlencoded"

@@ -33,6 +33,11 @@ class Threads:
             return self._writes
         return self._queries if "Data" in operation.tags else self.catalog
 
+    def waiting(self) -> dict[str, float]:
+        """How much waits for a thread of each pool."""
+        pools = {"catalog": self.catalog, "queries": self._queries, "writes": self._writes}
+        return {f"{name} waiting for a thread": pool._work_queue.qsize() for name, pool in pools.items()}
+
     def close(self) -> None:
         """Start nothing more. The server has drained by now: what still runs is not waited for."""
         for pool in (self.catalog, self.identity, self._queries, self._writes):

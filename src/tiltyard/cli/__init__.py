@@ -154,6 +154,30 @@ def job() -> None:
     """
 
 
+@main.command("audit", short_help="Show what was asked of the servers.")
+@click.option("--since", help="From then on: a time (2026-05-01, 2026-05-01T12:00Z), or 30m, 12h, 7d ago.")
+@click.option("--until", help="Before then; written like --since.")
+@click.option("--principal", help="Asked by this principal.")
+@click.option("--operation", help="This operation: CreateTable, DropTable, …")
+@click.option("--object", help="About this id, or something below it.")
+@click.option("--outcome", help="ok, repeated, refused, failed or cut.")
+@click.option("--follow", is_flag=True, help="Go on, and show what comes.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each record.")
+@settings_options(*DATABASE)
+def audit(settings: Settings, **wishes: Any) -> None:
+    """Show the records of calls, oldest first. Straight from the database: a server need not run.
+
+    \b
+    Examples:
+      tiltyard audit --root ./data --since 12h --outcome refused
+      tiltyard audit --root ./data --object 'library$books' --operation DropTable
+      tiltyard audit --db postgresql://catalog@db/tiltyard --root s3://lake/tables --follow --json
+    """
+    from tiltyard.cli.audit import run_audit
+
+    run_audit(settings, refuse, **wishes)
+
+
 main.add_command(key)
 main.add_command(principal)
 

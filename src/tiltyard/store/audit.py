@@ -7,10 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-import msgspec
-
 from tiltyard.ids import DEFAULT_DELIMITER
-from tiltyard.store.records import Properties, encode
+from tiltyard.store.records import Properties, decode, encode
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
@@ -45,7 +43,8 @@ class AuditRecord:
     @classmethod
     def of(cls, row: Row) -> Self:
         """A record from its columns."""
-        return cls(*row[:-1], msgspec.json.decode(row[-1], type=dict[str, str]))
+        columns = (*row[:-1], decode(row[-1]))
+        return cls(*columns)
 
     @property
     def row(self) -> Row:

@@ -58,6 +58,9 @@ class Database(Protocol):
     def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction and return once that is durable."""
 
+    def load(self) -> Mapping[str, float]:
+        """How much is held and waits in this process, by name."""
+
     def ping(self) -> None:
         """Raise ServiceUnavailableError unless the database answers."""
 

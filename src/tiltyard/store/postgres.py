@@ -132,6 +132,15 @@ class PostgresDatabase:
         """See `Database.write`."""
         return self._again(lambda raw: _in_transaction(raw, fn))
 
+    def load(self) -> Mapping[str, float]:
+        """See `Database.load`."""
+        found = self._pool.get_stats()
+        return {
+            "catalog connections": found["pool_size"],
+            "catalog connections idle": found["pool_available"],
+            "catalog calls waiting": found["requests_waiting"],
+        }
+
     def ping(self) -> None:
         """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT 1"))

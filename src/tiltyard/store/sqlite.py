@@ -206,6 +206,10 @@ class SqliteDatabase:
             result = write.future.result()
         return result
 
+    def load(self) -> Mapping[str, float]:
+        """See `Database.load`."""
+        return {"catalog writes waiting": self._queue.qsize()}
+
     def ping(self) -> None:
         """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT count(*) FROM sqlite_master"))

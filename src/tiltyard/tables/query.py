@@ -50,7 +50,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
     with _query_errors(dataset):
         search = plan_search(dataset, request)
-        return _answer(search)
+        return _answer(ctx, search)
 
 
 @operation(needs=on_table(Privilege.READ))
@@ -141,14 +141,14 @@ def _titled(plans: list[str]) -> str:
     return "\n\n".join(f"--- Plan #{number} ---\n{plan}" for number, plan in enumerate(plans, 1))
 
 
-def _answer(search: Search) -> ArrowAnswer:
+def _answer(ctx: Context, search: Search) -> ArrowAnswer:
     """The answer: all of it if small, else with its first batch read. Raises Lance's errors."""
     readers = (scanner.to_reader() for scanner in search.scanners())
     first = next(readers)
     schema = _shown(search, first.schema)
     if search.most == 0:
         return ArrowAnswer(schema, [])
-    batches = _batches(search, chain((first,), readers))
+    batches = _batches(ctx, search, chain((first,), readers))
     if search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL:
         return ArrowAnswer(schema, list(batches))
     head = next(batches, None)
@@ -161,11 +161,12 @@ def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
     return pa.schema([_QUERY_INDEX, *fields] if search.numbered else fields, schema.metadata)
 
 
-def _batches(search: Search, readers: Iterable[pa.RecordBatchReader]) -> Iterator[pa.RecordBatch]:
+def _batches(ctx: Context, search: Search, readers: Iterable[pa.RecordBatchReader]) -> Iterator[pa.RecordBatch]:
     """The rows of one search after the other, as the answer shows them."""
     with _query_errors(search.dataset):
         for number, reader in enumerate(readers):
             for batch in reader:
+                ctx.check_time()
                 shown = batch
                 if search.hidden:
                     shown = batch.select([name for name in batch.schema.names if name not in search.hidden])

@@ -1,0 +1,178 @@
+"""What one caller, or all of them together, may ask of a process. What is not limited costs a look at a flag.
+
+`docs/limits.md` has the limits with their answers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from lance_namespace.errors import ErrorCode, InvalidInputError
+
+from tiltyard.api.problems import HttpError
+from tiltyard.config import Settings
+from tiltyard.context import Context
+from tiltyard.principals import EVERYBODY
+
+QUERIES = frozenset({"QueryTable", "CountTableRows", "ExplainTableQueryPlan", "AnalyzeTableQueryPlan"})
+COUNTED = {
+    "AlterTableAddColumns": "new_columns",
+    "AlterTableAlterColumns": "alterations",
+    "AlterTableDropColumns": "columns",
+    "AlterTransaction": "actions",
+    "BatchCommitTables": "operations",
+    "BatchCreateTableVersions": "entries",
+    "BatchDeleteTableVersions": "ranges",
+}
+"""Where a request has entries that are each work of their own."""
+
+MOST_BUCKETS = 10_000
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENING = frozenset(b"[{")
+
+
+class Bucket:
+    """Requests per second, each caller's for itself; after a pause, a burst may come at once.
+
+    Kept for each caller is only when its bucket will be full again (the virtual scheduling of ITU-T I.371).
+    """
+
+    def __init__(self, rates: Mapping[str, float], rate: float, burst: float, clock: Callable[[], float]) -> None:
+        """`rate` for whom `rates` does not name (0: no limit); `burst` in seconds; `clock` counts seconds."""
+        self._rates = rates
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
+
+    def take(self, caller: str) -> float:
+        """Take one request; 0 if it may run, else the seconds to wait."""
+        rate = self._rates.get(caller, self._rate)
+        if not rate:
+            return 0.0
+        now = self._clock()
+        full_at = max(now, self._full_at.get(caller, 0.0)) + 1 / rate
+        # One request is always allowed after a pause, however slow the rate.
+        wait = full_at - now - max(self._burst, 1 / rate)
+        if wait > 1e-9:
+            return wait
+        if len(self._full_at) >= MOST_BUCKETS:
+            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
+        self._full_at[caller] = full_at
+        return 0.0
+
+
+class Slot:
+    """A query that runs; left once its last thread is done with it, whenever its caller was answered."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self._held = 1
+
+    def hold(self, work: Future[Any] | Any) -> None:
+        """Keep the slot until this future is done, too; on the event loop."""
+        self._held += 1
+        work.add_done_callback(lambda _: self.leave())
+
+    def leave(self) -> None:
+        """Done; on the event loop."""
+        self._held -= 1
+        if not self._held:
+            self._leave()
+
+
+class Limits:
+    """The limits of one process. Its methods run on the event loop."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._each = Bucket(settings.rate_limits, settings.rate_limit, settings.rate_burst, clock)
+        self._all = Bucket({}, settings.rate_limit_total, settings.rate_burst, clock)
+        self._rated = bool(settings.rate_limit or settings.rate_limits or settings.rate_limit_total)
+        self._slotted = bool(settings.max_queries or settings.max_queries_total)
+        self._queries: Counter[str] = Counter()
+        self.running = 0
+
+    def admit(self, ctx: Context, address: str) -> None:
+        """Let a request in. Raises HttpError 429."""
+        if not self._rated:
+            return
+        name = caller(ctx, address)
+        wait = self._each.take(name)
+        if wait:
+            raise _throttled("You send too many requests", wait)
+        wait = self._all.take("")
+        if wait:
+            raise _throttled("The server is sent too many requests", wait)
+
+    def enter(self, operation: str, ctx: Context, address: str) -> Slot | None:
+        """A place for a query, None for what needs none. Raises HttpError 429."""
+        if not self._slotted or operation not in QUERIES:
+            return None
+        name = caller(ctx, address)
+        most, most_total = self._settings.max_queries, self._settings.max_queries_total
+        if most and self._queries[name] >= most:
+            raise _throttled(f"{most} queries of yours run already", 1)
+        if most_total and self.running >= most_total:
+            raise _throttled(f"{most_total} queries run already", 1)
+        self._queries[name] += 1
+        self.running += 1
+
+        def leave() -> None:
+            self.running -= 1
+            self._queries[name] -= 1
+            if not self._queries[name]:
+                del self._queries[name]
+
+        return Slot(leave)
+
+    def check_depth(self, body: bytes) -> None:
+        """Refuse JSON that is nested deeper than allowed. Raises InvalidInputError."""
+        most = self._settings.max_json_depth
+        # So many brackets are needed for that, and most bodies have fewer: two scans at the speed of memory.
+        if body.count(b"[") + body.count(b"{") > most and depth(body) > most:
+            raise InvalidInputError(f"The body is nested deeper than {most} levels.")
+
+    def check_entries(self, operation: str, request: Any) -> None:
+        """Refuse a batch that is too long. Raises InvalidInputError."""
+        field = COUNTED.get(operation)
+        if field is None:
+            return
+        most, number = self._settings.max_operations, len(getattr(request, field) or ())
+        if number > most:
+            raise InvalidInputError(f"The request has {number} {field}: at most {most}, so send it in parts.")
+
+
+def caller(ctx: Context, address: str) -> str:
+    """Whom a limit is counted for: a principal; where nobody is asked who it is, an address."""
+    return f"address {address}" if ctx.principal is EVERYBODY else ctx.principal.name
+
+
+def depth(body: bytes) -> int:
+    """How deep JSON is nested; of what is no JSON, any number."""
+    brackets = _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS)
+    deepest = level = 0
+    for bracket in brackets:
+        if bracket in _OPENING:
+            level += 1
+            deepest = max(deepest, level)
+        else:
+            level -= 1
+    return deepest
+
+
+def _throttled(what: str, wait: float) -> HttpError:
+    seconds = max(1, math.ceil(wait))
+    return HttpError(
+        429,
+        ErrorCode.THROTTLING,
+        f"{what}: try again in {seconds} s.",
+        ((b"retry-after", b"%d" % seconds),),
+    )

@@ -1,0 +1,140 @@
+"""Queries: in threads, for as long as they may take.
+
+Lance gives no way to stop it inside of one batch. So a query that is out of time is answered at once, hears of it
+between two batches, and keeps its place until its thread has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import ErrorCode, ServiceUnavailableError
+
+from tiltyard.api.answers import Download
+from tiltyard.api.problems import HttpError
+from tiltyard.bodies import ArrowAnswer
+from tiltyard.faults import Point, reach
+
+if TYPE_CHECKING:
+    from tiltyard.api.limits import Slot
+    from tiltyard.context import Context
+    from tiltyard.operations import Served
+
+
+class QueryStoppedError(HttpError):
+    """A query was out of time. 504 is what clients do not try again by themselves, as they do 503."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(504, ErrorCode.SERVICE_UNAVAILABLE, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a query has to be done, by the clock `time.monotonic`; `seconds` is how long it was given."""
+
+    seconds: float
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline | None:
+        """The deadline of a query that begins now; None where `seconds` is 0."""
+        return cls(seconds, time.monotonic() + seconds) if seconds else None
+
+    @property
+    def left(self) -> float:
+        """Seconds until then."""
+        return self.at - time.monotonic()
+
+    def check(self) -> None:
+        """For the thread that works. Raises ServiceUnavailableError when time is over: nobody waits any more."""
+        if self.left <= 0:
+            raise ServiceUnavailableError(self._message)
+
+    def over(self) -> QueryStoppedError:
+        """For the caller."""
+        return QueryStoppedError(self._message)
+
+    def laid_on(self, ctx: Context) -> Context:
+        """The context in which an operation hears of it."""
+        return replace(ctx, check_time=self.check)
+
+    @property
+    def _message(self) -> str:
+        return f"The query took more than {self.seconds:g} s and was stopped: narrow it, or index what it filters by."
+
+
+class Query:
+    """One query. Its methods run on the event loop, what is started in a thread of `pool`."""
+
+    def __init__(self, pool: Executor, deadline: Deadline | None, slot: Slot | None, most: int) -> None:
+        """`most` is how many bytes an Arrow answer may have, 0 for any number."""
+        self._pool = pool
+        self._deadline = deadline
+        self._slot = slot
+        self._most = most
+        self._running: asyncio.Future[Any] | None = None
+
+    async def run(self, served: Served, ctx: Context, request: Any, media: str) -> Any:
+        """What the operation answers; Arrow as a Download, whose first chunks are made.
+
+        Raises QueryStoppedError, TooLargeError, and what the operation raises.
+        """
+        if self._deadline is not None:
+            ctx = self._deadline.laid_on(ctx)
+
+        def work() -> Any:
+            result = served.function(ctx, request)
+            reach(Point.BEFORE_ANSWER)
+            return Download(result, media, self._most) if isinstance(result, ArrowAnswer) else result
+
+        running = self.start(work)
+        try:
+            return await self.wait(running)
+        except QueryStoppedError:
+            running.add_done_callback(_let_go)
+            raise
+
+    def start(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Begin a piece of work; one at a time."""
+        self._running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return self._running
+
+    async def wait(self, running: asyncio.Future[Any]) -> Any:
+        """What came of a piece of work. Raises QueryStoppedError when time is over before that."""
+        if self._deadline is None:
+            return await running
+        done, _ = await asyncio.wait([running], timeout=max(0.0, self._deadline.left))
+        if not done:
+            if self._slot is not None:
+                self._slot.hold(running)
+            raise self._deadline.over()
+        return running.result()
+
+    def end(self, download: Download) -> None:
+        """Let go of an answer, as soon as no thread is at work on it."""
+        if self._running is not None and not self._running.done():
+            self._running.add_done_callback(lambda running: _close_after(running, download))
+        else:
+            _close(download)
+
+
+def _let_go(running: asyncio.Future[Any]) -> None:
+    """Drop the result of work whose caller was answered already, and its error, which nobody else asks for."""
+    if not running.cancelled() and running.exception() is None and isinstance(result := running.result(), Download):
+        _close(result)
+
+
+def _close_after(running: asyncio.Future[Any], download: Download) -> None:
+    if not running.cancelled():
+        running.exception()  # taken, so that it is not reported as lost
+    _close(download)
+
+
+def _close(download: Download) -> None:
+    """Close in a thread of its own kind: those for queries may all be at work."""
+    asyncio.get_running_loop().run_in_executor(None, download.close)

@@ -7,6 +7,7 @@ or an index that takes a while to build would let it go on.
 
 from __future__ import annotations
 
+import base64
 import re
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from tests.access.scenes import ARROW, CALLERS, GRANTED, Admin, Place, Scene, Stage, numbers, outcome, send
 from tests.services.secured import secured_server
@@ -162,6 +165,7 @@ def _named(**more: Any) -> Row:
 
 
 JOB = next(iter(sorted(pipeline_jobs())))
+VIEW = base64.b64encode(pa.schema({"id": pa.int64()}).serialize().to_pybytes()).decode()
 CARL: Fields = {"grantee": "carl", "privileges": ["read"]}
 INDEX: Fields = {"column": "id", "index_type": "BTREE"}
 VERSION: Fields = {"version": 2, "manifest_path": "_versions/none"}
@@ -202,6 +206,7 @@ ROWS: dict[str, Row] = {
     "CountTableRows": on_table(),
     "CreateApiKey": alone(principal="carl"),
     "CreateEmptyTable": new(),
+    "CreateMaterializedView": new(kind="query", source_query="SELECT id FROM orders", output_schema=VIEW),
     "CreateMultipartWrite": on_table(),
     "CreateNamespace": new(),
     "CreateRole": Row(lambda scene, place: {"role": f"role{next(numbers)}"}, placed=False),
@@ -253,6 +258,7 @@ ROWS: dict[str, Row] = {
     "PrewarmTableIndex": on_table(**BY_ID),
     "PrewarmTablePageCache": on_table(),
     "QueryTable": on_table(**NEAREST),
+    "RefreshMaterializedView": on_table(),
     "RegisterTable": Row(_registered),
     "RemoveRoleMember": by_admin(_role_with_carl),
     "RenameTable": Row(lambda scene, place: {"id": scene.table(place), "new_table_name": f"new{next(numbers)}"}),

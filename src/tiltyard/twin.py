@@ -59,7 +59,11 @@ class Namespace(upstream.LanceNamespace):
         open_rooms()
         self._bound = bound_operations()
         self._services = open_services(load_settings(self._properties))
-        self._principal = named(self._services.store, principal) if isinstance(principal, str) else principal
+        try:
+            self._principal = named(self._services.store, principal) if isinstance(principal, str) else principal
+        except LanceNamespaceError:
+            self._services.store.close()
+            raise
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()

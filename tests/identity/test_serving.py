@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import subprocess
 import sys
@@ -196,3 +197,15 @@ def test_settings_with_providers_but_without_auth_are_refused() -> None:
         load_settings({"auth": True, "providers": {"a": provider, "b": provider}}, environ={})
     with pytest.raises(ConfigError, match="trusted_proxies"):
         load_settings({"trusted_proxies": ["everybody"]}, environ={})
+
+
+def test_identity_page_example_is_a_settings_file(tmp_path: Path) -> None:
+    from tiltyard.config import load_settings
+
+    page = (Path(__file__).parents[2] / "docs/identity.md").read_text()
+    example = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    file = tmp_path / "tiltyard.toml"
+    file.write_text(example[1])
+    provider = load_settings({}, file, environ={}).providers["corp"]
+    assert provider.algorithms == ("RS256", "ES256") and provider.principal_claim == "email"

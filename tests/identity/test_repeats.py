@@ -1,0 +1,36 @@
+"""Exactly once, where callers are known: a key belongs to a principal, not to what it showed."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.identity.answers import bearer
+from tests.services.openid import OpenIdProvider
+from tests.services.secured import Secured
+
+
+def make_root(secured: Secured) -> None:
+    """Let the provider's `root` do everything."""
+    with secured.http("administrator") as http:
+        made = http.post("/tiltyard/v1/principal/alter", json={"principal": "corp:root", "administrator": True})
+    assert made.status_code == 200
+
+
+def create(secured: Secured, name: str, headers: dict[str, str]) -> httpx.Response:
+    url = f"{secured.url}/v1/namespace/{name}/create"
+    return httpx.post(url, json={}, headers={"idempotency-key": f"the key for {name}", **headers})
+
+
+def test_repeat_with_a_newer_token_gets_the_first_answer(secured: Secured, provider: OpenIdProvider) -> None:
+    make_root(secured)
+    first = create(secured, "repeated", bearer(provider.token("root")))
+    again = create(secured, "repeated", bearer(provider.token("root", groups=["later"])))
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert again.headers["idempotent-replayed"] == "true" and again.json() == first.json()
+
+
+def test_same_key_of_another_principal_is_another_request(secured: Secured, provider: OpenIdProvider) -> None:
+    make_root(secured)
+    create(secured, "shared", bearer(provider.token("root")))
+    other = create(secured, "shared", {"x-api-key": secured.keys["administrator"]})
+    assert other.status_code == 409 and "idempotent-replayed" not in other.headers

@@ -177,6 +177,16 @@ def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
     assert transaction(server, job_id).status == "Canceled"
 
 
+def test_submitted_job_with_code_of_a_client_fails_where_that_is_off(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    start_worker()
+    job_id = submitted(server, tmp_path, udf="os:getcwd")
+    assert ended(server, job_id) == "Failed"
+    assert "setting 'udfs'" in (transaction(server, job_id).properties or {})["error"]
+    assert noted(tmp_path) == []
+
+
 def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def toy(
     steps: Annotated[int, "How many steps."] = 5,
     pause: Annotated[float, "Seconds that a step takes."] = 0.0,
     broken: Annotated[bool, "Whether it fails at its end."] = False,
+    udf: Annotated[str | None, "Code of the client's; it is not run."] = None,
 ) -> Mapping[str, object]:
     """Go through steps, each once whoever drives, then commit."""
     log = Path(folder)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.pipeline.allowing import check_udfs
 from tiltyard.pipeline.applications import application_facts
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
@@ -70,6 +71,8 @@ class Driver:
         def work() -> Mapping[str, object]:
             job = find_job(told.name)
             arguments = job.checked(told.arguments)
+            if arguments.get("udf") is not None:
+                check_udfs()
             spark = self._session() if job.spark else None
             run.progress(**application_facts(spark))
             return job.function(run, self._where, spark, **arguments)

@@ -18,6 +18,8 @@ from tiltyard.store import TransactionRecord
 
 ORDERS = "TILTYARD_JOB_CATALOG"
 """The variable that holds it: only the same user can read a process's variables, and anybody its arguments."""
+UDFS = "TILTYARD_JOB_UDFS"
+"""The variable that says whether code of clients may run."""
 DRIVER = "tiltyard.pipeline.driver"
 SUBMITTED = Path(__file__).parent.parent / "pipeline" / "submitted" / "spark_driver.py"
 """Files and modules of a driver, which is a client in a process of its own: nothing here imports them."""
@@ -63,8 +65,9 @@ def environment(settings: Settings, *, submitted: bool) -> dict[str, str]:
     orders: dict[str, Any] = dict(_catalog(settings))
     if not submitted:
         orders |= {"master": master(settings), "conf": spark_conf(settings)}
+    code = {} if settings.udfs else {UDFS: "off"}
     python = {"PYSPARK_PYTHON": sys.executable} if settings.spark.startswith("local") else {}
-    return {**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable, **python, ORDERS: json.dumps(orders)}
+    return {**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable, **python, **code, ORDERS: json.dumps(orders)}
 
 
 def _catalog(settings: Settings) -> Mapping[str, Any]:

@@ -1,0 +1,16 @@
+"""Whether code that clients brought may run: always where they drive a job themselves, on a worker if it says so."""
+
+from __future__ import annotations
+
+import os
+
+from lance_namespace.errors import PermissionDeniedError
+
+VARIABLE = "TILTYARD_JOB_UDFS"
+"""A driver's variable: `off` where the worker's setting `udfs` is."""
+
+
+def check_udfs() -> None:
+    """Raise PermissionDeniedError where clients' code may not run. Called before any of it is unpickled or imported."""
+    if os.environ.get(VARIABLE) == "off":
+        raise PermissionDeniedError("This worker runs no code of clients: its setting 'udfs' allows it.")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from tiltyard import __version__
+from tiltyard.cli.access_commands import can, grant, grants, revoke, role, whoami
 from tiltyard.cli.key_commands import key, principal
 from tiltyard.cli.options import DATABASE, refuse, settings_options
 from tiltyard.config import Settings
@@ -180,6 +181,8 @@ def audit(settings: Settings, **wishes: Any) -> None:
 
 main.add_command(key)
 main.add_command(principal)
+for command in (grant, revoke, grants, whoami, can, role):
+    main.add_command(command)
 
 
 @main.group("db", short_help="Look after the catalog's database.")

@@ -1,0 +1,86 @@
+"""`tiltyard grant`, `revoke`, `grants`, `whoami`, `can`, `role`: on the database, and on a server by URL and key."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.services.secured import Secured, secured_server
+from tiltyard.cli import main
+
+
+def run(*words: str) -> Result:
+    """A command, in this process: each start of another costs seconds."""
+    return CliRunner().invoke(main, list(words))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_server(tmp_path_factory.mktemp("commands")) as running:
+        wire = running.wire("administrator")
+        wire.good(wire.namespace(["sales"], "create"))
+        wire.good(wire.table(["sales", "orders"], "declare"))
+        yield running
+
+
+@pytest.fixture(params=["database", "server"])
+def reach(request: pytest.FixtureRequest, secured: Secured) -> list[str]:
+    if request.param == "database":
+        return ["--root", str(Path(secured.server.root))]
+    return ["--url", secured.url, "--key", secured.keys["administrator"]]
+
+
+def test_grants_and_roles_are_given_listed_and_taken_back(secured: Secured, reach: list[str]) -> None:
+    table = ["--on", "table:sales$orders"]
+    assert run("role", "add", "analysts", "ann", "group:night", *reach).exit_code == 0
+    assert run("role", "list", *reach).stdout == "analysts  group:night principal:ann\n"
+    assert run("grant", "read,drop", *table, "--to", "role:analysts", *reach).stdout == (
+        "role:analysts has read, drop on table:sales$orders\n"
+    )
+    assert run("grants", *table, *reach).stdout.startswith("table:sales$orders  role:analysts  read,drop  by ")
+    assert run("grants", "--to", "role:analysts", *reach).stdout.startswith("table:sales$orders  role:analysts")
+    assert (yes := run("can", "ann", "read", *table, *reach)).exit_code == 0 and yes.stdout == "yes\n"
+    no = run("can", "ann", "write", *table, *reach)
+    assert no.exit_code == 3 and no.stdout == "no: write is missing; there is use, read, drop\n"
+    assert run("can", "bob", "drop", *table, "--group", "night", *reach).exit_code == 0
+    run("revoke", "drop", *table, "--to", "role:analysts", *reach)
+    assert run("can", "ann", "drop", *table, *reach).exit_code == 3
+    assert run("role", "remove", "analysts", "ann", *reach).exit_code == 0
+    assert run("can", "ann", "read", *table, *reach).exit_code == 3
+    assert run("role", "remove", "analysts", *reach).stdout == "analysts is dropped.\n"
+    assert run("grants", *table, *reach).stdout == ""
+
+
+def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
+    own = ["--url", secured.url, "--key", secured.keys["ann"]]
+    whoami = [sys.executable, "-m", "tiltyard", "whoami", "--url", secured.url]
+    environ = {**os.environ, "TILTYARD_KEY": secured.keys["ann"]}
+    done = subprocess.run(whoami, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    assert done.returncode == 0 and done.stdout.startswith("principal:  ann\n")
+    refused = run("can", "me", "read", "--on", "table:sales$orders", *own)
+    assert refused.exit_code == 1 and "not found" in refused.stderr
+    refused = run("grant", "read", "--to", "ann", *own)
+    assert refused.exit_code == 1 and "manage_grants" in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("grant", "sing", "--to", "ann"), "no privilege"),
+        (("grant", "read", "--to", "role:nobodies"), "no role"),
+        (("grant", "read", "--on", "table:none", "--to", "ann"), "not found"),
+        (("grant", "read", "--on", "horse:none", "--to", "ann"), "kind of object"),
+        (("role", "remove", "none"), "no role"),
+    ],
+)
+def test_commands_that_cannot_be_say_why_in_one_sentence(
+    secured: Secured, reach: list[str], words: tuple[str, ...], says: str
+) -> None:
+    done = run(*words, *reach)
+    assert done.exit_code == 1 and says in done.stderr and len(done.stderr.splitlines()) == 1

@@ -241,6 +241,7 @@ ROWS: dict[str, Row] = {
     "ListAllTables": alone(),
     "ListApiKeys": alone(),
     "ListDroppedNamespaces": alone(),
+    "ListAuditRecords": alone(),
     "ListDroppedTables": alone(),
     "ListGrants": _named(),
     "ListJobParts": _job(),

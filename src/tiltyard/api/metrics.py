@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError
@@ -18,7 +20,7 @@ from tiltyard.access import is_administrator
 from tiltyard.spec import operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client import Metric
 
@@ -114,6 +116,14 @@ class State(Collector):
         for what, number in {**self._store.load(), **self._loads()}.items():
             loads.add_metric((str(os.getpid()), what), number)
         yield from (up, jobs, loads)
+
+
+@contextmanager
+def shared_metrics() -> Iterator[None]:
+    """A folder in which the processes that are started meanwhile share what they count."""
+    with TemporaryDirectory(prefix="tiltyard-metrics-") as folder:
+        os.environ[SHARED_FOLDER] = folder
+        yield
 
 
 def asked_from_here(scope: Mapping[str, Any], headers: Headers) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.audit.entries import entry
+from tiltyard.audit.lines import Lines
 from tiltyard.modes import Outcome
 from tiltyard.store import AuditRecord
 
@@ -213,16 +214,21 @@ class Trail:
         log.warning("the audit records that waited are written")
 
 
+def check_audit(settings: Settings) -> None:
+    """Raise ConfigError for a file of the audit that cannot be written."""
+    if settings.audit_lines:
+        Lines(settings.audit_lines)
+
+
 def open_trail(settings: Settings, store: Store) -> Trail:
     """The audit as the settings want it. Raises ConfigError for a file that cannot be written."""
-    from tiltyard.audit.lines import Lines  # noqa: PLC0415 - only where records go elsewhere, too
-    from tiltyard.audit.webhook import Webhook  # noqa: PLC0415 - as above; it loads an HTTP client
-
     level = Level.of(settings)
     sinks: list[Sink] = []
     if level is not Level.OFF and settings.audit_lines:
         sinks.append(Lines(settings.audit_lines))
     if level is not Level.OFF and settings.audit_webhook:
+        from tiltyard.audit.webhook import Webhook  # noqa: PLC0415 - an HTTP client, only for those who want it
+
         sinks.append(Webhook(settings.audit_webhook, settings.audit_webhook_headers))
     return Trail(store, level, sinks)
 

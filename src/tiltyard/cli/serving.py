@@ -17,7 +17,9 @@ from lance_namespace.errors import LanceNamespaceError
 from uvicorn.supervisors import Multiprocess
 
 from tiltyard.api.app import Api
+from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
+from tiltyard.audit import check_audit
 from tiltyard.cli.memory import keep_large_buffers
 from tiltyard.cli.securing import greet, network, require_safe, scheme
 from tiltyard.config import ConfigError, Settings
@@ -104,6 +106,7 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
         set_up_logging(settings)
         keep_large_buffers()
         open_rooms()
+        check_audit(settings)
         return open_services(settings)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(str(error))
@@ -139,7 +142,8 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
     if several:
-        Multiprocess(config, sockets=[listener]).run()
+        with shared_metrics():
+            Multiprocess(config, sockets=[listener]).run()
     else:
         # uvicorn raises the signal again once it has drained: that ends the process as asked, with status 0.
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -20,13 +21,12 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.catalog.deletion import sweep
 from tiltyard.context import Context, Services
 from tiltyard.jobs import JOBS, Job, JobCanceledError
 from tiltyard.modes import TransactionStatus
 from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
-from tiltyard.tables.version_commits import finalize_pending
+from tiltyard.worker.sweeping import sweep_leftovers, sweep_old
 
 log = logging.getLogger("tiltyard.worker")
 
@@ -34,7 +34,7 @@ LEASE_MS = 30_000
 MOST_ATTEMPTS = 5
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
-SWEPT_REQUESTS = 1_000
+SWEEP_OLD_SECONDS = 60.0
 RETRY_MS = 1_000
 
 
@@ -87,9 +87,16 @@ class Worker:
 
     def _sweep(self) -> None:
         ctx = Context(self._services, "sweep", principal=SERVER)
+        old_due = 0.0
         while not self._stopping.wait(SWEEP_SECONDS):
-            while not self._stopping.is_set() and self._guarded(lambda: _swept(ctx)):
-                pass
+            self._while_there_is(sweep_leftovers, ctx)
+            if time.monotonic() >= old_due:
+                self._while_there_is(sweep_old, ctx)
+                old_due = time.monotonic() + SWEEP_OLD_SECONDS
+
+    def _while_there_is(self, step: Callable[[Context], bool], ctx: Context) -> None:
+        while not self._stopping.is_set() and self._guarded(lambda: step(ctx)):
+            pass
 
     def _guarded(self, step: Callable[[], bool]) -> bool:
         """One step of a loop that has to go on whatever happens: the database may be away for a while."""
@@ -101,11 +108,6 @@ class Worker:
             log.exception("a worker's step failed")
         self._stopping.wait(POLL_SECONDS * 4)
         return False
-
-
-def _swept(ctx: Context) -> bool:
-    """Do a little of all that is swept; whether there may be more."""
-    return bool(sweep(ctx) + finalize_pending(ctx) + ctx.store.sweep_requests(SWEPT_REQUESTS))
 
 
 class _Run:

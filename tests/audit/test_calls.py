@@ -1,0 +1,167 @@
+"""What calls leave behind, seen through running servers and stock clients."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import lancedb
+import pyarrow as pa
+import pytest
+
+from tests.audit.conftest import eventually, recorded
+from tests.services.server import ServerProcess
+from tests.services.wire import stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.services.secured import Secured
+
+ROWS = pa.table({"id": [1, 2, 3], "word": ["rosebud", "two", "three"]})
+
+
+def brief(found: Any) -> tuple[Any, ...]:
+    return found.principal, found.operation, found.object, found.outcome, found.status, found.code
+
+
+def test_calls_of_lancedb_leave_who_did_what_to_what(audited: Secured) -> None:
+    db = lancedb.connect("db://x", api_key=audited.keys["administrator"], host_override=audited.url)
+    table = db.create_table("films", ROWS)
+    table.search().where("word = 'rosebud'").limit(2).to_arrow()
+    table.delete("word = 'rosebud'")
+    asked = eventually(lambda: [r for r in recorded(audited.server, object="films") if r.operation == "QueryTable"])
+    assert brief(asked[0]) == ("administrator", "QueryTable", "films", "ok", 200, None)
+    done = [
+        brief(r) for r in recorded(audited.server, object="films") if r.operation in ("CreateTable", "DeleteFromTable")
+    ]
+    assert done == [
+        ("administrator", "CreateTable", "films", "ok", 200, None),
+        ("administrator", "DeleteFromTable", "films", "ok", 200, None),
+    ]
+    assert {r.address for r in recorded(audited.server, object="films")} == {"127.0.0.1"}
+    assert {r.method for r in recorded(audited.server, object="films")} != {""}
+
+
+def test_change_that_was_answered_is_in_the_audit_though_the_server_is_killed_at_once(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": "changes"})
+    with httpx.Client(base_url=server.url) as client:
+        for number in range(5):
+            assert client.post(f"/v1/namespace/space{number}/create", json={}).status_code == 200
+        server.kill()
+    assert [found.object for found in recorded(server)] == [f"space{number}" for number in range(5)]
+
+
+def test_refused_calls_are_recorded_with_what_is_known_of_who_asked(audited: Secured) -> None:
+    with audited.http() as nobody, audited.http("ann") as ann:
+        assert (
+            nobody.post("/v1/table/hidden%24t/describe", json={}, headers={"x-request-id": "no-1"}).status_code == 401
+        )
+        assert ann.post("/v1/namespace/anns/create", json={}, headers={"x-request-id": "no-2"}).status_code in (
+            403,
+            404,
+        )
+    first = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "no-1"])[0]
+    assert brief(first) == ("", "DescribeTable", "hidden$t", "refused", 401, 16)
+    second = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "no-2"])[0]
+    assert brief(second) == ("ann", "CreateNamespace", "anns", "refused", 403, 15)
+
+
+def test_repeat_with_a_key_is_recorded_as_repeated(audited: Secured) -> None:
+    with audited.http("administrator") as client:
+        for _ in range(2):
+            done = client.post("/v1/namespace/once/create", json={}, headers={"idempotency-key": "k1"})
+            assert done.status_code == 200
+    assert [r.outcome for r in recorded(audited.server, object="once")] == ["ok", "repeated"]
+
+
+def test_audit_has_context_entries_and_no_secrets_of_them(audited: Secured) -> None:
+    headers = {"x-lance-ctx-job": "nightly", "x-lance-ctx-password": "hunter2"}
+    with audited.http("administrator") as client:
+        body = {"context": {"step": "3"}, "properties": {"owner": "hunter2"}}
+        assert client.post("/v1/namespace/context/create", json=body, headers=headers).status_code == 200
+    (found,) = recorded(audited.server, object="context")
+    assert found.context == {"job": "nightly", "password": "…", "step": "3"}
+
+
+def test_answer_that_breaks_off_is_cut(audited: Secured) -> None:
+    wide = pa.table({"text": ["x" * 1000] * 60_000})
+    with audited.http("administrator") as client:
+        created = client.post("/v1/table/wide/create", content=stream(wide, most_rows=5000))
+        assert created.status_code == 200
+        query = {"vector": None, "k": 60_000, "columns": {"column_names": ["text"]}}
+        with client.stream("POST", "/v1/table/wide/query", json=query, headers={"x-request-id": "cut-1"}) as answer:
+            assert answer.status_code == 200
+            next(answer.iter_raw())
+    found = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "cut-1"])[0]
+    assert brief(found) == ("administrator", "QueryTable", "wide", "cut", 200, None)
+
+
+def test_audit_endpoint_is_for_administrators_and_pages(audited: Secured) -> None:
+    with audited.http("administrator") as admin, audited.http("ann") as ann:
+        for number in range(3):
+            assert admin.post(f"/v1/namespace/paged{number}/create", json={}).status_code == 200
+        refused = ann.post("/tiltyard/v1/audit", json={})
+        assert (refused.status_code, refused.json()["code"]) == (403, 15)
+        seen, token = [], None
+        while not seen or token:
+            asked = {"operation": "CreateNamespace", "principal": "administrator", "limit": 2, "page_token": token}
+            page = admin.post("/tiltyard/v1/audit", json=asked).json()
+            seen += [one["object"] for one in page["records"]]
+            token = page.get("page_token")
+        assert [name for name in seen if name.startswith("paged")] == ["paged2", "paged1", "paged0"]
+        assert admin.get("/tiltyard/v1/audit", params={"outcome": "perhaps"}).json()["code"] == 13
+
+
+def test_lines_hold_what_the_database_holds(audited: Secured, lines: Path) -> None:
+    with audited.http("administrator") as client:
+        assert client.post("/v1/namespace/lined/create", json={}).status_code == 200
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    (ours,) = [one for one in found if one["object"] == "lined"]
+    (kept,) = recorded(audited.server, object="lined")
+    assert (ours["record_id"], ours["at_millis"], ours["principal"]) == (kept.id, kept.at, "administrator")
+
+
+def audit_command(root: Path | str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tiltyard", "audit", "--root", str(root), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_audit_command_filters_and_prints_json_oldest_first(audited: Secured) -> None:
+    with audited.http("administrator") as client:
+        for name in ("cli", "cli$below"):
+            assert client.post(f"/v1/namespace/{name.replace('$', '%24')}/create", json={}).status_code == 200
+    shown = audit_command(audited.server.root, "--object", "cli", "--since", "1h", "--json")
+    assert [json.loads(line)["object"] for line in shown.stdout.splitlines()] == ["cli", "cli$below"]
+    assert (
+        "administrator 127.0.0.1 CreateNamespace cli " in audit_command(audited.server.root, "--object", "cli").stdout
+    )
+    assert audit_command(audited.server.root, "--object", "cli", "--until", "1h").stdout == ""
+    wrong = audit_command(audited.server.root, "--since", "yesterday")
+    assert (wrong.returncode, wrong.stderr.startswith("tiltyard: 'yesterday' is no time")) == (1, True)
+
+
+def test_audit_command_that_follows_shows_what_comes(audited: Secured) -> None:
+    command = [sys.executable, "-m", "tiltyard", "audit", "--root", str(audited.server.root), "--follow", "--json"]
+    following = subprocess.Popen([*command, "--object", "followed"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert following.stdout is not None
+        with audited.http("administrator") as client:
+            for name in ("followed", "followed$on"):
+                assert client.post(f"/v1/namespace/{name.replace('$', '%24')}/create", json={}).status_code == 200
+                assert json.loads(following.stdout.readline())["object"] == name
+    finally:
+        following.terminate()
+        following.wait(10)
+
+
+@pytest.mark.parametrize("level", ["off", "auto"])
+def test_open_server_keeps_no_audit_unless_told(tmp_path: Path, level: str) -> None:
+    server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": level})
+    with httpx.Client(base_url=server.url) as client:
+        assert client.post("/v1/namespace/quiet/create", json={}).status_code == 200
+    assert server.stop() == 0
+    assert recorded(server) == []

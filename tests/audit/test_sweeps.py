@@ -1,0 +1,45 @@
+"""What goes by itself when its time is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import TransactionNotFoundError
+
+from tests.audit.conftest import eventually
+from tests.store.test_audit import record
+from tests.tables.served import Server, ask, models
+from tiltyard.modes import TransactionStatus
+from tiltyard.store import AuditFilter
+from tiltyard.tables.multipart import create_multipart_write
+from tiltyard.worker.sweeping import sweep_old
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MINUTE_DAYS = 1 / 1440
+
+
+def test_sweep_old_gives_up_uploads_that_were_never_completed(tmp_path: Path) -> None:
+    server = Server(tmp_path, upload_days=0.0)
+    server.create("t", pa.table({"id": [1]}))
+    begun = create_multipart_write(server.ctx, ask(models.CreateMultipartWriteRequest, id="t")).upload_id
+    eventually(lambda: sweep_old(server.ctx))  # once it is a millisecond old
+    with pytest.raises(TransactionNotFoundError):
+        server.services.store.describe_upload(begun)
+
+
+def test_sweep_old_keeps_what_is_young(tmp_path: Path) -> None:
+    server = Server(tmp_path, upload_days=MINUTE_DAYS, transaction_days=MINUTE_DAYS, audit_days=MINUTE_DAYS)
+    store, now = server.services.store, server.ctx.clock()
+    server.create("t", pa.table({"id": [1]}))
+    begun = create_multipart_write(server.ctx, ask(models.CreateMultipartWriteRequest, id="t")).upload_id
+    ended = store.create_transaction("index", None, {}, {}).id
+    store.alter_transaction(ended, lambda status, properties: (TransactionStatus.SUCCEEDED, properties))
+    store.add_audit([record(now - 61_000, "old"), record(now, "young")])
+    assert not sweep_old(server.ctx)
+    assert store.describe_upload(begun).id == begun
+    assert store.describe_transaction(ended).status is TransactionStatus.SUCCEEDED
+    assert [found.id for found in store.list_audit(AuditFilter(), None, 10)] == ["young"]

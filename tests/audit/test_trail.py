@@ -1,0 +1,265 @@
+"""The writer behind the calls, and the places it writes to."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import urllib3
+from lance_namespace.errors import ServiceUnavailableError
+
+from tests.audit.conftest import eventually
+from tests.store.test_audit import NOON, record
+from tiltyard.audit import entry, named_objects, safe_context, trail
+from tiltyard.audit.lines import Lines
+from tiltyard.audit.trail import Level, Trail
+from tiltyard.audit.webhook import RETRIES, Webhook
+from tiltyard.config import ConfigError, Settings
+from tiltyard.modes import Outcome
+from tiltyard.spec import models
+from tiltyard.store import AuditFilter, AuditRecord, Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class MovingStore(Store):
+    """A store whose database is away for a while."""
+
+    __slots__ = ("away",)
+
+    def add_audit(self, records: Sequence[AuditRecord]) -> None:
+        if self.away:
+            raise ServiceUnavailableError("The catalog's database is away")
+        super().add_audit(records)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MovingStore]:
+    with open_store(f"sqlite:///{tmp_path}/catalog.db") as opened:
+        moving = MovingStore(opened._database, opened._clock)
+        moving.away = False
+        yield moving
+
+
+def ids(store: Store) -> list[str]:
+    return [found.id for found in store.list_audit(AuditFilter(), None, 1000)][::-1]
+
+
+def test_write_returns_once_the_record_is_durable(store: MovingStore) -> None:
+    audit = Trail(store, Level.ALL)
+    audit.write([record(NOON, "a"), record(NOON, "b")]).result(10)
+    assert ids(store) == ["a", "b"]
+    audit.close()
+
+
+def test_note_is_written_soon_and_at_close(store: MovingStore) -> None:
+    audit = Trail(store, Level.ALL)
+    audit.note(record(NOON, "a"))
+    assert eventually(lambda: ids(store)) == ["a"]
+    audit.note(record(NOON, "b"))
+    audit.close()
+    assert ids(store) == ["a", "b"]
+
+
+def test_write_while_the_database_is_away_is_refused_then_made_good(
+    store: MovingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = Trail(store, Level.ALL)
+    store.away = True
+    with pytest.raises(ServiceUnavailableError, match="was done, but its audit record"):
+        audit.write([record(NOON, "a")]).result(10)
+    assert '"record_id":"a"' in caplog.text
+    assert audit.loads()["audit records waiting"] == 1
+    store.away = False
+    assert eventually(lambda: ids(store)) == ["a"]
+    audit.close()
+
+
+def test_note_beyond_what_is_held_is_dropped_and_counted(
+    store: MovingStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trail, "MOST_WAITING", 3)
+    audit = Trail(store, Level.ALL)
+    store.away = True
+    for number in range(5):
+        audit.note(record(NOON, str(number)))
+    assert audit.loads() == {"audit records waiting": 3, "audit records lost": 2}
+    assert "are being dropped" in caplog.text
+    store.away = False
+    audit.close()
+    assert len(ids(store)) == 3
+
+
+@pytest.mark.parametrize(
+    ("level", "outcome", "changes", "wanted"),
+    [
+        (Level.OFF, Outcome.OK, True, False),
+        (Level.OFF, Outcome.REFUSED, False, False),
+        (Level.CHANGES, Outcome.OK, True, True),
+        (Level.CHANGES, Outcome.FAILED, True, True),
+        (Level.CHANGES, Outcome.OK, False, False),
+        (Level.CHANGES, Outcome.REFUSED, False, True),
+        (Level.ALL, Outcome.OK, False, True),
+    ],
+)
+def test_wants_follows_the_level(
+    store: MovingStore, level: Level, outcome: Outcome, changes: bool, wanted: bool
+) -> None:
+    assert Trail(store, level).wants(outcome, changes) is wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [({}, "off"), ({"auth": True}, "changes"), ({"audit": "All"}, "all"), ({"auth": True, "audit": "off"}, "off")],
+)
+def test_level_of_auto_is_changes_where_callers_are_asked_who(settings: dict[str, Any], level: str) -> None:
+    assert Level.of(Settings(**settings)) == level
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (models.DescribeTableRequest(id=["a", "b"]), ("a$b",)),
+        (models.DescribeNamespaceRequest(id=[]), ("$",)),
+        (models.RenameTableRequest(id=["a", "b"], new_table_name="c"), ("a$b", "a$c")),
+        (models.RenameTableRequest(id=["a", "b"], new_table_name="c", new_namespace_id=["d"]), ("a$b", "d$c")),
+        (models.RenameTableRequest(id=["a", "b"], new_table_name="b", new_namespace_id=[]), ("a$b", "b")),
+        (
+            models.BatchCommitTablesRequest(
+                operations=[
+                    models.CommitTableOperation(declare_table=models.DeclareTableRequest(id=["a", "t"])),
+                    models.CommitTableOperation(deregister_table=models.DeregisterTableRequest(id=["a", "u"])),
+                ]
+            ),
+            ("a$t", "a$u"),
+        ),
+        (
+            models.BatchCreateTableVersionsRequest(
+                entries=[models.CreateTableVersionEntry(id=["t"], version=1, manifest_path="m")] * 2
+            ),
+            ("t",),
+        ),
+        (models.ListAuditRecordsRequest(object="x"), ()),
+        (None, ()),
+    ],
+)
+def test_named_objects_are_all_ids_of_a_request_each_once(request_: Any, expected: tuple[str, ...]) -> None:
+    assert named_objects(request_) == expected
+
+
+def test_safe_context_hides_secrets_and_cuts_what_is_long() -> None:
+    given = {"job": "nightly", "api_token": "t0p", "X-Secret": "s", "long": "x" * 1000}
+    assert safe_context(given) == {"job": "nightly", "api_token": "…", "X-Secret": "…", "long": "x" * 255 + "…"}
+    assert len(safe_context({str(number): "" for number in range(100)})) == 32
+
+
+def test_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    lines = Lines(str(file))
+    lines.take([entry(record(NOON, "a")), entry(record(NOON, "b"))])
+    file.rename(tmp_path / "old.jsonl")
+    lines.take([entry(record(NOON, "c"))])
+    assert [json.loads(line)["record_id"] for line in file.read_text().splitlines()] == ["c"]
+    assert len((tmp_path / "old.jsonl").read_text().splitlines()) == 2
+    assert file.stat().st_mode & 0o027 == 0
+
+
+def test_lines_that_cannot_be_written_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    lines = Lines(str(folder / "audit.jsonl"))
+    (folder / "audit.jsonl").unlink()
+    folder.rmdir()
+    lines.take([entry(record(NOON))])
+    assert lines.lost() == 1
+    assert "1 audit records are not in" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Lines(str(folder / "audit.jsonl"))
+
+
+class Receiver:
+    """A webhook: answers with these statuses in turn, the last one from then on."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.events: list[tuple[dict[str, str], dict[str, Any]]] = []
+        receiver = self
+        answers = list(statuses)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.events.append((dict(self.headers.items()), json.loads(body)))
+                self.send_response(answers.pop(0) if len(answers) > 1 else answers[0])
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Be silent."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/events"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+QUICK = RETRIES.new(backoff_factor=0.0)
+
+
+def test_webhook_gets_a_cloud_event_and_is_tried_again_with_the_same_id() -> None:
+    receiver = Receiver(503, 429, 204)
+    webhook = Webhook(receiver.url, {"authorization": "Bearer hook"}, QUICK)
+    webhook.take([entry(record(NOON, "a"))])
+    eventually(lambda: len(receiver.events) == 3)
+    webhook.close()
+    receiver.close()
+    headers, event = receiver.events[-1]
+    assert [found["id"] for _, found in receiver.events] == ["a", "a", "a"]
+    assert (headers["content-type"], headers["authorization"]) == ("application/cloudevents+json", "Bearer hook")
+    assert {name: event[name] for name in ("specversion", "type", "source", "subject", "time")} == {
+        "specversion": "1.0",
+        "type": "io.tiltyard.audit.call.v1",
+        "source": "/tiltyard",
+        "subject": "library$books",
+        "time": "2023-11-14T22:13:20.000Z",
+    }
+    assert event["data"]["operation"] == "CreateTable" and webhook.lost() == 0
+
+
+def test_webhook_that_refuses_or_is_not_there_is_counted_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = Receiver(403)
+    webhook = Webhook(receiver.url, {}, QUICK)
+    webhook.take([entry(record(NOON, "a"))])
+    eventually(lambda: webhook.lost() == 1)
+    receiver.close()
+    webhook.take([entry(record(NOON, "b"))])
+    eventually(lambda: webhook.lost() == 2)
+    webhook.close()
+    assert "audit event a is not with the webhook: status 403" in caplog.text
+
+
+def test_webhook_queue_that_is_full_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tiltyard.audit import webhook as room
+
+    monkeypatch.setattr(room, "MOST_WAITING", 2)
+    started, go_on = threading.Event(), threading.Event()
+
+    def wait(self: Webhook, one: models.AuditEntry) -> None:
+        started.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr(Webhook, "_send", wait)
+    webhook = Webhook("http://127.0.0.1:9", {}, urllib3.Retry(0))
+    webhook.take([entry(record(NOON))])
+    assert started.wait(10)
+    webhook.take([entry(record(NOON, str(number))) for number in range(5)])
+    assert webhook.lost() == 3
+    go_on.set()
+    webhook.close()

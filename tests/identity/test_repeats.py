@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import httpx
 
 from tests.identity.answers import bearer
@@ -34,3 +37,13 @@ def test_same_key_of_another_principal_is_another_request(secured: Secured, prov
     create(secured, "shared", bearer(provider.token("root")))
     other = create(secured, "shared", {"x-api-key": secured.keys["administrator"]})
     assert other.status_code == 409 and "idempotent-replayed" not in other.headers
+
+
+def test_create_api_key_with_a_key_keeps_no_secret(secured: Secured) -> None:
+    headers = {"idempotency-key": "kept?", "x-api-key": secured.keys["administrator"]}
+    url = f"{secured.url}/tiltyard/v1/key/create"
+    made = [httpx.post(url, json={"principal": "carol"}, headers=headers).json()["api_key"] for _ in range(2)]
+    assert made[0] != made[1]
+    with closing(sqlite3.connect(f"{secured.server.root}/catalog.db")) as catalog:
+        everything = "\n".join(catalog.iterdump())
+    assert not any(key.split("_", 2)[2] in everything for key in made)

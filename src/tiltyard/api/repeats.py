@@ -46,6 +46,8 @@ SHOWN = (b"authorization", b"x-api-key")
 _READS = re.compile(r"WhoAmI|(Analyze|Check|Count|Describe|Explain|Get|List|Prewarm|Query)\w+|\w+Exists")
 RENEWED = frozenset({"InsertIntoTable", "MergeInsertIntoTable"})
 """What lancedb tries again under a new request id each time, so that the body has to tell."""
+UNKEPT = frozenset({"CreateApiKey", "RotateApiKey"})
+"""What is answered with a secret: none is kept, so a repeat makes a new one."""
 
 PATIENCE_SECONDS = 50.0
 """How long a repeat waits for the first: less than the minute after which many a proxy gives up."""
@@ -109,7 +111,7 @@ class Repeats:
         by_id = key is None
         if by_id:
             key = headers.get(REQUEST_ID)
-        if key is None or not self.memory_ms or not changes(operation):
+        if key is None or not self.memory_ms or not changes(operation) or operation.name in UNKEPT:
             return None
         if not 0 < len(key) <= LONGEST_KEY:
             raise InvalidInputError(f"The header Idempotency-Key has 1 to {LONGEST_KEY} bytes.")

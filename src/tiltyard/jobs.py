@@ -38,7 +38,9 @@ class Job:
 
 PIPELINE_JOBS: Mapping[str, str] = {
     "ingest": "tiltyard.pipeline.ingest",
+    "backfill": "tiltyard.pipeline.backfill",
     "delete": "tiltyard.pipeline.delete",
+    "export": "tiltyard.pipeline.export",
     "upsert": "tiltyard.pipeline.upsert",
 }
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""

@@ -220,12 +220,12 @@ def test_upsert_overtaken_by_another_writer_keeps_both(
 
 def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: Connection, name: str) -> None:
     found = made(catalog, name, range(1000))
-    figures = delete(LocalRun(), catalog, spark, name, condition="id >= 250 and id < 650")
+    figures = delete(LocalRun(), catalog, spark, name, where="id >= 250 and id < 650")
     assert figures == {"version": 2, "rows": 400}
     assert contents(found) == dict.fromkeys([*range(250), *range(650, 1000)], "old")
-    assert delete(LocalRun(), catalog, spark, name, condition="id = 300") == {"version": 2, "rows": 0}
+    assert delete(LocalRun(), catalog, spark, name, where="id = 300") == {"version": 2, "rows": 0}
     with pytest.raises(InvalidInputError, match="no condition"):
-        delete(LocalRun(), catalog, spark, name, condition="nothing = 1")
+        delete(LocalRun(), catalog, spark, name, where="nothing = 1")
 
 
 def test_delete_beside_writers_leaves_none_that_was_there(
@@ -241,5 +241,5 @@ def test_delete_beside_writers_leaves_none_that_was_there(
         return commit(*arguments, **options)
 
     monkeypatch.setattr(StrictTable, "commit", late)
-    assert delete(LocalRun(), catalog, spark, name, condition="id < 500")["rows"] == 501
+    assert delete(LocalRun(), catalog, spark, name, where="id < 500")["rows"] == 501
     assert contents(found) == dict.fromkeys([*range(500, 700), *range(701, 1000)], "old") | {2000: "theirs"}

@@ -59,27 +59,27 @@ class _Search:
 @job("delete")
 def delete(
     run: Run,
-    where: Connection,
+    catalog: Connection,
     spark: SparkSession,
     table: Annotated[str, "The table to delete from."],
     *,
-    condition: Annotated[str, 'SQL: the rows for which it is true go ("year < 1950").'],
+    where: Annotated[str, 'SQL: the rows for which it is true go ("year < 1950").'],
 ) -> Mapping[str, object]:
     """Delete the rows of a table for which a condition holds: one commit.
 
     \\b
     Example:
-      tiltyard job delete --uri http://127.0.0.1:2333 films --condition "year < 1950"
+      tiltyard job delete --uri http://127.0.0.1:2333 films --where "year < 1950"
     """
-    found = connecting.table(where, table)
+    found = connecting.table(catalog, table)
     strict = StrictTable(found)
     dataset = strict.latest()
     if _KEPT not in run.kept():
         run.keep(_KEPT, json.dumps({"since": int(dataset.version), "rows": 0}))
     since = int(json.loads(run.kept()[_KEPT])["since"])
-    _check(dataset, condition)
+    check_condition(dataset, where)
     matched: dict[int, Matched] = {}
-    search = _Searching(run, spark, found.place(), condition)
+    search = _Searching(run, spark, found.place(), where)
     asked = list(fragments_of(dataset))
     while (version := strict.done(run, since)) is None:
         matched.update({one.fragment: one for one in search(dataset, asked)})
@@ -89,7 +89,7 @@ def delete(
         run.keep(_KEPT, json.dumps({"since": since, "rows": rows}))
         run.check()
         try:
-            strict.commit(dataset, _operation(matched, condition), run, verify=_nothing_new(dataset))
+            strict.commit(dataset, _operation(matched, where), run, verify=_nothing_new(dataset))
         except OvertakenError:
             newer = strict.latest()
             changed = changed_fragments(dataset, newer)
@@ -141,7 +141,7 @@ def _nothing_new(dataset: lance.LanceDataset) -> Callable[[lance.LanceDataset], 
     return lambda newer: brought(dataset, newer) == []
 
 
-def _check(dataset: lance.LanceDataset, condition: str) -> None:
+def check_condition(dataset: lance.LanceDataset, condition: str) -> None:
     """Raise InvalidInputError for a condition that is none."""
     try:
         dataset.scanner(columns=[], filter=condition, with_row_id=True, limit=1).explain_plan()

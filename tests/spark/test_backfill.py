@@ -1,0 +1,261 @@
+"""Backfill: every row has its value at the end, computed once, whoever else writes meanwhile."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+from pyspark import cloudpickle
+
+from tests.spark import functions
+from tests.spark.functions import Counting
+from tiltyard.pipeline.backfill import backfill
+from tiltyard.pipeline.connecting import Connection, Table, table
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.strict import StrictTable
+from tiltyard.virtual import Computed, Declaration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Fresh = Callable[[str], str]
+
+
+def rows(ids: range | list[int]) -> pa.Table:
+    """Rows of (id, x); x is ten times the id."""
+    return pa.table({"id": list(ids), "x": [10 * number for number in ids]})
+
+
+@pytest.fixture
+def name(fresh: Fresh) -> str:
+    return fresh("filled")
+
+
+@pytest.fixture
+def found(catalog: Connection, name: str) -> Table:
+    """A table of four fragments."""
+    made = table(catalog, name)
+    client = made.client
+    lance.write_dataset(rows(range(1000)), namespace_client=client, table_id=made.id, max_rows_per_file=250)
+    return made
+
+
+def declare(found: Table, code: Any, column: str = "y", version: str = "1", inputs: tuple[str, ...] = ("x",)) -> None:
+    """Add a column that code computes, as AlterTableAddColumns does."""
+    told = Declaration("test", version, base64.b64encode(cloudpickle.dumps(code)).decode(), inputs)
+    found.dataset().add_columns(pa.field(column, pa.int64(), metadata=told.metadata()))
+
+
+def values(found: Table, column: str = "y") -> dict[int, int | None]:
+    """The column by id; fails if an id is there twice."""
+    there = found.dataset().to_table().to_pydict()
+    assert len(set(there["id"])) == len(there["id"])
+    return dict(zip(there["id"], there[column], strict=True))
+
+
+def doubles(*ids: range) -> dict[int, int | None]:
+    return {number: 20 * number for part in ids for number in part}
+
+
+def test_backfill_of_a_declared_column_fills_it_once(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+) -> None:
+    counting = Counting(tmp_path)
+    declare(found, counting)
+    found.dataset().delete("id % 7 = 0")
+    left = {number: 20 * number for number in range(1000) if number % 7}
+    figures = backfill(LocalRun(), catalog, spark, name, "y")
+    assert (figures["rows"], figures["fragments"]) == (len(left), 4)
+    assert values(found) == left
+    assert counting.seen() == len(left)
+    again = backfill(LocalRun(), catalog, spark, name, "y")
+    assert again["rows"] == 0
+    assert counting.seen() == 0
+
+
+def test_backfill_after_appends_and_a_compaction_computes_what_is_missing(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+) -> None:
+    counting = Counting(tmp_path)
+    declare(found, counting)
+    backfill(LocalRun(), catalog, spark, name, "y")
+    given = rows(range(2000, 2010)).append_column("y", pa.array([-1] * 5 + [None] * 5, pa.int64()))
+    found.dataset().insert(rows(range(1000, 1100)))
+    found.dataset().insert(given)
+    found.dataset().optimize.compact_files()
+    assert len(found.dataset().get_fragments()) == 1
+    counting.seen()
+    backfill(LocalRun(), catalog, spark, name, "y")
+    assert counting.seen() == 105  # the appended rows without a value, no other
+    assert values(found) == doubles(range(1100), range(2005, 2010)) | dict.fromkeys(range(2000, 2005), -1)
+
+
+def test_backfill_after_an_update_of_the_inputs_computes_those_rows(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+) -> None:
+    counting = Counting(tmp_path)
+    declare(found, counting)
+    backfill(LocalRun(), catalog, spark, name, "y")
+    counting.seen()
+    found.dataset().update({"x": "5"}, where="id < 10")
+    found.dataset().optimize.compact_files()
+    backfill(LocalRun(), catalog, spark, name, "y")
+    assert values(found) == doubles(range(10, 1000)) | dict.fromkeys(range(10), 10)
+
+
+def test_backfill_of_a_new_version_of_the_code_computes_all(
+    spark: SparkSession, catalog: Connection, found: Table, name: str
+) -> None:
+    backfill(LocalRun(), catalog, spark, name, "z", udf="tests.spark.functions:doubled", inputs=["x"], type="int64")
+    assert values(found, "z") == doubles(range(1000))
+    backfill(LocalRun(), catalog, spark, name, "z", udf="tests.spark.functions:tripled", inputs=["x"])
+    assert values(found, "z") == {number: 30 * number for number in range(1000)}
+
+
+def test_backfill_where_leaves_other_rows_and_later_the_rest(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+) -> None:
+    counting = Counting(tmp_path)
+    declare(found, counting)
+    figures = backfill(LocalRun(), catalog, spark, name, "y", where="id >= 300 and id < 600")
+    assert figures["rows"] == counting.seen() == 300
+    assert values(found) == dict.fromkeys(range(1000)) | doubles(range(300, 600))
+    assert backfill(LocalRun(), catalog, spark, name, "y", where="id = 310")["rows"] == 0
+    assert backfill(LocalRun(), catalog, spark, name, "y")["rows"] == counting.seen() == 700
+    assert values(found) == doubles(range(1000))
+
+
+def test_backfill_of_an_expression_needs_no_code(
+    spark: SparkSession, catalog: Connection, found: Table, name: str
+) -> None:
+    found.dataset().add_columns(pa.field("e", pa.int64(), metadata=Computed("x * 2").metadata()))
+    found.dataset().delete("id = 5")
+    assert backfill(LocalRun(), catalog, spark, name, "e")["rows"] == 999
+    assert values(found, "e") == doubles(range(5), range(6, 1000))
+
+
+def test_backfill_of_vectors_and_lists_keeps_their_types(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+) -> None:
+    code = tmp_path / "code.py"
+    code.write_text(
+        "import pyarrow as pa\n"
+        "def vector(rows):\n"
+        "    x = rows.column(0).to_pylist()\n"
+        "    return pa.array([[float(i), 0.5] for i in x], pa.list_(pa.float32(), 2))\n"
+        "def words(rows):\n"
+        "    return pa.array([[str(i)] * 2 for i in rows.column(0).to_pylist()], pa.list_(pa.string()))\n"
+    )
+    for column, kind in (("vector", "float32[2]"), ("words", "list<string>")):
+        backfill(LocalRun(), catalog, spark, name, column, udf=f"{code}:{column}", inputs=["id"], type=kind)
+    there = found.dataset().to_table()
+    assert there.schema.field("vector").type == pa.list_(pa.float32(), 2)
+    assert np.array_equal(there["vector"].to_pylist(), [[float(number), 0.5] for number in there["id"].to_pylist()])
+    assert there["words"].to_pylist() == [[str(number)] * 2 for number in there["id"].to_pylist()]
+
+
+@pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact", "column"])
+def test_backfill_overtaken_by_another_writer_is_rebased(
+    spark: SparkSession,
+    catalog: Connection,
+    found: Table,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: str,
+) -> None:
+    counting = Counting(tmp_path)
+    declare(found, counting)
+    writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
+        "append": lambda there: there.insert(rows([5000])),
+        "delete": lambda there: there.delete("id = 3"),
+        "update": lambda there: there.update({"x": "7"}, where="id = 3"),
+        "merge": lambda there: (
+            there.merge_insert("id")
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute(pa.table({"id": [3, 5000], "x": [7, 7]}))
+        ),
+        "compact": lambda there: there.optimize.compact_files(),
+        "column": lambda there: there.add_columns({"other": "x + 1"}),
+    }
+    once = iter([writers[writer]])
+    commit = StrictTable.commit
+
+    def late(*arguments: Any, **options: Any) -> int:
+        for write in once:
+            write(found.dataset())
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(StrictTable, "commit", late)
+    backfill(LocalRun(), catalog, spark, name, "y")
+    expected = doubles(range(1000))
+    changes: dict[str, dict[int, int | None]] = {
+        "append": {5000: None},  # came in after the beginning: the next run's
+        "update": {3: 14},
+        "merge": {3: 14, 5000: 14},
+    }
+    expected |= changes.get(writer, {})
+    if writer == "delete":
+        del expected[3]
+    assert values(found) == expected
+    assert counting.seen() == {"compact": 2000, "update": 1001, "merge": 1002}.get(writer, 1000)
+
+
+def test_backfill_whose_worker_is_killed_fills_all(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+) -> None:
+    declare(found, Counting(tmp_path, kill=True))
+    backfill(LocalRun(), catalog, spark, name, "y")
+    assert (tmp_path / "killed").exists()
+    assert values(found) == doubles(range(1000))
+    found.dataset().validate()
+
+
+def test_backfill_canceled_keeps_its_checkpoints(
+    spark: SparkSession,
+    catalog: Connection,
+    found: Table,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tiltyard.pipeline.backfill.CHECKPOINT_SECONDS", 0)
+    counting = Counting(tmp_path)
+    declare(found, counting)
+    run = LocalRun()
+    commit = StrictTable.commit
+
+    def last(*arguments: Any, **options: Any) -> int:
+        version = commit(*arguments, **options)
+        run.canceled.set()
+        return version
+
+    monkeypatch.setattr(StrictTable, "commit", last)
+    with pytest.raises(RunCanceledError):
+        backfill(run, catalog, spark, name, "y")
+    monkeypatch.setattr(StrictTable, "commit", commit)
+    kept = sum(value is not None for value in values(found).values())
+    assert kept in (250, 500)
+    counting.seen()
+    assert backfill(LocalRun(), catalog, spark, name, "y")["rows"] == counting.seen() == 1000 - kept
+    assert values(found) == doubles(range(1000))
+
+
+def test_backfill_that_cannot_be_says_why(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:
+    failing = "tests.spark.functions:failing"
+    with pytest.raises(InvalidInputError, match="ValueError: no idea"):
+        backfill(LocalRun(), catalog, spark, name, "y", udf=failing, inputs=["x"], type="int64")
+    with pytest.raises(InvalidInputError, match="Nothing says how"):
+        backfill(LocalRun(), catalog, spark, name, "x")
+    with pytest.raises(TableColumnNotFoundError, match="no column 'nothing'"):
+        backfill(LocalRun(), catalog, spark, name, "nothing")
+    with pytest.raises(InvalidInputError, match="no condition"):
+        backfill(LocalRun(), catalog, spark, name, "y", udf=f"{functions.__name__}:doubled", inputs=["x"], where="a(")

@@ -27,6 +27,7 @@ from tiltyard.tables import index_build, indexes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 VECTOR_TYPES = ["IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"]
 SCALAR_TYPES = [
@@ -310,6 +311,21 @@ def test_create_index_repeated_word_for_word_is_one_transaction(table: Indexes) 
     assert other != first
     assert table.server.run_jobs() == ["Succeeded", "Succeeded"]
     assert [entry.index_type for entry in table.list().indexes] == ["BITMAP"]
+
+
+def test_create_index_on_a_large_table_is_ordered_as_a_job_of_the_pipeline(tmp_path: Path) -> None:
+    server = Server(tmp_path, spark_index_rows=100)
+    table = Indexes(server, rows(100))
+    ordered = table.create("vec", "IVF_PQ", name="big", num_partitions=4, num_sub_vectors=2)
+    record = server.services.store.describe_transaction(ordered)
+    assert (record.kind, record.status, record.properties["index_name"]) == ("index", "Queued", "big")
+    told = record.payload["arguments"]
+    assert {"table": "t", "column": "vec", "type": "IVF_PQ", "name": "big", "replace": True}.items() <= told.items()
+    assert told["parameters"]["num_partitions"] == "4"
+    assert table.create("vec", "IVF_PQ", name="big", num_partitions=4, num_sub_vectors=2, replace=True) == ordered
+    assert table.names() == {"big": "building"}
+    server.create("few", rows(99))
+    assert server.services.store.describe_transaction(table.create("id", "BTREE", id="few")).kind == "create_index"
 
 
 def test_build_index_twice_after_a_crash_builds_once(table: Indexes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from uuid import uuid4
 from lance.indices import IndexConfig
 
 from tiltyard.context import Context
+from tiltyard.ids import Id, display
 from tiltyard.jobs import Job, JobCanceledError, job
 from tiltyard.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from lance.progress import IndexProgress
 
 CREATE_INDEX = "create_index"
+INDEX_JOB = "index"
+"""The job of the pipeline that builds the indexes of large tables."""
 
 _REPORT_SECONDS = 1.0
 _FEWEST = 1
@@ -46,6 +50,26 @@ class IndexOrder:
     @property
     def kind(self) -> IndexType:
         return IndexType(self.index_type)
+
+
+def index_job(order: IndexOrder, path: Id) -> dict[str, Any]:
+    """What the pipeline's job is told, besides the order: it answers under the same transaction."""
+    arguments = {
+        "table": display(path),
+        "column": order.column,
+        "type": order.index_type,
+        "name": order.name,
+        "branch": order.branch,
+        "replace": True,  # whether it may be was asked when it was ordered
+        "parameters": {name: _as_text(value) for name, value in order.parameters.items()},
+    }
+    given = {name: value for name, value in arguments.items() if value not in (None, {})}
+    return {"arguments": given, "table": list(path), "spark": {}}
+
+
+def _as_text(value: Any) -> str:
+    """A text as it is, all else as JSON: options of a command are such."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @job(CREATE_INDEX)

@@ -18,14 +18,14 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.context import Context
-from tiltyard.ids import MAIN_BRANCH, display, table_id
+from tiltyard.ids import MAIN_BRANCH, Id, display, table_id
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
-from tiltyard.tables.index_build import CREATE_INDEX, IndexOrder, describe
+from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, IndexOrder, describe, index_job
 from tiltyard.tables.index_kinds import IndexType, index_type, lance_name, parameters
 from tiltyard.tables.opening import OpenTable, find_table, open_for_reading
 
@@ -78,7 +78,7 @@ def _order(ctx: Context, request: models.CreateTableIndexRequest, kind: IndexTyp
     if name in taken:
         _check_replaceable(name, taken[name][0], request)
     order = IndexOrder(table.record.location, branch, request.column, name, kind.value, checked, name in built)
-    return _queued(ctx, table, order, waiting)
+    return _queued(ctx, table, table_id(request.id), order, waiting)
 
 
 def _branch(branch: str | None) -> str | None:
@@ -87,7 +87,11 @@ def _branch(branch: str | None) -> str | None:
 
 def _orders(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
     """The indices of a branch that are not built yet, as transactions, oldest first."""
-    unfinished = ctx.store.unfinished_transactions(table.record.id, CREATE_INDEX)
+    store, number = ctx.store, table.record.id
+    # A job that somebody submitted by itself is no order: nobody waits for it by the index's name.
+    jobs = [record for record in store.unfinished_transactions(number, INDEX_JOB) if "location" in record.payload]
+    unfinished = [*store.unfinished_transactions(number, CREATE_INDEX), *jobs]
+    unfinished.sort(key=lambda record: (record.created_at, record.id))
     return [record for record in unfinished if record.payload["branch"] == branch]
 
 
@@ -107,11 +111,11 @@ def _check_replaceable(name: str, column: str, request: models.CreateTableIndexR
         raise TableIndexAlreadyExistsError(f"The index '{name}' exists: drop it first, replace it, or name another.")
 
 
-def _queued(ctx: Context, table: OpenTable, order: IndexOrder, waiting: Iterable[TransactionRecord]) -> str:
+def _queued(ctx: Context, table: OpenTable, path: Id, order: IndexOrder, waiting: Iterable[TransactionRecord]) -> str:
     """The transaction's id; an order that waits already, word for word, is not given twice (clients repeat them)."""
     payload = asdict(order)
     for record in waiting:
-        same = {**record.payload, "replaces": order.replaces} == payload
+        same = {**{name: record.payload[name] for name in payload}, "replaces": order.replaces} == payload
         if same and record.status is TransactionStatus.QUEUED:
             return record.id
     properties = {
@@ -120,9 +124,10 @@ def _queued(ctx: Context, table: OpenTable, order: IndexOrder, waiting: Iterable
         "index_type": order.index_type,
         "progress": "0.0",
     }
-    queued = ctx.store.create_transaction(
-        CREATE_INDEX, table.record.id, payload, properties, asked_by=ctx.principal.name
-    )
+    kind = CREATE_INDEX
+    if ctx.settings.spark_index_rows and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
+        kind, payload = INDEX_JOB, {**payload, **index_job(order, path)}
+    queued = ctx.store.create_transaction(kind, table.record.id, payload, properties, asked_by=ctx.principal.name)
     return queued.id
 
 

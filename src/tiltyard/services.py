@@ -27,6 +27,7 @@ def open_services(settings: Settings) -> Services:
     storage = Storage(settings)
     storage.prepare()
     store = open_store(database, clock=now_ms)
+    storage.datasets.shares = store.shares
     return Services(
         settings, store, storage, Paging(store.secret("paging"), settings.max_page_size), now_ms, Access(store), road
     )

@@ -24,7 +24,7 @@ from tiltyard.operations import operation
 from tiltyard.paging import tables_scope
 from tiltyard.schemas import to_json
 from tiltyard.spec import models
-from tiltyard.store import TableRecord
+from tiltyard.store import TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_wait, storage_options
 from tiltyard.tables.managed import new_is_managed, registered_is_managed
 from tiltyard.tables.opening import find_table, open_for_reading
@@ -72,21 +72,31 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     """Enter a table that lies at a location already.
 
     Raises TableAlreadyExistsError (not with Overwrite, which points the name at the new location and leaves the old
-    data), NamespaceNotFoundError, InvalidInputError (no table there, outside the roots, or taken by another name).
+    data), NamespaceNotFoundError, InvalidInputError (no table there, outside the roots, or taken by another name; or
+    its files are outside the roots), what opening a table raises.
     """
     path = table_id(request.id)
     mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
     location = ctx.storage.check_location(request.location)
     if not ctx.storage.has_table(location):
         raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
+    bases = ctx.storage.foreign_bases(location)
     properties, made_by = request.properties or {}, owner(ctx, path[:-1])
     managed = registered_is_managed(properties)
-    if mode is RegisterMode.OVERWRITE:
-        record = ctx.store.replace_registration(
-            path, location, properties, managed=managed, keep_ms=ctx.settings.retention_ms, owner=made_by
-        )
-    else:
-        record = ctx.store.insert_table(path, location, properties, managed=managed, registered=True, owner=made_by)
+
+    def work(catalog: UnitOfWork) -> TableRecord:
+        if mode is RegisterMode.OVERWRITE:
+            keep_ms = ctx.settings.retention_ms
+            made = catalog.replace_registration(
+                path, location, properties, managed=managed, keep_ms=keep_ms, owner=made_by
+            )
+        else:
+            made = catalog.insert_table(path, location, properties, managed=managed, registered=True, owner=made_by)
+        for base in bases:
+            catalog.add_clone(made.id, base)
+        return made
+
+    record = ctx.store.transact(work) if bases else work(ctx.store)
     return models.RegisterTableResponse(location=record.location, properties=record.properties)
 
 

@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import lance
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
+    PermissionDeniedError,
     TableTagNotFoundError,
     TableVersionNotFoundError,
 )
 
 from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locations import is_local
+from tiltyard.storage.locations import canonical, is_below, is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.road import Road
 
 _MOST_HANDLES = 1024
+
+
+def nothing_shared(location: str, base: str) -> bool:
+    """Every table has its files in its own folder."""
+    return False
 
 
 class Datasets:
@@ -32,7 +38,11 @@ class Datasets:
     which is asked for each time, so that a commit made anywhere is seen by the next request.
     """
 
-    def __init__(self, index_cache_bytes: int, metadata_cache_bytes: int) -> None:
+    def __init__(
+        self, index_cache_bytes: int, metadata_cache_bytes: int, shares: Callable[[str, str], bool] = nothing_shared
+    ) -> None:
+        """`shares(location, base)` says whether a table's files may lie at a base outside its folder."""
+        self.shares = shares
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
@@ -54,9 +64,38 @@ class Datasets:
                 dataset = lance.dataset(
                     namespace_client=road.client, table_id=list(road.table_id), session=self.session
                 )
-            if not branch or branch == MAIN_BRANCH:
-                return dataset
-            return dataset.checkout_version((branch, None))
+            if branch and branch != MAIN_BRANCH:
+                dataset = dataset.checkout_version((branch, None))
+        return self.checked(location, dataset)
+
+    def checked(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
+        """A handle, if all files of its version lie in its table's folder, or where the catalog knows of.
+
+        Whoever may write a table's files could name others in a manifest, for the server to read with its own rights.
+        Raises PermissionDeniedError.
+        """
+        for base in dataset.base_paths().values():
+            if not self.may_use(location, base.path):
+                raise PermissionDeniedError(
+                    "This version has files outside the folder of its table, where the catalog knows of none: it is "
+                    "not read. Whoever administers the server can register the table anew."
+                )
+        return dataset
+
+    def may_use(self, location: str, base: str) -> bool:
+        """Whether files of a table may lie at a base: in its own folder, or where the catalog says so."""
+        try:
+            place = canonical(base)
+        except InvalidInputError:
+            return False
+        return place == location or is_below(place, location) or self.shares(location, place)
+
+    def bases(self, location: str, options: Mapping[str, str]) -> list[str]:
+        """Where files of a table's latest version lie outside its folder. Raises what `writer` raises."""
+        with lance_errors():
+            dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
+            places = [canonical(base.path) for base in dataset.base_paths().values()]
+        return [place for place in places if place != location and not is_below(place, location)]
 
     def reader(
         self,
@@ -73,12 +112,13 @@ class Datasets:
         """
         latest = self._latest(location, options, check_name(branch or MAIN_BRANCH, "branch"))
         if tag is not None:
-            return self._tagged(latest, check_name(tag, "tag"))
+            return self.checked(location, self._tagged(latest, check_name(tag, "tag")))
         if version is None or version == latest.version:
             return latest
+        line = None if not branch or branch == MAIN_BRANCH else branch
         try:
             with lance_errors(latest):
-                return latest.checkout_version((None if not branch or branch == MAIN_BRANCH else branch, version))
+                return self.checked(location, latest.checkout_version((line, version)))
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
 

@@ -31,6 +31,7 @@ from tiltyard.storage.locations import (
     new_folder,
 )
 from tiltyard.storage.locks import Locks
+from tiltyard.storage.manifests import check_manifest
 from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
@@ -197,6 +198,26 @@ class Storage:
         target = f"{location}/{relative}"
         check_no_links(target)
         return target
+
+    def check_manifest(self, location: str, path: str, version: int) -> None:
+        """Raise InvalidInputError unless a file inside a table's folder is a manifest of this version, with its files
+        in that folder or where the catalog knows of some.
+        """
+        for base in check_manifest(self.read_file(location, path), version):
+            if not self.datasets.may_use(location, base):
+                raise InvalidInputError(
+                    "The staged manifest names files outside the table's folder: nothing was committed."
+                )
+
+    def foreign_bases(self, location: str) -> list[str]:
+        """Where files of a table's latest version lie outside its folder: shallow clones have some.
+
+        Raises InvalidInputError for a place outside the roots, and what opening a table raises.
+        """
+        bases = self.datasets.bases(location, self.options(location))
+        if any(not innermost(base, self._roots) for base in bases):
+            raise InvalidInputError("This table has files outside the server's roots: allow their root, or copy it.")
+        return bases
 
     def read_file(self, location: str, path: str) -> bytes:
         """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""

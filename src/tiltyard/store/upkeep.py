@@ -20,6 +20,11 @@ CLONES = """
     SELECT location FROM tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
     UNION SELECT location FROM removed_tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
 """
+SHARES = """
+    SELECT 1 FROM clone_sources WHERE location = ? AND table_id IN (
+        SELECT id FROM tables WHERE location = ? UNION ALL SELECT id FROM removed_tables WHERE location = ?
+    ) LIMIT 1
+"""
 INHERIT = """
     INSERT INTO clone_sources (table_id, location) SELECT ?, location FROM clone_sources
     WHERE table_id IN (SELECT id FROM tables WHERE location = ?) ON CONFLICT DO NOTHING
@@ -82,3 +87,8 @@ class Upkeep(Scope):
     def clones_of(self, location: str) -> list[str]:
         """Return where the shallow clones lie that use the files of a location."""
         return [row[0] for row in self.connection.rows(CLONES, location, location)]
+
+    @reads
+    def shares(self, location: str, base: str) -> bool:
+        """Return whether a table, or one that can be brought back, may use files at a base outside its folder."""
+        return self.connection.row(SHARES, base, location, location) is not None

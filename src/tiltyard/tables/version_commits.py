@@ -28,7 +28,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.storage.manifests import NamingScheme, check_manifest, manifest_name, versions_folder
+from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.opening import find_table, open_for_reading
 
@@ -148,7 +148,7 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
     """
     new = _named_version(ctx, table, entry)
     if ctx.storage.stat(table.location, new.staged_path) is not None:
-        check_manifest(ctx.storage.read_file(table.location, new.staged_path), entry.version)
+        ctx.storage.check_manifest(table.location, new.staged_path, entry.version)
         _check_next(ctx, new, entry, latest)
     elif not _is_recorded(ctx, new):
         raise InvalidInputError("There is no staged manifest at this path: write it first.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import io
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,13 +43,14 @@ def local(path: str) -> Path:
     return Path(path.removeprefix("file://"))
 
 
-def list_files(path: str, options: Mapping[str, str]) -> list[Found]:
+def list_files(path: str, options: Mapping[str, str], *, missing_ok: bool = False) -> list[Found]:
     """The files at a path: one, all below a folder, or those that a pattern (`*`, `**`, `?`) matches; sorted.
 
-    Hidden ones (a part beginning with "." or "_") are left out. Raises RefusedError if there is none.
+    Hidden ones (a part beginning with "." or "_") are left out. Raises RefusedError if there is none,
+    unless that is fine.
     """
     found = sorted(_remote(path, options) if is_remote(path) else _local(path), key=lambda one: one.path)
-    if not found:
+    if not found and not missing_ok:
         raise RefusedError(f"There is no file at {path}.")
     return found
 
@@ -57,14 +59,13 @@ def open_file(path: str, options: Mapping[str, str]) -> pa.NativeFile:
     """A file to read from anywhere in it."""
     if not is_remote(path):
         return pa.memory_map(str(local(path)))
-    store, key = _store(path, options)
-    return pa.PythonFile(obstore.open_reader(store, key, buffer_size=READ_AHEAD), mode="r")
+    return pa.PythonFile(io.BufferedReader(_Object(*open_store(path, options)), READ_AHEAD), mode="r")
 
 
 def write_file(path: str, content: bytes, options: Mapping[str, str]) -> None:
     """Write a small file whole; readers see it whole or not at all."""
     if is_remote(path):
-        store, key = _store(path, options)
+        store, key = open_store(path, options)
         obstore.put(store, key, content)
         return
     target = local(path)
@@ -82,8 +83,36 @@ def delete_files(paths: list[str], options: Mapping[str, str]) -> None:
         for path in paths:
             local(path).unlink(missing_ok=True)
         return
-    keyed = [_store(path, options) for path in paths]
+    keyed = [open_store(path, options) for path in paths]
     obstore.delete(keyed[0][0], [key for _, key in keyed])
+
+
+class _Object(io.RawIOBase):
+    """An object of a store as a file to read: each read is a request for a range."""
+
+    def __init__(self, store: Any, key: str) -> None:
+        self._store, self._key = store, key
+        self._size = int(obstore.head(store, key)["size"])
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        found = memoryview(obstore.get_range(self._store, self._key, start=self._at, end=end))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 def _local(path: str) -> Iterator[Found]:
@@ -105,7 +134,7 @@ def _found(file: Path) -> Found:
 
 def _remote(path: str, options: Mapping[str, str]) -> Iterator[Found]:
     root, pattern = _split(path)
-    store, prefix = _store(root, options)
+    store, prefix = open_store(root, options)
     bucket = path[: path.index("://") + 3] + urlsplit(path).netloc
     for page in obstore.list(store, prefix or None):
         for one in page:
@@ -138,7 +167,7 @@ def _hidden(inside: str) -> bool:
     return any(part.startswith((".", "_")) for part in inside.split("/"))
 
 
-def _store(path: str, options: Mapping[str, str]) -> tuple[Any, str]:
+def open_store(path: str, options: Mapping[str, str]) -> tuple[Any, str]:
     """The store of a URI's bucket, and the key in it."""
     parts = urlsplit(path)
     return _opened(f"{parts.scheme}://{parts.netloc}", tuple(sorted(options.items()))), parts.path.lstrip("/")

@@ -25,7 +25,7 @@ from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import is_connect, slots
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tiltyard.pipeline.runs import Run
 
@@ -95,6 +95,32 @@ def run_tasks(
     return [found[position] for position in range(len(payloads))]
 
 
+def run_partitions(
+    spark: SparkSession,
+    run: Run,
+    frame: DataFrame,
+    work: Callable[[int, Iterator[pa.RecordBatch]], R],
+    *,
+    name: str = "tiltyard",
+) -> list[R]:
+    """`work(partition, batches)` for each partition of a DataFrame, in Spark tasks; results in their order.
+
+    Here rows do pass, from the JVM to Python as Arrow batches. Raises what `run_tasks` raises.
+    """
+    tag = f"tiltyard-{uuid.uuid4().hex}"
+    mapped = frame.mapInArrow(_on_partition(work), "i bigint, o binary")
+    with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
+        flying = {pool.submit(_collect, spark, mapped, tag, name)}
+        try:
+            while not (landed := wait(flying, LOOK_SECONDS)[0]):
+                run.check()
+        except BaseException:
+            _cancel(spark, tag, flying)
+            raise
+    [answer] = landed
+    return [result for _, result in sorted((_opened(row) for row in answer.result()), key=lambda row: row[0])]
+
+
 def _run_here(
     run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
 ) -> list[R]:
@@ -119,17 +145,28 @@ def _run_here(
 def _run_wave(spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave) -> list[tuple[int, bytes]]:
     """One Spark job with a task per payload: positions and pickled outcomes."""
     count = len(wave.payloads)
+    _tag(spark, tag, name)
+    frame = spark.range(0, count, 1, count).mapInArrow(_partition(work, wave.payloads), "i bigint, o binary")
+    return [(wave.first + position, outcome) for position, outcome in _rows(frame)]
+
+
+def _collect(spark: SparkSession, frame: DataFrame, tag: str, name: str) -> list[tuple[int, bytes]]:
+    _tag(spark, tag, name)
+    return _rows(frame)
+
+
+def _rows(frame: DataFrame) -> list[tuple[int, bytes]]:
+    answer = frame.toArrow()
+    return list(zip(answer["i"].to_pylist(), answer["o"].to_pylist(), strict=True))
+
+
+def _tag(spark: SparkSession, tag: str, name: str) -> None:
+    """Mark the jobs of this thread, to be found by who cancels them."""
     if is_connect(spark):
         spark.addTag(tag)
     else:
         spark.sparkContext.addJobTag(tag)
         spark.sparkContext.setJobDescription(name)
-    frame = spark.range(0, count, 1, count).mapInArrow(_partition(work, wave.payloads), "i bigint, o binary")
-    answer = frame.toArrow()
-    return [
-        (wave.first + position, outcome)
-        for position, outcome in zip(answer["i"].to_pylist(), answer["o"].to_pylist(), strict=True)
-    ]
 
 
 def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
@@ -142,10 +179,30 @@ def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
                     outcome: Any = work(pickle.loads(payloads[position]))  # noqa: S301  # from the driver
                 except RefusedError as refusal:
                     outcome = refusal
-                row = [pa.array([position], pa.int64()), pa.array([pickle.dumps(outcome)], pa.binary())]
-                yield pa.record_batch(row, _ANSWER)
+                yield _row(position, outcome)
 
     return run
+
+
+def _on_partition(work: Any) -> Any:
+    """The same for a partition of a DataFrame, whose rows it is given."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: PLC0415  # an extra
+
+        context = TaskContext.get()
+        position = 0 if context is None else context.partitionId()
+        try:
+            outcome: Any = work(position, batches)
+        except RefusedError as refusal:
+            outcome = refusal
+        yield _row(position, outcome)
+
+    return run
+
+
+def _row(position: int, outcome: Any) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([position], pa.int64()), pa.array([pickle.dumps(outcome)], pa.binary())], _ANSWER)
 
 
 def _opened(row: tuple[int, bytes]) -> tuple[int, Any]:

@@ -1,0 +1,78 @@
+"""Any DataFrame (SQL, JDBC, a join) into a table: Arrow batches from Spark's partitions, Lance files, one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline.casts import chosen_columns
+from tiltyard.pipeline.connecting import Table
+from tiltyard.pipeline.landing import Landing, land
+from tiltyard.pipeline.lines import Bad
+from tiltyard.pipeline.recipes import Asked, finish, recipe_for
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.spark_types import arrow_schema
+from tiltyard.pipeline.tasks import run_partitions
+from tiltyard.pipeline.writing import Recipe, Written, made, write_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TRIED = 100
+"""Rows on which a function is tried, to learn which columns it makes."""
+
+
+def write_frame(run: Run, frame: DataFrame, table: Table, asked: Asked) -> Mapping[str, object]:
+    """Write a DataFrame's rows to a table; the figures. Each partition becomes a fragment, or several if it is large.
+
+    Nothing is visible until all is written and checked. Raises InvalidInputError, RunCanceledError, what `land` and
+    the commit raise.
+    """
+    landing = land(run, table, asked.mode)
+    written: list[Written] = []
+    try:
+        recipe = _recipe(run, frame, landing, asked)
+        spark = frame.sparkSession
+        written += run_partitions(spark, run, frame, partial(_write_partition, recipe), name=f"write {run.id}")
+        run.progress(
+            rows=sum(part.rows for part in written),
+            fragments=sum(len(part.fragments) for part in written),
+            bytes=sum(part.size for part in written),
+        )
+        return finish(run, spark, landing, recipe, written)
+    except (RefusedError, InvalidInputError, RunCanceledError) as error:
+        landing.withdraw([fragment for part in written for fragment in part.fragments])
+        if isinstance(error, RefusedError):
+            raise InvalidInputError(str(error)) from error
+        raise
+
+
+def _write_partition(recipe: Recipe, number: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Runs in a task."""
+    return write_rows(recipe, batches, f"partition-{number}")
+
+
+def _recipe(run: Run, frame: DataFrame, landing: Landing, asked: Asked) -> Recipe:
+    """How batches become rows of the table. A function is tried on the first rows."""
+    columns = tuple(chosen_columns(arrow_schema(frame.schema), asked.chosen))
+    schema = pa.schema([column.field for column in columns])
+    if asked.udf is not None:
+        trial = Recipe(run.id, landing.target(schema), columns, asked.udf, rejects=asked.rejects)
+        few = frame.limit(_TRIED).coalesce(1)
+        found = run_partitions(frame.sparkSession, run, few, partial(_first_schema, trial), name="try the UDF")
+        schema = next((one for one in found if one is not None), None)
+        if schema is None:
+            raise RefusedError(f"The UDF takes none of the first {_TRIED} rows.")
+    storage = dict(landing.table.connection.storage)
+    return recipe_for(run, landing, asked, chosen_schema=schema, columns=columns, storage=storage)
+
+
+def _first_schema(recipe: Recipe, _: int, batches: Iterator[pa.RecordBatch]) -> pa.Schema | None:
+    """Runs in a task."""
+    found = [rows.schema for rows in made(recipe, batches) if not isinstance(rows, Bad)]
+    return found[0] if found else None

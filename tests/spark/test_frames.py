@@ -1,0 +1,83 @@
+"""DataFrames into tables: computed rows, checked, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from lance_namespace.errors import InvalidInputError, TableNotFoundError
+
+from tiltyard.pipeline.casts import Chosen
+from tiltyard.pipeline.checks import parse_check
+from tiltyard.pipeline.code import find_code
+from tiltyard.pipeline.connecting import table as table_of
+from tiltyard.pipeline.frames import write_frame
+from tiltyard.pipeline.landing import WriteMode
+from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.runs import LocalRun, RunCanceledError
+from tiltyard.pipeline.types import parse_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.places import Connection
+
+Fresh = Callable[[str], str]
+
+
+def test_write_frame_of_a_join_is_its_rows_with_vectors(spark: SparkSession, catalog: Connection, fresh: Fresh) -> None:
+    table = table_of(catalog, fresh("joined"))
+    left = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
+    frame = left.join(spark.range(500, 2000), "id")
+    asked = Asked(chosen=Chosen(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),))
+    figures = write_frame(LocalRun(), frame, table, asked)
+    assert (figures["rows"], figures["version"]) == (500, 1)
+    found = table.dataset().to_table().sort_by("id").to_pylist()
+    assert found == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
+    more = write_frame(LocalRun(), left.filter("id < 3"), table, Asked(WriteMode.APPEND))
+    assert (more["version"], table.dataset().count_rows()) == (2, 503)
+
+
+def test_write_frame_through_a_udf_makes_its_columns(
+    spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import pyarrow as pa, pyarrow.compute as pc\n"
+        "def double(batch):\n    return pa.record_batch([pc.multiply(batch['id'], 2)], ['twice'])\n"
+    )
+    table = table_of(catalog, fresh("udf"))
+    write_frame(LocalRun(), spark.range(10), table, Asked(udf=find_code(f"{own}:double")))
+    assert sorted(table.dataset().to_table()["twice"].to_pylist()) == list(range(0, 20, 2))
+
+
+def test_write_frame_that_fails_its_check_or_is_canceled_leaves_nothing(
+    spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    table = table_of(catalog, fresh("nothing"))
+    with pytest.raises(InvalidInputError, match="rows > 10: 10 rows"):
+        write_frame(LocalRun(), spark.range(10), table, Asked(checks=(parse_check("rows > 10"),)))
+    run, mark = LocalRun(), tmp_path / "began"
+
+    def slow(batches):  # type: ignore[no-untyped-def]  # Spark's own signature
+        import time
+
+        mark.touch()
+        yield from batches
+        time.sleep(60)
+
+    def cancel() -> None:
+        while not mark.exists():
+            threading.Event().wait(0.01)
+        run.canceled.set()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(RunCanceledError):
+        write_frame(run, spark.range(10).coalesce(1).mapInArrow(slow, "id long"), table, Asked())
+    thread.join()
+    with pytest.raises(TableNotFoundError):
+        table.describe()

@@ -106,6 +106,12 @@ def test_pages_ask_nobody_and_tell_strangers_nothing_of_the_inside(secured: Secu
     assert "checks" not in answer.json()
 
 
+def test_openapi_says_how_callers_show_who_they_are(secured: Secured) -> None:
+    document = httpx.get(f"{secured.url}/openapi.json").json()
+    assert set(document["components"]["securitySchemes"]) == {"OAuth2", "BearerAuth", "ApiKeyAuth"}
+    assert {} not in document["security"]
+
+
 def test_every_answer_has_the_security_headers(secured: Secured) -> None:
     for path in ("/health/live", LIST, "/nothing", "/oauth/token"):
         headers = httpx.get(secured.url + path).headers
@@ -146,11 +152,11 @@ def test_serve_with_a_certificate_speaks_https_alone(tmp_path: Path, workers: st
     flags = ("--tls-certificate", str(chain), "--tls-key", str(key), "--workers", workers)
     with secured_server(tmp_path / "root", *flags) as secured:
         trust = ssl.create_default_context(cafile=str(chain))
-        answer = httpx.get(secured.url + LIST, headers={"x-api-key": secured.keys["ann"]}, verify=trust)
+        answer = httpx.get(secured.url + LIST, headers={"x-api-key": secured.keys["ann"]}, verify=trust, timeout=60)
         assert secured.url.startswith("https://") and answer.status_code == 200
         assert "max-age" in answer.headers["strict-transport-security"]
         with pytest.raises(httpx.TransportError):
-            httpx.get(secured.url.replace("https", "http") + LIST)
+            httpx.get(secured.url.replace("https", "http") + LIST, timeout=60)
 
 
 def test_serve_with_a_certificate_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from tests.services.wire import Wire
 from tiltyard.config import Settings
 from tiltyard.identity.keys import KeyWish, create_key
 from tiltyard.store import open_store, wall_clock
+
+SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
+"""API keys, and tokens."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,11 @@ def secured_server(
     environ: Mapping[str, str] | None = None,
     names: Sequence[str] = ("ann", "bob"),
 ) -> Iterator[Secured]:
-    """Run a server with --auth."""
+    """Run a server with --auth. Whatever was shown to it, its log must have no secret of it."""
     keys = make_keys(Settings(root=str(root), db=db).database_url, "administrator", *names)
     server = ServerProcess(root, "--auth", *(("--db", db) if db else ()), *flags, environ=environ)
     try:
         yield Secured(server, keys)
     finally:
         server.stop()
+        assert [line for line in server.log if SECRETS.search(line)] == []

@@ -10,10 +10,17 @@ from tiltyard import __version__
 from tiltyard.operations import bound_operations
 from tiltyard.spec import Json, document
 
+SCHEMES: Json = {
+    "OAuth2": {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": "/oauth/token", "scopes": {}}}},
+    "BearerAuth": {"type": "http", "scheme": "bearer"},
+    "ApiKeyAuth": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""How callers show who they are, as the specification has it."""
+
 
 @cache
-def openapi_json() -> bytes:
-    """OpenAPI 3.1, encoded once."""
+def openapi_json(asks: bool) -> bytes:
+    """OpenAPI 3.1, encoded once; `asks` says whether callers have to show who they are."""
     facts = document()["operations"]
     paths: dict[str, Json] = {}
     for name, (operation, served) in bound_operations().items():
@@ -26,7 +33,8 @@ def openapi_json() -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
             "paths": paths,
-            "components": {"schemas": document()["schemas"]},
+            "components": {"schemas": document()["schemas"], "securitySchemes": SCHEMES},
+            "security": [*({name: []} for name in SCHEMES), *([] if asks else [{}])],
         }
     )
 

@@ -42,7 +42,7 @@ def ready(services: Services) -> tuple[int, bytes]:
 
 def openapi(services: Services) -> tuple[int, bytes]:
     """What this server serves."""
-    return 200, openapi_json()
+    return 200, openapi_json(services.settings.auth)
 
 
 PAGES: Mapping[bytes, Page] = {b"/health/live": live, b"/health/ready": ready, b"/openapi.json": openapi}

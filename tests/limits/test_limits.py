@@ -1,0 +1,132 @@
+"""Limits of a running server, as its callers meet them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import lancedb
+import pyarrow as pa
+import pytest
+
+from tests.audit.conftest import eventually
+from tests.services.server import ServerProcess
+from tests.services.wire import check_error, stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = pa.table({"id": range(60_000), "text": ["x" * 1000] * 60_000})
+ALL = {"vector": None, "k": 60_000}
+
+
+@contextmanager
+def limited(root: Path, **settings: Any) -> Iterator[httpx.Client]:
+    """A server with these settings, that has the table `t`."""
+    environ = {f"TILTYARD_{name.upper()}": str(value) for name, value in settings.items()}
+    server = ServerProcess(root, environ=environ)
+    try:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            yield client
+    finally:
+        server.stop()
+
+
+def fill(client: httpx.Client, rows: int = 60_000) -> None:
+    made = client.post("/v1/table/t/create", content=stream(ROWS.slice(0, rows), most_rows=2000))
+    assert made.status_code == 200, made.text
+
+
+def refusal(answer: httpx.Response) -> tuple[int, int]:
+    return answer.status_code, check_error(answer)
+
+
+def test_rate_limit_answers_429_and_a_client_that_waits_as_told_goes_on(tmp_path: Path) -> None:
+    with limited(tmp_path, rate_limit=5, rate_burst=1) as client:
+        answers = [client.get("/v1/namespace/%24/list") for _ in range(10)]
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert 200 in {answer.status_code for answer in answers} and refused
+        assert refusal(refused[0]) == (429, 21)
+        assert refused[0].headers["retry-after"] == "1"
+        assert client.get("/health/live").status_code == 200
+        # lancedb waits and tries again by itself.
+        db = lancedb.connect("db://x", api_key="none", host_override=str(client.base_url).rstrip("/"))
+        for _ in range(8):
+            assert list(db.table_names()) == []
+
+
+def test_query_out_of_time_is_504_and_its_place_is_kept_until_it_ends(tmp_path: Path) -> None:
+    with limited(tmp_path, query_timeout=0.005, max_queries_total=1) as client:
+        fill(client)
+        slow = {"vector": None, "k": 10, "filter": "regexp_like(text, 'x.*y.*z$')"}
+        assert refusal(client.post("/v1/table/t/query", json=slow)) == (504, 17)
+
+        def ended() -> bool:
+            answer = client.post("/v1/table/t/count_rows", json={"predicate": "id < 10"})
+            if answer.status_code == 429:
+                assert refusal(answer) == (429, 21)
+                return False
+            return True
+
+        eventually(ended)
+        assert client.post("/v1/table/t/describe", json={}).status_code == 200
+
+
+def test_answer_out_of_time_breaks_off(tmp_path: Path) -> None:
+    with limited(tmp_path, query_timeout=1.0) as client:
+        fill(client)
+
+        def read_late() -> int:
+            """Take nothing of the answer for longer than the query may take, then all."""
+            with client.stream("POST", "/v1/table/t/query", json=ALL) as answer:
+                assert answer.status_code == 200
+                time.sleep(1.2)
+                return sum(len(part) for part in answer.iter_raw())
+
+        with pytest.raises(httpx.RemoteProtocolError):
+            read_late()
+
+
+def test_answer_that_is_too_large_is_400(tmp_path: Path) -> None:
+    with limited(tmp_path, max_result_bytes=2 << 20) as client:
+        fill(client)
+        answer = client.post("/v1/table/t/query", json=ALL)
+        assert refusal(answer) == (400, 13)
+        assert "more than 2097152 bytes" in answer.json()["error"]
+        assert client.post("/v1/table/t/query", json={**ALL, "k": 500}).status_code == 200
+        page = client.post("/v1/table/t/query", json={"vector": None, "k": 1900, "offset": 30_000})
+        assert pa.ipc.open_file(page.content).read_all().num_rows == 1900
+
+
+def test_answer_that_is_too_large_and_has_begun_breaks_off(tmp_path: Path) -> None:
+    with limited(tmp_path, max_result_bytes=40 << 20) as client:
+        fill(client)
+        with pytest.raises(httpx.RemoteProtocolError):
+            client.post("/v1/table/t/query", json=ALL)
+        assert client.post("/v1/table/t/query", json={**ALL, "k": 10_000}).status_code == 200
+
+
+def test_page_size_depth_and_entries_have_their_limits(tmp_path: Path) -> None:
+    with limited(tmp_path, max_page_size=2, max_json_depth=8, max_operations=2, max_json_bytes=4096) as client:
+        for number in range(3):
+            assert client.post(f"/v1/namespace/n{number}/create", json={}).status_code == 200
+        page = client.get("/v1/namespace/%24/list", params={"limit": 1000}).json()
+        assert (page["namespaces"], bool(page["page_token"])) == (["n0", "n1"], True)
+        deep: Any = {}
+        for _ in range(9):
+            deep = {"a": deep}
+        assert refusal(client.post("/v1/table/t/query", json=deep)) == (400, 13)
+        entry = {"declare_table": {"id": ["t"]}}
+        batch = client.post("/v1/table/batch-commit", json={"operations": [entry] * 3})
+        assert refusal(batch) == (400, 13)
+        assert refusal(client.post("/v1/table/t/query", content=json.dumps({"filter": "x" * 5000}))) == (413, 13)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_body_nested_without_end_is_400(tmp_path: Path, body: bytes) -> None:
+    with limited(tmp_path) as client:
+        assert refusal(client.post("/v1/table/t/query", content=body)) == (400, 13)

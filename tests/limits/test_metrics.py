@@ -1,0 +1,85 @@
+"""Metrics, as Prometheus reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.audit.conftest import eventually
+from tests.services.secured import secured_server
+from tests.services.server import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FROM_AFAR = {"x-forwarded-for": "203.0.113.9"}
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Values by name and labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path)
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            client.post("/v1/namespace/a/create", json={})
+        client.get("/nowhere")
+        answer = client.get("/metrics")
+    assert server.stop() == 0
+    found = samples(answer.text)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert found["tiltyard_requests_total", "CreateNamespace", "200"] == 1
+    assert found["tiltyard_requests_total", "CreateNamespace", "409"] == 2
+    assert found["tiltyard_requests_total", "none", "404"] == 1
+    assert found["tiltyard_request_seconds_count", "CreateNamespace"] == 3
+    assert found["tiltyard_requests_running",] == 1
+    assert found["tiltyard_catalog_up",] == 1
+    assert {key[2] for key in found if key[0] == "tiltyard_process_load"} >= {
+        "queries waiting for a thread",
+        "catalog writes waiting",
+        "audit records waiting",
+        "audit records lost",
+        "queries running",
+    }
+
+
+def test_metrics_of_several_processes_are_summed(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, "--workers", "2")
+    try:
+
+        def spread() -> set[str]:
+            """Processes that have answered: each connection finds one of them."""
+            texts = [httpx.get(f"{server.url}/metrics", timeout=60).text for _ in range(10)]
+            return {key[1] for text in texts for key in samples(text) if key[0] == "tiltyard_process_load"}
+
+        eventually(lambda: len(spread()) == 2)
+        before = samples(httpx.get(f"{server.url}/metrics").text)
+        for _ in range(20):
+            assert httpx.get(f"{server.url}/v1/namespace/%24/list").status_code == 200
+        after = samples(httpx.get(f"{server.url}/metrics").text)
+        key = ("tiltyard_requests_total", "ListNamespaces", "200")
+        assert after[key] - before.get(key, 0) == 20
+        assert after["tiltyard_requests_running",] == 1
+    finally:
+        assert server.stop() == 0
+
+
+def test_metrics_from_afar_are_for_administrators(tmp_path: Path) -> None:
+    with secured_server(tmp_path) as secured:
+        with secured.http() as here:
+            assert here.get("/metrics").status_code == 200
+            assert here.get("/metrics", headers=FROM_AFAR).status_code == 401
+            assert here.post("/metrics").status_code == 405
+        with secured.http("ann") as ann:
+            refused = ann.get("/metrics", headers=FROM_AFAR)
+            assert (refused.status_code, refused.json()["code"]) == (403, 15)
+        with secured.http("administrator") as admin:
+            assert "tiltyard_requests_total" in admin.get("/metrics", headers=FROM_AFAR).text

@@ -1,0 +1,159 @@
+"""Limits, with a clock that stands still until it is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.api import limits
+from tiltyard.api.limits import Bucket, Limits, depth
+from tiltyard.api.problems import HttpError
+from tiltyard.config import Settings
+from tiltyard.context import Context, Services
+from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.spec import models
+
+ANN, BOB = Principal("ann"), Principal("bob")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked_by(principal: Principal) -> Context:
+    return Context(cast("Services", None), principal=principal)
+
+
+def test_bucket_lets_a_burst_through_then_the_rate() -> None:
+    clock = Clock()
+    bucket = Bucket({}, 10, 2, clock)
+    assert [bucket.take("ann") for _ in range(20)] == [0.0] * 20
+    assert bucket.take("ann") == pytest.approx(0.1)
+    assert bucket.take("bob") == 0.0
+    clock.now += 0.1
+    assert [bucket.take("ann") == 0.0, bucket.take("ann") == 0.0] == [True, False]
+
+
+def test_bucket_of_a_slow_rate_lets_one_through_after_a_pause() -> None:
+    clock = Clock()
+    bucket = Bucket({}, 0.1, 2, clock)
+    assert bucket.take("ann") == 0.0
+    assert bucket.take("ann") == pytest.approx(10)
+    clock.now += 10
+    assert bucket.take("ann") == 0.0
+
+
+def test_bucket_forgets_callers_whose_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_BUCKETS", 10)
+    clock = Clock()
+    bucket = Bucket({}, 1, 2, clock)
+    for number in range(100):
+        clock.now += 1
+        assert bucket.take(str(number)) == 0.0
+    assert len(bucket._full_at) <= 10
+
+
+def test_rate_limits_by_name_stand_in_place_of_the_general_one() -> None:
+    found = Limits(Settings(rate_limit=1, rate_limits={"bob": 3}, rate_burst=1), Clock())
+
+    def refused(principal: Principal) -> HttpError | None:
+        try:
+            found.admit(asked_by(principal), "1.2.3.4")
+        except HttpError as error:
+            return error
+        return None
+
+    answers = {who.name: [refused(who) for _ in range(5)] for who in (ANN, BOB)}
+    assert [answers["ann"].count(None), answers["bob"].count(None)] == [1, 3]
+    told = answers["bob"][-1]
+    assert told is not None and (told.status, told.code, told.headers) == (429, 21, ((b"retry-after", b"1"),))
+
+
+def test_rate_limit_where_nobody_is_asked_counts_addresses() -> None:
+    found = Limits(Settings(rate_limit=1, rate_burst=1), Clock())
+    found.admit(asked_by(EVERYBODY), "1.2.3.4")
+    found.admit(asked_by(EVERYBODY), "5.6.7.8")
+    with pytest.raises(HttpError, match="too many requests"):
+        found.admit(asked_by(EVERYBODY), "1.2.3.4")
+
+
+def test_rate_limit_in_all_counts_everybody_together() -> None:
+    found = Limits(Settings(rate_limit_total=2, rate_burst=1), Clock())
+    found.admit(asked_by(ANN), "")
+    found.admit(asked_by(BOB), "")
+    with pytest.raises(HttpError, match="The server is sent too many"):
+        found.admit(asked_by(Principal("eve")), "")
+
+
+def test_query_places_are_given_back_once_all_their_work_has_ended() -> None:
+    class Work:
+        def add_done_callback(self, callback: Any) -> None:
+            self.end = lambda: callback(None)
+
+    found, work = Limits(Settings(max_queries=1, max_queries_total=2)), Work()
+    slot = found.enter("QueryTable", asked_by(ANN), "")
+    assert slot is not None
+    assert found.enter("DescribeTable", asked_by(ANN), "") is None
+    with pytest.raises(HttpError, match="1 queries of yours"):
+        found.enter("CountTableRows", asked_by(ANN), "")
+    assert found.enter("QueryTable", asked_by(BOB), "") is not None
+    with pytest.raises(HttpError, match="2 queries run already"):
+        found.enter("QueryTable", asked_by(Principal("eve")), "")
+    slot.hold(work)
+    slot.leave()
+    with pytest.raises(HttpError):
+        found.enter("QueryTable", asked_by(ANN), "")
+    work.end()
+    assert found.enter("QueryTable", asked_by(ANN), "") is not None
+
+
+JSON = st.recursive(
+    st.none() | st.text() | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_depth_of_json_is_how_deep_it_is(value: Any) -> None:
+    def deep(one: Any) -> int:
+        if isinstance(one, dict):
+            return 1 + max(map(deep, one.values()), default=0)
+        return 1 + max(map(deep, one), default=0) if isinstance(one, list) else 0
+
+    for ascii_only in (True, False):
+        text = json.dumps(value, ensure_ascii=ascii_only)
+        assert depth(text.encode("utf-8", "surrogatepass")) == deep(value)
+
+
+def test_depth_beyond_the_limit_is_refused_and_brackets_in_texts_do_not_count() -> None:
+    found = Limits(Settings(max_json_depth=8))
+    found.check_depth(b'{"a": "' + b"[" * 1000 + b'"}')
+    found.check_depth(b"[" * 8 + b"]" * 8 + b", []" * 100)
+    for body in (b"[" * 9 + b"]" * 9, b'{"a":' * 9 + b"1" + b"}" * 9, b"[" * 10**6):
+        with pytest.raises(InvalidInputError, match="deeper than 8"):
+            found.check_depth(body)
+
+
+def test_entries_beyond_the_limit_are_refused() -> None:
+    found = Limits(Settings(max_operations=2))
+    operation = models.CommitTableOperation()
+    found.check_entries("BatchCommitTables", models.BatchCommitTablesRequest(operations=[operation] * 2))
+    with pytest.raises(InvalidInputError, match="3 operations: at most 2"):
+        found.check_entries("BatchCommitTables", models.BatchCommitTablesRequest(operations=[operation] * 3))
+    found.check_entries("DescribeTable", models.DescribeTableRequest())
+
+
+def test_every_counted_field_is_a_list_of_its_request() -> None:
+    for operation, field in limits.COUNTED.items():
+        assert field in getattr(models, f"{operation}Request").__struct_fields__, operation
+    assert sys.getrecursionlimit() > Settings().max_json_depth

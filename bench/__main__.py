@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import catalog, searches, writes
+from bench import appending, catalog, commits, searches, writes
 from bench.ground import Ground
 from bench.results import FILE, Result, begin, record
 
@@ -28,6 +28,11 @@ ROWS: dict[str, Callable[[Ground], list[Result]]] = {
     "equal": searches.equal,
     "count": searches.counting,
     "answer": searches.answer,
+    "commits": commits.commits,
+    "commits-postgres": commits.commits_postgres,
+    "appends": appending.appends,
+    "batch": commits.batch,
+    "latest": commits.latest,
     "insert": writes.insert,
     "upload": writes.one_upload,
 }

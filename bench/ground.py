@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.services.postgres import find_binaries, postgres_server
+
 from bench import data, servers
 from bench.embedded import Embedded
 from bench.load import Load
@@ -19,8 +21,10 @@ ANSWER_ROWS = 960_000
 """Rows of 128 numbers, an id and a name: a little over 500 MB."""
 
 
-OURS, THEIRS, SHARING = "tiltyard", "peer", "peer-session"
-"""Tiltyard; RestAdapter as it comes; RestAdapter with one session that its requests share."""
+OURS, THEIRS, SHARING, TRACKING = "tiltyard", "peer", "peer-session", "peer-tracking"
+"""Tiltyard; RestAdapter as it comes; with one session that its requests share; with managed versions."""
+PROCESSES = 2
+"""Of Tiltyard, where its catalog is in PostgreSQL."""
 
 
 class Placed(NamedTuple):
@@ -52,7 +56,7 @@ class Ground:
         if kind == OURS:
             server = servers.tiltyard(root, log, self.workers)
         else:
-            server = servers.peer(root, log, session=kind == SHARING)
+            server = servers.peer(root, log, session=kind == SHARING, tracking=kind == TRACKING)
         self.stack.callback(server.stop)
         data.fill_catalog(server.address, tables, 32 if tables > TABLES else 8, place)
         return Placed(server, root)
@@ -94,6 +98,25 @@ class Ground:
     def writing(self) -> list[Placed]:
         """Both servers, each with 1,000 tables, to write further ones."""
         return [self._start("writing", kind, TABLES) for kind in (OURS, THEIRS)]
+
+    @cached_property
+    def managing(self) -> list[Placed]:
+        """Both servers with managed versions, then RestAdapter as it comes; without any tables."""
+        return [self._start("managing", kind, 0) for kind in (OURS, TRACKING, THEIRS)]
+
+    @cached_property
+    def on_postgres(self) -> Placed:
+        """Tiltyard in several processes with its catalog in PostgreSQL. Raises RuntimeError if there is none."""
+        binaries = find_binaries()
+        if binaries is None:
+            raise RuntimeError("There is no PostgreSQL: install the package postgresql (`make services`).")
+        database = self.stack.enter_context(postgres_server(binaries)).new_database()
+        root = self.roots / "postgres"
+        root.mkdir()
+        server = servers.tiltyard(root, self.roots / "postgres.log", PROCESSES, database)
+        self.stack.callback(server.stop)
+        data.fill_catalog(server.address, 0, 1)
+        return Placed(server, root)
 
     @cached_property
     def embedded(self) -> Embedded:

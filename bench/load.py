@@ -10,13 +10,16 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import httptools
 import uvloop
 
 DRAIN_SECONDS = 60.0
+Lanes: TypeAlias = Iterator[bytes] | Sequence[Iterator[bytes]]
+"""Requests that all connections share, or those of each connection: what has to come in order stays in order."""
 NO_ANSWER = 0
 """Stands for a status where the connection broke, or no answer came within DRAIN_SECONDS."""
 
@@ -62,8 +65,7 @@ class Measured:
 class _Run:
     """What the connections of one round share."""
 
-    def __init__(self, requests: Iterator[bytes], load: Load) -> None:
-        self._requests = requests
+    def __init__(self, load: Load) -> None:
         self._left: int | None = load.count or None
         self.begin = time.perf_counter() + (0 if load.count else load.warm_up)
         self.end = float("inf") if load.count else self.begin + load.seconds
@@ -73,7 +75,7 @@ class _Run:
         self.succeeded = 0
         self.last = self.begin
 
-    def next(self) -> bytes | None:
+    def next(self, lane: Iterator[bytes]) -> bytes | None:
         """The next request to send, None when it is time to stop."""
         if self._left is not None:
             if not self._left:
@@ -81,7 +83,7 @@ class _Run:
             self._left -= 1
         elif time.perf_counter() >= self.end:
             return None
-        return next(self._requests, None)
+        return next(lane, None)
 
     def answered(self, begun: float, status: int) -> None:
         """Count an answer."""
@@ -100,8 +102,9 @@ class _Run:
 class _Connection(asyncio.Protocol):
     """One connection: sends, waits for the answer, sends again; `left` is done when nothing more is to be sent."""
 
-    def __init__(self, run: _Run, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, run: _Run, lane: Iterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self._run = run
+        self._lane = lane
         self._begun: float | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.left: asyncio.Future[bool] = loop.create_future()
@@ -111,7 +114,7 @@ class _Connection(asyncio.Protocol):
         self._send()
 
     def _send(self) -> None:
-        request = self._run.next()
+        request = self._run.next(self._lane)
         if request is None:
             self._leave(stop=True)
             return
@@ -147,12 +150,12 @@ class _Connection(asyncio.Protocol):
             self.left.set_result(stop)
 
 
-async def _keep_sending(address: Address, run: _Run, deadline: float) -> None:
+async def _keep_sending(address: Address, run: _Run, lane: Iterator[bytes], deadline: float) -> None:
     """One caller: connects again whenever the server closed its connection."""
     loop = asyncio.get_running_loop()
     stop = False
     while not stop:
-        _, connection = await loop.create_connection(lambda: _Connection(run, loop), address.host, address.port)
+        _, connection = await loop.create_connection(lambda: _Connection(run, lane, loop), address.host, address.port)
         try:
             async with asyncio.timeout_at(deadline):
                 stop = await connection.left
@@ -163,12 +166,13 @@ async def _keep_sending(address: Address, run: _Run, deadline: float) -> None:
             return
 
 
-async def _drive(address: Address, requests: Iterator[bytes], load: Load) -> Measured:
-    run = _Run(requests, load)
+async def _drive(address: Address, requests: Lanes, load: Load) -> Measured:
+    run = _Run(load)
+    lanes = requests if isinstance(requests, Sequence) else [requests] * load.connections
     limit = load.seconds + load.warm_up + DRAIN_SECONDS if not load.count else 3600.0
     deadline = asyncio.get_running_loop().time() + limit
     started, busy = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(_keep_sending(address, run, deadline) for _ in range(load.connections)))
+    await asyncio.gather(*(_keep_sending(address, run, lane, deadline) for lane in lanes))
     busy = (time.process_time() - busy) / (time.perf_counter() - started)
     window = load.seconds if not load.count else max(run.last - run.begin, 1e-9)
     ordered = sorted(run.latencies)
@@ -179,8 +183,8 @@ def _at(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
-def drive(address: Address, requests: Iterator[bytes], load: Load) -> Measured:
-    """Put a load on a server and measure it. Garbage collection waits meanwhile."""
+def drive(address: Address, requests: Lanes, load: Load) -> Measured:
+    """Put a load on a server and measure it; several lanes are one for each connection. Garbage collection waits."""
     gc.collect()
     gc.disable()
     try:

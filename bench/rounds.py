@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench.load import Load, Measured, drive
+from bench.load import Lanes, Load, Measured, drive
 from bench.servers import Server
 
-Requests = Callable[[], Iterator[bytes]]
+Requests = Callable[[], Lanes]
 """Makes the requests of one round. Both servers get the same."""
 
 

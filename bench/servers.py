@@ -77,13 +77,14 @@ class Server:
         return max(int(match[1]) for match in found if match) * 1024
 
 
-def tiltyard(root: Path, log: Path, workers: int) -> Server:
-    """Tiltyard as a stranger runs it, on SQLite in its root."""
+def tiltyard(root: Path, log: Path, workers: int, database: str | None = None) -> Server:
+    """Tiltyard as a stranger runs it, on SQLite in its root unless a database is named."""
     flags = ["--root", str(root), "--port", "0", "--log-level", "warning", "--workers", str(workers)]
+    flags += ["--db", database] if database else []
     return Server("Tiltyard", ["tiltyard", "serve", *flags], log)
 
 
-def peer(root: Path, log: Path, *, session: bool = False) -> Server:
-    """RestAdapter as it comes, or with one session for all requests."""
-    flags = ["--session"] if session else []
+def peer(root: Path, log: Path, *, session: bool = False, tracking: bool = False) -> Server:
+    """RestAdapter as it comes, with one session for all requests, or with managed versions."""
+    flags = ["--session"] * session + ["--tracking"] * tracking
     return Server("RestAdapter", ["bench.peer", "--root", str(root), *flags], log)

@@ -1,0 +1,58 @@
+"""The command: choose rows, run them, print and record what came out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.results import Result, begin, record
+from bench.spark import rows
+from bench.spark.rows import Ground
+
+FILE = Path(__file__).parent / "RESULTS.md"
+ROWS: dict[str, Callable[[Ground], list[Result]]] = {
+    "ingest": rows.ingest,
+    "frame": rows.frame,
+    "read": rows.read,
+    "scaling": rows.scaling,
+    "memory": rows.memory,
+}
+"""In the order they run."""
+
+
+def main() -> int:
+    """Run rows; status 0 if every target was met."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark",
+        description="Measure the pipeline on local[2] against pylance in one process, and against bare Spark.",
+        epilog="rows: " + ", ".join(ROWS) + "\n\nexample: python -m bench.spark ingest read --rows 200000 --dry",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="ROW", choices=[*ROWS, []], help="rows to run [default: all]")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the source [default: 2000000]")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each; medians count [default: 3]")
+    parser.add_argument("--work", type=lambda text: Path(text).resolve(), help="folder that keeps prepared data")
+    parser.add_argument("--dry", action="store_true", help=f"leave {FILE.name} as it is")
+    given = parser.parse_args()
+    run = begin(
+        " ".join(["python -m bench.spark", *given.names]), f"{given.rows:,} rows, {given.rounds} rounds, medians"
+    )
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="tiltyard-bench-") as folder:
+        ground = Ground(given.work or Path(folder), given.rows, given.rounds)
+        with ground.stack:
+            for name in [name for name in ROWS if not given.names or name in given.names]:
+                for result in ROWS[name](ground):
+                    print(f"{result.what}: {result.ratio} (target: {result.target}) {result.verdict}")
+                    print(f"    Tiltyard {result.ours}\n    {result.against}", flush=True)
+                    results.append(result)
+    if not given.dry:
+        record(results, run, list(ROWS), FILE)
+    return 0 if all(result.met is not False for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Processes that measure, driven line by line: a JSON object in, a JSON object out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from bench.servers import TREE
+
+Measures = dict[str, Callable[..., Any]]
+
+
+def answer(measures: Measures) -> None:
+    """Do what each line of the standard input asks for, until it ends."""
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what libraries print is no answer
+    for line in sys.stdin:
+        order = json.loads(line)
+        found = measures[order.pop("do")](**order)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"found": found, "memory": memory}), file=out, flush=True)
+
+
+class Process:
+    """Such a process, from the outside. `memory` is the most it has held, in MiB, so far."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=TREE,
+        )
+        self.memory = 0.0
+
+    def ask(self, do: str, **order: Any) -> Any:
+        """What it found. Raises RuntimeError if it ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("A process that measures ended; its reason stands above.")
+        told = json.loads(line)
+        self.memory = float(told["memory"])
+        return told["found"]
+
+    def stop(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)

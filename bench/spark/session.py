@@ -1,0 +1,131 @@
+"""A warm Spark session that measures: jobs of the pipeline, and what Spark does without it.
+
+python -m bench.spark.session MASTER CATALOG
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from bench.spark.lines import answer
+from tiltyard.pipeline.connecting import connection, table
+from tiltyard.pipeline.frames import write_frame
+from tiltyard.pipeline.ingest import ingest
+from tiltyard.pipeline.landing import WriteMode
+from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.session import spark_session
+
+MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")
+spark = spark_session(MASTER, config={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
+where = connection(CATALOG)
+
+
+class BareSource(DataSource):
+    """The plainest Python data source over a Lance table: what `format("tiltyard")` is measured against."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bare_lance"
+
+    def schema(self) -> str:
+        return "id long"
+
+    def reader(self, schema: Any) -> BareReader:
+        return BareReader(self.options["uri"])
+
+
+class BareReader(DataSourceReader):
+    """A partition for each fragment, in batches of the size that was measured to be best."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(part.fragment_id) for part in lance.dataset(self._uri).get_fragments()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        fragment = lance.dataset(self._uri).get_fragment(partition.value)
+        assert fragment is not None
+        yield from fragment.to_batches(columns=["id"], batch_size=65_536)
+
+
+spark.dataSource.register(BareSource)
+
+
+def ingested(source: str, name: str) -> float:
+    """Seconds of an ingest; the table stays."""
+    began = time.perf_counter()
+    ingest(LocalRun(), where, spark, source, name, mode="overwrite")
+    seconds = time.perf_counter() - began
+    _only_newest(name)
+    return seconds
+
+
+def framed(source: str, name: str) -> float:
+    """Seconds to write a DataFrame of Parquet files, vectors and all, as it comes from Spark's own reader."""
+    frame = spark.read.parquet(source)
+    began = time.perf_counter()
+    write_frame(LocalRun(), frame, table(where, name), Asked(WriteMode.OVERWRITE))
+    seconds = time.perf_counter() - began
+    _only_newest(name)
+    return seconds
+
+
+def handed(source: str) -> float:
+    """Seconds for Spark to hand these rows to Python, which counts them."""
+    began = time.perf_counter()
+    found = spark.read.parquet(source).mapInArrow(_count, "n long").toArrow()
+    assert pc.sum(found["n"]).as_py()
+    return time.perf_counter() - began
+
+
+def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch([pa.array([sum(batch.num_rows for batch in batches)])], ["n"])
+
+
+def read(name: str) -> float:
+    """Seconds to sum the ids of a table."""
+    return _summed(spark.read.format("tiltyard").options(uri=CATALOG, table=name, columns="id").load())
+
+
+def read_bare(name: str) -> float:
+    """The same through the plainest source."""
+    return _summed(spark.read.format("bare_lance").options(uri=table(where, name).place().uri).load())
+
+
+def _summed(frame: DataFrame) -> float:
+    began = time.perf_counter()
+    frame.selectExpr("sum(id)").collect()
+    return time.perf_counter() - began
+
+
+def _only_newest(name: str) -> None:
+    """Delete the files of older versions, so that the disk holds a table once."""
+    dataset = table(where, name).dataset()
+    used = {file.path for part in dataset.get_fragments() for file in part.data_files()}
+    for file in Path(dataset.uri, "data").iterdir():
+        if file.name not in used:
+            file.unlink()
+
+
+if __name__ == "__main__":
+    answer(
+        {
+            "ingest": ingested,
+            "frame": framed,
+            "hand": handed,
+            "read": read,
+            "read_bare": read_bare,
+        }
+    )

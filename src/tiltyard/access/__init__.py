@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "Access", "Privilege", "Rights", "is_administrator", "roles_of", "table_privileges"]
 
 
+_EVERYTHING = Privilege(ALL)
+
+
 def is_administrator(ctx: Context) -> bool:
     """Whether the one who asks may do everything: by itself, or by a grant on the server."""
     return ctx.principal.administrator or bool(ctx.access.of(ctx.principal).server & Privilege.ADMINISTER)
@@ -27,5 +30,5 @@ def roles_of(ctx: Context) -> tuple[str, ...]:
 def table_privileges(ctx: Context, record: TableRecord) -> Privilege:
     """What the one who asks may do with a table. Raises ServiceUnavailableError."""
     if ctx.principal.administrator:
-        return Privilege(ALL)
+        return _EVERYTHING
     return Privilege(ctx.access.of(ctx.principal).on_table(record.id, record.namespace_id))

@@ -57,16 +57,13 @@ class Places:
         plain = [_plain(root, storages, settings.storage_options) for root in roots]
         self.first = plain[0]
         self._places = tuple(sorted({place.root: place for place in (*storages, *plain)}.values(), key=_longest_first))
+        self.vend = any(place.vendor for place in self._places)
+        """Whether there are credentials for clients anywhere."""
 
     @property
     def roots(self) -> tuple[str, ...]:
         """The roots, the first one first."""
         return (self.first.root, *(place.root for place in self._places if place is not self.first))
-
-    @property
-    def vend(self) -> bool:
-        """Whether there are credentials for clients anywhere."""
-        return any(place.vendor for place in self._places)
 
     def of(self, location: str) -> Place:
         """The place of a root, or of a location below it: the innermost one.

@@ -49,9 +49,9 @@ def raw_access(ctx: Context, record: TableRecord) -> Raw:
 def granted(ctx: Context, record: TableRecord) -> Raw:
     """What the grants say. Raises ServiceUnavailableError."""
     privileges = table_privileges(ctx, record)
-    if privileges & Privilege.WRITE:
-        return Raw.WRITE if privileges & Privilege.READ else Raw.NOTHING  # credentials that write can read, too
-    return Raw.READ if privileges & Privilege.READ else Raw.NOTHING
+    if Privilege.READ not in privileges:
+        return Raw.NOTHING  # credentials that write can read, too
+    return Raw.WRITE if Privilege.WRITE in privileges else Raw.READ
 
 
 def may_wait(ctx: Context, vend: bool | None) -> bool:
@@ -67,7 +67,7 @@ def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dic
     may not be had; or the table lies outside the roots), ServiceUnavailableError (the provider does not answer).
     """
     public = ctx.storage.public_options(record.location) or None
-    if vend is False:
+    if not may_wait(ctx, vend) and not vend:
         return public
     access = raw_access(ctx, record)
     if access is Raw.NOTHING:

@@ -185,6 +185,31 @@ for command in (grant, revoke, grants, whoami, can, role):
     main.add_command(command)
 
 
+@main.command("maintain", short_help="Queue the jobs that tables need.")
+@click.argument("tables", nargs=-1)
+@click.option("--uri", required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog.")
+@click.option("--property", "properties", multiple=True, help="NAME=VALUE for the catalog's client (header.…).")
+@click.option("--small-fragments", default=16, show_default=True, help="So many small fragments are to be compacted.")
+@click.option("--unindexed", default=0.1, show_default=True, help="Such a share of rows that an index may lack.")
+@click.option("--every", type=float, help="Look again every so many seconds, until SIGINT.")
+@click.option("--dry-run", is_flag=True, help="Only say what is needed.")
+def maintain(tables: tuple[str, ...], small_fragments: int, unindexed: float, **wishes: Any) -> None:
+    """Find the tables, or look at these, that need compaction, or whose indexes lack rows, and queue `optimize`.
+
+    Views that refresh by themselves are refreshed. A server's workers run the jobs; one that waits or runs already is
+    not queued again.
+
+    \b
+    Examples:
+      tiltyard maintain --uri http://127.0.0.1:2333 --dry-run
+      tiltyard maintain --uri http://127.0.0.1:2333 films --every 3600
+    """
+    from tiltyard.cli.maintenance import run_maintain
+    from tiltyard.pipeline.maintaining import Thresholds
+
+    run_maintain(refuse, tables, thresholds=Thresholds(small_fragments, unindexed), **wishes)
+
+
 @main.group("db", short_help="Look after the catalog's database.")
 def db() -> None:
     """Look after the catalog's database.

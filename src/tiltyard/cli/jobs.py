@@ -82,7 +82,7 @@ def job_command(name: str, refuse: Refuse) -> click.Command | None:
 
 
 @contextmanager
-def refusing(refuse: Refuse) -> Iterator[None]:
+def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
     """What is raised here is one sentence to the operator."""
     try:
         yield

@@ -23,6 +23,7 @@ from lance import LanceOperation
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.pipeline import connecting
+from tiltyard.pipeline.allowing import check_udfs
 from tiltyard.pipeline.changes import fragments_of, transactions
 from tiltyard.pipeline.code import Code, find_code
 from tiltyard.pipeline.connecting import Table
@@ -113,6 +114,7 @@ def _filling(
         used = tuple(one for one in dataset.schema.names if re.search(rf"\b{re.escape(one)}\b", found.expression))
         identity, maker = found.identity, Maker(plain, used, None, found.expression)
     elif found is not None:
+        check_udfs()
         checked_columns(dataset.schema, found.inputs, "The inputs")
         identity, maker = found.identity, Maker(plain, found.inputs, Pickled(found.code, found.struct_field))
     else:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from lance_namespace.errors import InternalError, ServiceUnavailableError, from_error_code
 from urllib3 import PoolManager
@@ -37,11 +37,11 @@ class Calls:
     """The operations of a catalog, by their names, with mappings for requests and answers."""
 
     def __init__(self, where: Connection) -> None:
-        self._where = where
+        self.connection = where
         self._properties = dict(where.properties)
 
     def call(self, name: str, /, *, patience: float = PATIENCE_SECONDS, **request: Any) -> dict[str, Any]:
-        """Call an operation (`SubmitJob`); fields that are None are left out.
+        """Call an operation that takes and answers JSON (`SubmitJob`); fields that are None are left out.
 
         A server that cannot be reached is asked again for `patience` seconds; a key makes sure that a change is made
         once. Raises lance_namespace.errors, ServiceUnavailableError for a server that stays away.
@@ -59,13 +59,16 @@ class Calls:
 
     def _once(self, name: str, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
         if self._pool is None:
-            return _plain(self._where.client().call(name, fields))  # type: ignore[attr-defined]  # the twin's own
+            return _plain(self.connection.client().call(name, fields))  # type: ignore[attr-defined]  # the twin's own
         operation = operations()[name]
         path = operation.path.replace("{id}", quote("$".join(fields.get("id", ())), safe=""))
         url = f"{self._properties['uri'].rstrip('/')}{path}?delimiter=%24"
         headers = {**({"Idempotency-Key": key} if name in KEYED else {}), **self._headers}
         try:
-            answer = self._pool.request(operation.method, url, json=fields, headers=headers, timeout=ANSWER_SECONDS)
+            if operation.method == "GET":
+                url = f"{url}&{urlencode({name: value for name, value in fields.items() if name != 'id'})}"
+            body = {} if operation.method == "GET" else {"json": fields}
+            answer = self._pool.request(operation.method, url, headers=headers, timeout=ANSWER_SECONDS, **body)
         except HTTPError as error:
             raise ServiceUnavailableError(f"The server did not answer: {error}") from error
         if answer.status >= 300:

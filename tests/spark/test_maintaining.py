@@ -1,0 +1,65 @@
+"""Maintenance: what tables need is found through a running server, and queued once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import lance
+import pyarrow as pa
+import pytest
+
+from tests.services.server import ServerProcess
+from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.maintaining import Thresholds, maintain
+
+
+@pytest.fixture
+def calls(served: ServerProcess) -> Calls:
+    return Calls(connection(served.url))
+
+
+def write(calls: Calls, name: str, times: int) -> None:
+    """A table of as many fragments, each of ten rows."""
+    client = calls.connection.client()
+    for time in range(times):
+        rows = pa.table({"id": pa.array(range(time * 10, time * 10 + 10))})
+        mode = "append" if time else "create"
+        lance.write_dataset(rows, namespace_client=client, table_id=[name], mode=mode)
+
+
+@pytest.mark.skipif("optimize" not in PIPELINE_JOBS, reason="the job `optimize` is not there")
+def test_maintain_finds_small_fragments_and_queues_optimize_once(calls: Calls, fresh: Callable[[str], str]) -> None:
+    many, few = fresh("many"), fresh("few")
+    write(calls, many, 4)
+    write(calls, few, 1)
+    pipeline_jobs.cache_clear()
+    wish = Thresholds(small_fragments=4)
+    (told,) = maintain(calls, [many, few], wish, dry_run=True)
+    assert (told.table, told.job, told.why, told.job_id) == (many, "optimize", "4 small fragments", "")
+    (queued,) = maintain(calls, [many, few], wish)
+    job = calls.call("DescribeJob", id=[queued.job_id])["job"]
+    assert (job["name"], job["table"], job["properties"]["why"]) == ("optimize", [many], "4 small fragments")
+    (again,) = maintain(calls, [many, few], wish)
+    assert again.there and again.job_id == queued.job_id
+    everything = [need.table for need in maintain(calls, [], wish)]
+    assert many in everything and few not in everything
+
+
+def test_maintain_command_without_anything_to_do_says_so(
+    served: ServerProcess, calls: Calls, fresh: Callable[[str], str]
+) -> None:
+    name = fresh("fine")
+    write(calls, name, 1)
+    words = [sys.executable, "-m", "tiltyard", "maintain", name, "--uri", served.url]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "No table needs anything.\n")
+
+
+def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(served: ServerProcess) -> None:
+    words = [sys.executable, "-m", "tiltyard", "maintain", "nowhere", "--uri", served.url]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "") and "nowhere" in done.stderr

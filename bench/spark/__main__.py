@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 from bench.results import Result, begin, record
@@ -37,9 +38,8 @@ def main() -> int:
     parser.add_argument("--work", type=lambda text: Path(text).resolve(), help="folder that keeps prepared data")
     parser.add_argument("--dry", action="store_true", help=f"leave {FILE.name} as it is")
     given = parser.parse_args()
-    run = begin(
-        " ".join(["python -m bench.spark", *given.names]), f"{given.rows:,} rows, {given.rounds} rounds, medians"
-    )
+    settings = f"{given.rows:,} rows, {given.rounds} rounds, medians; PySpark {version('pyspark')}"
+    run = begin(" ".join(["python -m bench.spark", *given.names]), settings)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="tiltyard-bench-") as folder:
         ground = Ground(given.work or Path(folder), given.rows, given.rounds)

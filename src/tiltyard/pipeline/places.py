@@ -68,10 +68,9 @@ class Place:
 
         Never commit on it.
         """
-        dataset = lance.dataset(self.uri, storage_options=dict(self.options) or None, **self.refreshes)
-        if branch:
-            return dataset.checkout_version((branch, version))
-        return dataset if version is None else dataset.checkout_version(version)
+        first = None if branch else version  # looking for the newest one first would be a request more
+        dataset = lance.dataset(self.uri, first, storage_options=dict(self.options) or None, **self.refreshes)
+        return dataset.checkout_version((branch, version)) if branch else dataset
 
     def scanned(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
         """Rows of some fragments of the table at a version; `options` are those of pylance's scanner."""

@@ -28,10 +28,12 @@ def test_every_operation_says_what_it_needs() -> None:
 
 
 def test_operation_that_declares_no_needs_refuses_the_start(registry: None) -> None:
-    @operation
-    def refresh_materialized_view(ctx: Any, request: Any) -> None: ...
+    del operations._served["query_table"]
 
-    with pytest.raises(UndeclaredNeedsError, match="refresh_materialized_view"):
+    @operation
+    def query_table(ctx: Any, request: Any) -> None: ...
+
+    with pytest.raises(UndeclaredNeedsError, match="query_table"):
         bound_operations()
 
 

@@ -7,6 +7,7 @@ from tiltyard.spec import operations
 
 READS = {
     "AnalyzeTableQueryPlan",
+    "CheckPrivileges",
     "CountTableRows",
     "DescribeNamespace",
     "DescribeTable",
@@ -28,6 +29,7 @@ READS = {
     "PrewarmTablePageCache",
     "QueryTable",
     "TableExists",
+    "WhoAmI",
 }
 
 

@@ -38,6 +38,8 @@ class Job:
 
 PIPELINE_JOBS: Mapping[str, str] = {
     "ingest": "tiltyard.pipeline.ingest",
+    "index": "tiltyard.pipeline.index",
+    "optimize": "tiltyard.pipeline.optimize",
     "backfill": "tiltyard.pipeline.backfill",
     "delete": "tiltyard.pipeline.delete",
     "export": "tiltyard.pipeline.export",

@@ -1,0 +1,154 @@
+"""Optimize: small fragments become large ones, new rows join the indexes, old versions are given to `gc`.
+
+Compaction replaces fragments, and whoever computes something for one of those has to do it again: while another job
+changes the table, it waits for its next turn. Tagged versions are nobody's to remove: `gc` knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from lance.optimize import Compaction, CompactionTask, RewriteResult
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.pipeline import connecting
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import Table
+from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS_OF_A_FRAGMENT = 1 << 20
+BYTES_IN_THE_DRIVER = 64 << 20
+"""So much is rewritten in this process: Spark starts later."""
+
+_TRIES = 5
+_CHANGING = ("backfill", "delete", "index", "upsert")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """A task: some fragments become one."""
+
+    place: Place
+    task: CompactionTask
+
+    def __call__(self) -> RewriteResult:
+        return self.task.execute(self.place.open(self.task.read_version))
+
+
+@dataclass(frozen=True, slots=True)
+class _Catch:
+    """A task: rows that are in no index yet join one. It commits by itself; twice does no harm."""
+
+    table: Table
+    index: str
+
+    def __call__(self) -> int:
+        dataset = self.table.dataset()
+        dataset.optimize.optimize_indices(index_names=[self.index])
+        return int(dataset.version)
+
+
+@job("optimize")
+def optimize(
+    run: Run,
+    catalog: Connection,
+    spark: SparkSession,
+    table: Annotated[str, "The table."],
+    *,
+    rows_per_fragment: Annotated[int, "Fragments with fewer rows are put together."] = ROWS_OF_A_FRAGMENT,
+    compact: Annotated[bool, "Put small fragments together, and leave out deleted rows."] = True,
+    indexes: Annotated[bool, "Bring new rows into the indexes."] = True,
+    keep_versions_days: Annotated[float | None, "Give older versions to gc; without it, they stay."] = None,
+) -> Mapping[str, object]:
+    """Put small fragments together, bring new rows into the indexes, and have old versions removed.
+
+    \\b
+    Example:
+      tiltyard job optimize --uri http://127.0.0.1:2333 films --keep-versions-days 7
+    """
+    found = connecting.table(catalog, table)
+    calls = Calls(catalog)
+    figures: dict[str, object] = {}
+    if indexes:  # first: Lance puts only fragments together that the same indexes hold
+        figures |= _catch_up(run, spark, found)
+    if compact:
+        busy = _busy(calls, run, found)
+        figures |= {"compaction": f"left out: {busy}"} if busy else _compact(run, spark, found, rows_per_fragment)
+    if keep_versions_days is not None:
+        run.check()
+        answer = calls.call("CollectTableGarbage", id=found.id, keep_versions_days=keep_versions_days)
+        figures["gc"] = answer.get("transaction_id")
+    return {**figures, "version": int(found.dataset().version)}
+
+
+def _busy(calls: Calls, run: Run, table: Table) -> str:
+    """The job that changes the table now, besides this one; empty if none does."""
+    for name in _CHANGING:
+        for one in calls.call("ListJobs", name=name, status="Running")["jobs"]:
+            if one.get("table") == table.id and one["id"] != run.id:
+                return f"{name} {one['id']} runs"
+    return ""
+
+
+def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str, object]:
+    """Plan, rewrite in tasks, commit once; planned anew if somebody changed those fragments.
+
+    Raises ConcurrentModificationError if that happens each time.
+    """
+    options: Any = {"target_rows_per_fragment": rows}
+    for _ in range(_TRIES):
+        dataset = table.dataset()
+        plan = Compaction.plan(dataset, options)
+        tasks = [_Rewrite(table.place(), task) for task in plan.tasks]
+        if not tasks:
+            return {"fragments_removed": 0, "fragments_added": 0}
+        done = 0
+
+        def heard(_: int, __: RewriteResult, of: int = len(tasks)) -> None:
+            nonlocal done
+            done += 1
+            run.progress(stage="compact", tasks=done, tasks_total=of)
+
+        size = sum(file.file_size_bytes or 0 for task in plan.tasks for one in task.fragments for file in one.files)
+        session = None if size <= BYTES_IN_THE_DRIVER else spark
+        results = run_tasks(session, run, _rewrite, tasks, on_result=heard, name="optimize: compact")
+        run.check()
+        try:
+            metrics = Compaction.commit(dataset, results, options)
+        except (OSError, RuntimeError, ValueError) as error:
+            if "conflict" not in str(error).lower():
+                raise
+            continue
+        return {"fragments_removed": metrics.fragments_removed, "fragments_added": metrics.fragments_added}
+    raise ConcurrentModificationError(f"{table} changed {_TRIES} times while it was compacted: run the job again.")
+
+
+def _rewrite(task: _Rewrite) -> RewriteResult:
+    return task()
+
+
+def _catch(task: _Catch) -> int:
+    return task()
+
+
+def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
+    """Bring rows into each index that lacks some; how many rows joined."""
+    dataset = table.dataset()
+    rows = dataset.count_rows()
+    behind = {
+        one.name: rows - one.num_rows_indexed for one in dataset.describe_indices() if one.num_rows_indexed < rows
+    }
+    tasks = [_Catch(table, name) for name in behind]
+    run.progress(stage="indexes", indexes_total=len(tasks))
+    session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
+    for task in tasks:  # one after the other: two commits of indexes at once would only wait for each other
+        run_tasks(session, run, _catch, [task], name="optimize: index")
+    return {"indexes": len(tasks), "rows_indexed": sum(behind.values())}

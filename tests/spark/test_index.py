@@ -1,0 +1,224 @@
+"""Index and optimize: what is built answers as what pylance builds by itself, and never fights another job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline import index as indexing
+from tiltyard.pipeline import optimize as optimizing
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import Connection, Table, table
+from tiltyard.pipeline.index import index
+from tiltyard.pipeline.optimize import optimize
+from tiltyard.pipeline.runs import LocalRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Fresh = Callable[[str], str]
+
+DIMENSION = 16
+ROWS = 1200
+
+
+def rows(ids: range) -> pa.Table:
+    """Rows with something for each kind of index."""
+    vectors = np.random.default_rng(ids.start).random(len(ids) * DIMENSION, dtype=np.float32)
+    return pa.table(
+        {
+            "id": list(ids),
+            "kind": [f"kind {number % 5}" for number in ids],
+            "tags": [[f"tag{number % 3}", "all"] for number in ids],
+            "text": [f"word{number % 40} and more" for number in ids],
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors), DIMENSION),
+        }
+    )
+
+
+@pytest.fixture
+def name(fresh: Fresh) -> str:
+    return fresh("indexed")
+
+
+@pytest.fixture
+def found(catalog: Connection, name: str) -> Table:
+    """A table of four fragments."""
+    made = table(catalog, name)
+    client = made.client
+    lance.write_dataset(rows(range(ROWS)), namespace_client=client, table_id=made.id, max_rows_per_file=300)
+    return made
+
+
+def described(found: Table, name: str) -> Any:
+    return next(one for one in found.dataset().describe_indices() if one.name == name)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "condition"),
+    [
+        ("id", "BTREE", "id >= 10 and id < 500"),
+        ("kind", "BITMAP", "kind = 'kind 3'"),
+        ("tags", "LABEL_LIST", "array_has_any(tags, ['tag1'])"),
+        ("id", "ZONEMAP", "id = 77"),
+        ("id", "BLOOMFILTER", "id = 77"),
+        ("text", "NGRAM", "contains(text, 'word17')"),
+    ],
+)
+def test_index_of_scalars_answers_like_none(
+    spark: SparkSession,
+    catalog: Connection,
+    found: Table,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    kind: str,
+    condition: str,
+) -> None:
+    monkeypatch.setattr(indexing, "ROWS_IN_THE_DRIVER", 0)
+    expected = found.dataset().to_table(filter=condition).sort_by("id")
+    figures = index(LocalRun(), catalog, spark, name, column, kind)
+    assert (figures["rows"], figures["segments"]) == (ROWS, 1)
+    there = found.dataset()
+    assert "Index" in there.scanner(filter=condition).explain_plan(verbose=True)
+    assert there.to_table(filter=condition).sort_by("id").equals(expected)
+
+
+def test_index_of_text_finds_words(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:
+    index(LocalRun(), catalog, spark, name, "text", "FTS", parameters={"with_position": "true", "language": "English"})
+    hits = found.dataset().to_table(full_text_query="word17", columns=["id"])
+    assert sorted(hits["id"].to_pylist()) == [number for number in range(ROWS) if number % 40 == 17]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [
+        ("IVF_FLAT", {"num_partitions": "4"}),
+        ("IVF_SQ", {"num_partitions": "4"}),
+        ("IVF_PQ", {"num_partitions": "4", "num_sub_vectors": "8", "distance_type": "cosine"}),
+        ("IVF_RQ", {"num_partitions": "4"}),
+        ("IVF_HNSW_SQ", {"num_partitions": "2", "m": "8", "ef_construction": "50"}),
+        ("IVF_HNSW_PQ", {"num_partitions": "2", "num_sub_vectors": "8"}),
+    ],
+)
+def test_index_of_vectors_finds_the_nearest(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, kind: str, parameters: dict[str, str]
+) -> None:
+    figures = index(LocalRun(), catalog, spark, name, "vector", kind, parameters=parameters)
+    assert figures["rows"] == ROWS
+    assert described(found, "vector_idx").index_type == kind
+    there = found.dataset()
+    vectors = there.to_table(columns=["id", "vector"], limit=20)
+    hits = 0
+    for number, vector in zip(vectors["id"].to_pylist(), vectors["vector"].to_pylist(), strict=True):
+        nearest = {"column": "vector", "q": vector, "k": 10, "nprobes": 4, "refine_factor": 10}
+        hits += number in there.to_table(nearest=nearest, columns=["id"])["id"].to_pylist()
+    assert hits >= 19
+
+
+def test_index_that_is_there_is_replaced_only_if_told(
+    spark: SparkSession, catalog: Connection, found: Table, name: str
+) -> None:
+    index(LocalRun(), catalog, spark, name, "id", "BTREE")
+    before = described(found, "id_idx").segments[0].uuid
+    with pytest.raises(InvalidInputError, match="--replace"):
+        index(LocalRun(), catalog, spark, name, "id", "BTREE")
+    run = LocalRun()
+    first = index(run, catalog, spark, name, "id", "BTREE", replace=True)
+    after = described(found, "id_idx").segments
+    assert len(after) == 1
+    assert after[0].uuid != before
+    assert index(run, catalog, spark, name, "id", "BTREE", replace=True) == first  # taken up by another driver
+    with pytest.raises(InvalidInputError, match="no index type"):
+        index(LocalRun(), catalog, spark, name, "id", "TREE")
+
+
+@pytest.mark.parametrize("writer", ["append", "delete", "compact"])
+def test_index_beside_another_writer_is_whole(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
+        "append": lambda there: there.insert(rows(range(5000, 5010))),
+        "delete": lambda there: there.delete("id < 10"),
+        "compact": lambda there: there.optimize.compact_files(),
+    }
+    once = iter([writers[writer]])
+    commit = indexing._commit
+
+    def late(*arguments: Any) -> bool:
+        for write in once:
+            write(found.dataset())
+        return commit(*arguments)
+
+    monkeypatch.setattr(indexing, "_commit", late)
+    index(LocalRun(), catalog, spark, name, "id", "BTREE")
+    for number, expected in ((5, writer != "delete"), (700, True), (5005, writer == "append")):
+        assert found.dataset().count_rows(f"id = {number}") == int(expected)
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["threads", "tasks"])
+def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    if not here:
+        monkeypatch.setattr(optimizing, "BYTES_IN_THE_DRIVER", 0)
+    index(LocalRun(), catalog, spark, name, "id", "BTREE")
+    found.dataset().insert(rows(range(ROWS, ROWS + 100)))
+    found.dataset().delete("id < 50")
+    expected = found.dataset().to_table().sort_by("id")
+    figures = optimize(LocalRun(), catalog, spark, name)
+    assert (figures["fragments_removed"], figures["fragments_added"]) == (5, 1)
+    there = found.dataset()
+    assert there.to_table().sort_by("id").equals(expected)
+    assert [one.metadata.num_deletions for one in there.get_fragments()] == [0]
+    assert described(found, "id_idx").num_rows_indexed == there.count_rows() == ROWS + 50
+    again = optimize(LocalRun(), catalog, spark, name)
+    assert (again["fragments_removed"], again["indexes"], again["version"]) == (0, 0, figures["version"])
+
+
+@pytest.mark.parametrize("writer", ["append", "delete"])
+def test_optimize_beside_another_writer_loses_nothing(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
+        "append": lambda there: there.insert(rows(range(5000, 5010))),
+        "delete": lambda there: there.delete("id < 10"),
+    }
+    once = iter([writers[writer]])
+    tasks = optimizing.run_tasks
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        done = tasks(*arguments, **options)
+        for write in once:
+            write(found.dataset())
+        return done
+
+    monkeypatch.setattr(optimizing, "run_tasks", late)
+    optimize(LocalRun(), catalog, spark, name)
+    ids = sorted(found.dataset().to_table(columns=["id"])["id"].to_pylist())
+    assert ids == ([*range(ROWS), *range(5000, 5010)] if writer == "append" else [*range(10, ROWS)])
+
+
+def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone(
+    spark: SparkSession, catalog: Connection, found: Table, name: str
+) -> None:
+    calls = Calls(catalog)
+    asked = {"table": name, "column": "id"}
+    running = calls.call(
+        "SubmitJob", name="backfill", table=found.id, arguments=asked, owner="test", lease_millis=60_000
+    )
+    figures = optimize(LocalRun(), catalog, spark, name)
+    assert figures["compaction"] == f"left out: backfill {running['job']['id']} runs"
+    assert len(found.dataset().get_fragments()) == 4
+
+
+def test_optimize_with_days_to_keep_asks_gc(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:
+    figures = optimize(LocalRun(), catalog, spark, name, keep_versions_days=7)
+    assert figures["gc"]
+    assert found.dataset().count_rows() == ROWS

@@ -71,7 +71,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # clients have no credentials but those they are given
         bucket = objects.new_bucket("lake")
         environ = {"TILTYARD_STORAGE": json.dumps({"lake": objects.storage(bucket)}), **SECRETS}
-        server = ServerProcess(f"{bucket}/tables", "--db", f"sqlite:///{folder}/catalog.db", environ=environ)
+        flags = "--db", f"sqlite:///{folder}/catalog.db", "--log-level", "debug"
+        server = ServerProcess(f"{bucket}/tables", *flags, environ=environ)
         with httpx.Client(base_url=server.url, timeout=60) as http:
             yield Lake(objects, server, http)
         server.stop()

@@ -91,6 +91,13 @@ def test_describe_table_writer_gets_credentials_that_write(lake: Lake) -> None:
     assert lake.owner.count_table_rows({"id": ["t"]}).count == 6
 
 
+def test_describe_table_credentials_are_in_no_log_at_any_level(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    given = options(lake.owner)
+    assert given["aws_secret_access_key"] not in caplog.text
+    assert given["aws_session_token"] not in caplog.text
+
+
 @pytest.mark.parametrize("privileges", ["use", "write", "use,alter,drop"])
 def test_describe_table_without_the_right_to_read_gets_none_and_asking_for_some_is_refused(
     lake: Lake, privileges: str

@@ -5,6 +5,7 @@ What each provider needs is imported only for a storage that hands out credentia
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from tiltyard.named_storages import NamedStorage, Secrets
 
 __all__ = ["Credentials", "Folder", "MissingVendorError", "Shared", "Vendor", "open_vendor", "refresh_offset"]
+
+# What these log at level debug has the bodies of answers in it, and so the credentials.
+_TALKATIVE = ("azure", "botocore", "google.auth", "msal", "urllib3")
 
 _EXTRAS = {"s3": "aws", "az": "azure", "abfss": "azure", "gs": "gcp"}
 
@@ -28,6 +32,8 @@ def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int
 
     Raises MissingVendorError, ValueError for credentials of the storage that cannot be used.
     """
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     extra = _EXTRAS[storage.scheme]
     try:
         made = _made(extra, storage, secrets, clock)

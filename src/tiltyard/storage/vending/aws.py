@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.storage.vending.folder import Credentials, Folder
+from tiltyard.storage.vending.folder import Credentials, Folder, NoCredentialsError
 from tiltyard.storage.vending.policies import s3_policy
 
 if TYPE_CHECKING:
@@ -60,9 +59,7 @@ class AwsVendor:
             given = self._client.assume_role(**asked)["Credentials"]
         except (ClientError, BotoCoreError) as error:
             log.warning("the role %s cannot be assumed: %s", storage.role, error)
-            raise ServiceUnavailableError(
-                "The storage hands out no credentials now: leave vend_credentials out, or try again in a moment."
-            ) from error
+            raise NoCredentialsError from error
         return Credentials(
             {
                 "aws_access_key_id": given["AccessKeyId"],

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from azure.core.exceptions import AzureError
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.filedatalake import DataLakeServiceClient, generate_directory_sas
-from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.storage.vending.folder import Credentials, Folder
+from tiltyard.storage.vending.folder import Credentials, Folder, NoCredentialsError
 from tiltyard.storage.vending.policies import azure_permissions
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ class AzureVendor:
             key = self._client.get_user_delegation_key(now - _CLOCKS, expires)
         except AzureError as error:
             log.warning("no user delegation key for the account %s: %s", self._storage.account, error)
-            raise ServiceUnavailableError(
-                "The storage hands out no credentials now: leave vend_credentials out, or try again in a moment."
-            ) from error
+            raise NoCredentialsError from error
         token = generate_directory_sas(
             account_name=self._storage.account,
             file_system_name=folder.bucket,

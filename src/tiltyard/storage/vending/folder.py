@@ -8,6 +8,8 @@ from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from lance_namespace.errors import ServiceUnavailableError
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -45,11 +47,20 @@ class Credentials:
     expires_at: int
 
 
+class NoCredentialsError(ServiceUnavailableError):
+    """The provider does not answer, or refuses; the log has why."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The storage hands out no credentials now: say vend_credentials=false, or try again in a moment."
+        )
+
+
 class Vendor(Protocol):
     """Whoever makes credentials, and blocks while it asks its provider. Safe to use from several threads."""
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
         """Credentials for all files of a folder, and for nothing else; to read, or to write and delete as well.
 
-        Raises ServiceUnavailableError for a provider that does not answer or refuses.
+        Raises NoCredentialsError.
         """

@@ -12,9 +12,8 @@ from google.auth import downscoped, impersonated_credentials
 from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import Request
 from google.oauth2 import service_account
-from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.storage.vending.folder import Credentials, Folder
+from tiltyard.storage.vending.folder import Credentials, Folder, NoCredentialsError
 from tiltyard.storage.vending.policies import gcs_condition, gcs_permissions
 
 if TYPE_CHECKING:
@@ -60,9 +59,7 @@ class GoogleVendor:
             narrowed.refresh(self._transport)
         except GoogleAuthError as error:
             log.warning("no downscoped token for the storage at %s: %s", self._storage.uri, error)
-            raise ServiceUnavailableError(
-                "The storage hands out no credentials now: leave vend_credentials out, or try again in a moment."
-            ) from error
+            raise NoCredentialsError from error
         assert narrowed.expiry is not None  # a refresh that did not raise set both
         assert narrowed.token is not None
         expires = narrowed.expiry.replace(tzinfo=UTC)

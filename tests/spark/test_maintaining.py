@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from tests.services.server import ServerProcess
-from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.maintaining import Thresholds, maintain
@@ -31,12 +30,10 @@ def write(calls: Calls, name: str, times: int) -> None:
         lance.write_dataset(rows, namespace_client=client, table_id=[name], mode=mode)
 
 
-@pytest.mark.skipif("optimize" not in PIPELINE_JOBS, reason="the job `optimize` is not there")
 def test_maintain_finds_small_fragments_and_queues_optimize_once(calls: Calls, fresh: Callable[[str], str]) -> None:
     many, few = fresh("many"), fresh("few")
     write(calls, many, 4)
     write(calls, few, 1)
-    pipeline_jobs.cache_clear()
     wish = Thresholds(small_fragments=4)
     (told,) = maintain(calls, [many, few], wish, dry_run=True)
     assert (told.table, told.job, told.why, told.job_id) == (many, "optimize", "4 small fragments", "")

@@ -13,6 +13,7 @@ import boto3
 import httpx
 import lance
 import lance_namespace
+import lancedb
 import pyarrow as pa
 import pytest
 from botocore.exceptions import ClientError
@@ -216,6 +217,15 @@ def test_declare_table_with_a_key_remembers_no_secret(lake: Lake) -> None:
         assert set(told.json()["storage_options"]) == {"aws_endpoint", "aws_region", "allow_http"}
     assert told.headers["idempotent-replayed"] == "true"
     assert "aws_session_token" in lake.options("remembered")
+
+
+def test_open_table_through_the_remote_protocol_fetches_no_credentials(lake: Lake) -> None:
+    lake.new_table("remote")
+    before = len(lake.objects.sessions())
+    time.sleep(SECONDS)  # what was fetched to write it has ended
+    table = lancedb.connect("db://lake", api_key="none", host_override=lake.server.url).open_table("remote")
+    assert table.count_rows() == 3
+    assert len(lake.objects.sessions()) == before
 
 
 def test_vended_secrets_and_own_ones_are_in_no_log(lake: Lake) -> None:

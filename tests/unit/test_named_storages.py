@@ -102,3 +102,25 @@ def test_storage_without_the_packages_of_its_provider_says_which_extra(monkeypat
     lake = NamedStorage("s3://lake", vend=True, role=ROLE)
     with pytest.raises(StorageError, match=r'pip install "tiltyard\[aws\]"'):
         Storage(settings("s3://lake/tables", lake=lake))
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        NamedStorage("gs://lake", vend=True, credentials={"google_service_account_key": "env:BAD"}),
+        NamedStorage("gs://lake", vend=True),
+        NamedStorage("s3://lake", vend=True, role=ROLE, sts_endpoint="no url"),
+        NamedStorage("s3://lake", vend=True, role=ROLE),
+    ],
+    ids=["a key that is none", "a host without an account", "an endpoint that is none", "a profile that is not there"],
+)
+def test_storage_that_cannot_ask_its_provider_is_one_sentence_without_secrets(
+    storage: NamedStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BAD", '{"type": "service_account", "private_key": "hunter2"}')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none"))
+    if not storage.sts_endpoint:
+        monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(StorageError, match="malformed, or this host has none") as refused:
+        Storage(settings(f"{storage.uri}/tables", lake=storage))
+    assert "hunter2" not in str(refused.value)

@@ -136,8 +136,8 @@ def _add_columns(ctx: Context, fields: Fields) -> Fields:
 
 
 def _describe(ctx: Context, fields: Fields) -> Fields:
-    """lancedb cannot do without version and schema."""
-    return fields | {"load_detailed_metadata": True}
+    """lancedb cannot do without version and schema, and has no use for credentials: the server does all the work."""
+    return {"vend_credentials": False} | fields | {"load_detailed_metadata": True}
 
 
 _REWRITES: Mapping[str, Callable[[Context, Fields], Any]] = {

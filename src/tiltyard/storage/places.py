@@ -111,9 +111,9 @@ def _place(name: str, storage: NamedStorage, clock: Callable[[], int]) -> Place:
         vendor = open_vendor(storage, secrets, clock) if storage.vend else None
     except (SecretError, MissingVendorError) as error:
         raise StorageError(str(error)) from error
-    except ValueError as error:  # a key that is no JSON, an endpoint that is no URL; the text may hold part of it
+    except ValueError as error:  # its text may hold part of a secret
         raise StorageError(
-            f"The storage {name} cannot be used: its credentials or its endpoint are malformed."
+            f"The storage {name} cannot be used: its credentials or its endpoint are malformed, or this host has none."
         ) from error
     return Place(_root(storage.uri), name, {**_reached(storage), **storage.options, **secrets.values}, vendor)
 

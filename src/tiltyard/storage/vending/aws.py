@@ -31,18 +31,21 @@ class AwsVendor:
     """Assumes the role of a storage by STS, with the storage's credentials or those that AWS's own chain finds."""
 
     def __init__(self, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> None:
-        """Be ready to ask; nothing is sent yet."""
+        """Be ready to ask; nothing is sent yet. Raises ValueError for an endpoint or a profile that cannot be used."""
         self._storage = storage
         self._clock = clock
-        self._client = botocore.session.get_session().create_client(
-            "sts",
-            region_name=storage.region or _DEFAULT_REGION,
-            endpoint_url=storage.sts_endpoint or None,
-            aws_access_key_id=secrets.get("aws_access_key_id", "access_key_id"),
-            aws_secret_access_key=secrets.get("aws_secret_access_key", "secret_access_key"),
-            aws_session_token=secrets.get("aws_session_token", "session_token"),
-            config=Config(**_CLIENT),
-        )
+        try:
+            self._client = botocore.session.get_session().create_client(
+                "sts",
+                region_name=storage.region or _DEFAULT_REGION,
+                endpoint_url=storage.sts_endpoint or None,
+                aws_access_key_id=secrets.get("aws_access_key_id", "access_key_id"),
+                aws_secret_access_key=secrets.get("aws_secret_access_key", "secret_access_key"),
+                aws_session_token=secrets.get("aws_session_token", "session_token"),
+                config=Config(**_CLIENT),
+            )
+        except BotoCoreError as error:
+            raise ValueError("no usable profile") from error
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
         """See Vendor."""

@@ -40,7 +40,7 @@ class GoogleVendor:
         clock: Callable[[], int],
         transport: Callable[..., Any] | None = None,
     ) -> None:
-        """Be ready to ask; nothing is sent yet. Raises ValueError for a service account's key that is none."""
+        """Be ready to ask; nothing is sent yet. Raises ValueError for a key that is none, a host without account."""
         self._storage = storage
         self._clock = clock
         self._transport = transport or Request()
@@ -68,10 +68,13 @@ class GoogleVendor:
 
 def _source(storage: NamedStorage, secrets: Secrets) -> Any:
     key = secrets.get("google_service_account_key", "service_account_key")
-    if key:
-        source = service_account.Credentials.from_service_account_info(json.loads(key), scopes=_SCOPES)
-    else:
-        source, _ = google.auth.default(scopes=_SCOPES)
+    try:
+        if key:
+            source = service_account.Credentials.from_service_account_info(json.loads(key), scopes=_SCOPES)
+        else:
+            source, _ = google.auth.default(scopes=_SCOPES)
+    except GoogleAuthError as error:
+        raise ValueError("no usable account") from error
     if not storage.role:
         return source
     return impersonated_credentials.Credentials(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def make_keys(database_url: str, *names: str) -> dict[str, str]:
         }
 
 
+def kept_lines(catalog: Path) -> list[str]:
+    """All that a catalog in SQLite holds."""
+    with closing(sqlite3.connect(catalog)) as connection:
+        return list(connection.iterdump())
+
+
 @contextmanager
 def secured_server(
     root: Path | str,
@@ -61,11 +68,12 @@ def secured_server(
     environ: Mapping[str, str] | None = None,
     names: Sequence[str] = ("ann", "bob"),
 ) -> Iterator[Secured]:
-    """Run a server with --auth. Whatever was shown to it, its log must have no secret of it."""
+    """Run a server with --auth. Whatever was shown to it, its log and its catalog must have no secret of it."""
     keys = make_keys(Settings(root=str(root), db=db).database_url, "administrator", *names)
     server = ServerProcess(root, "--auth", *(("--db", db) if db else ()), *flags, environ=environ)
     try:
         yield Secured(server, keys)
     finally:
         server.stop()
-        assert [line for line in server.log if SECRETS.search(line)] == []
+        kept = [] if db else kept_lines(Path(root) / "catalog.db")
+        assert [line for line in [*server.log, *kept] if SECRETS.search(line)] == []

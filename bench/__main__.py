@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import appending, catalog, commits, searches, writes
+from bench import access, appending, catalog, commits, searches, writes
 from bench.ground import Ground
 from bench.results import FILE, Result, begin, record
 
@@ -21,6 +21,8 @@ ROWS: dict[str, Callable[[Ground], list[Result]]] = {
     "list": catalog.listing,
     "scale": catalog.scale,
     "memory": catalog.memory,
+    "guard": access.guard,
+    "narrow": access.narrow,
     "declare": catalog.declare,
     "create": catalog.create,
     "nearest": searches.nearest,

@@ -77,11 +77,13 @@ class Server:
         return max(int(match[1]) for match in found if match) * 1024
 
 
-def tiltyard(root: Path, log: Path, workers: int, database: str | None = None) -> Server:
-    """Tiltyard as a stranger runs it, on SQLite in its root unless a database is named."""
+def tiltyard(
+    root: Path, log: Path, workers: int, database: str | None = None, *, further: Sequence[str] = ()
+) -> Server:
+    """Tiltyard as a stranger runs it, on SQLite in its root unless a database is named; `further` flags last."""
     flags = ["--root", str(root), "--port", "0", "--log-level", "warning", "--workers", str(workers)]
     flags += ["--db", database] if database else []
-    return Server("Tiltyard", ["tiltyard", "serve", *flags], log)
+    return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log)
 
 
 def peer(root: Path, log: Path, *, session: bool = False, tracking: bool = False) -> Server:

@@ -10,6 +10,7 @@ import pytest
 
 import tiltyard
 from tests.conformance.cases import ROWS
+from tests.services.postgres import PostgresServer, find_binaries, postgres_server
 from tests.services.wire import stream
 from tiltyard.access import Privilege
 from tiltyard.access.privileges import parse_privileges
@@ -22,9 +23,9 @@ ROWS_AS_STREAM = stream(ROWS)
 class Catalog:
     """One catalog, seen by any number of principals: `as_("ann")` is the twin that asks as ann."""
 
-    def __init__(self, root: Path) -> None:
-        self.owner = tiltyard.Namespace(str(root), jobs=0)
-        self._root = root
+    def __init__(self, root: Path, db: str | None = None) -> None:
+        self.owner = tiltyard.Namespace(str(root), db, jobs=0)
+        self._root, self._db = root, db
         self._services = self.owner._services
         self._twins: dict[Principal, tiltyard.Namespace] = {EVERYBODY: self.owner}
 
@@ -35,7 +36,7 @@ class Catalog:
     def as_(self, name: str, *groups: str) -> tiltyard.Namespace:
         principal = Principal(name, groups, "test")
         if principal not in self._twins:
-            self._twins[principal] = tiltyard.Namespace(str(self._root), jobs=0, principal=principal)
+            self._twins[principal] = tiltyard.Namespace(str(self._root), self._db, jobs=0, principal=principal)
         return self._twins[principal]
 
     def namespace(self, *path: str) -> int:
@@ -69,9 +70,18 @@ class Catalog:
             twin.close()
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = Catalog(tmp_path / "root")
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    binaries = find_binaries()
+    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
+    with postgres_server(binaries) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def catalog(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Catalog]:
+    db = request.getfixturevalue("postgres").new_database() if request.param == "postgres" else None
+    found = Catalog(tmp_path / "root", db)
     yield found
     found.close()
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tiltyard.store import Store, TableRecord
 
 CHECK_SECONDS = 1.0
+FEW = 1_000
+"""So many grants make lists that are short reads still."""
+RECOUNT_SECONDS = 10.0
 MOST_PRINCIPALS = 10_000
 MOST_OBJECTS = 100_000
 """How many are kept; beyond that, all are looked up anew."""
@@ -27,7 +30,7 @@ MOST_OBJECTS = 100_000
 class Rights:
     """What one principal may do. Bits of privileges, with all that they imply; 0 where nothing was granted."""
 
-    __slots__ = ("_namespaces", "_store", "_tables", "grantees", "roles", "server")
+    __slots__ = ("_few", "_namespaces", "_recount_at", "_store", "_tables", "grantees", "roles", "server")
 
     def __init__(self, store: Store, principal: Principal) -> None:
         """Look up the principal's roles and what it may do on the whole server. Raises ServiceUnavailableError."""
@@ -38,6 +41,17 @@ class Rights:
         self.server = implied(store.privileges_on(SERVER, 0, self.grantees))
         self._namespaces: dict[int, int] = {}
         self._tables: dict[int, int] = {}
+        self._few = False
+        self._recount_at = 0.0
+
+    @property
+    def few(self) -> bool:
+        """Whether it has so few grants that lists which begin with them are quick. Raises ServiceUnavailableError."""
+        now = time.monotonic()
+        if now >= self._recount_at:
+            self._few = self._store.count_grants(self.grantees, FEW) < FEW
+            self._recount_at = now + RECOUNT_SECONDS  # what somebody creates is theirs without a new generation
+        return self._few
 
     def on_namespace(self, namespace_id: int) -> int:
         """What was granted on a namespace, one above it, or the server. Raises ServiceUnavailableError."""

@@ -100,7 +100,7 @@ class Api:
         once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)
         if route.operation.request_shape is Shape.ARROW:
             request = call.request = binder.bind(segments, query, headers, b"")
-            ctx = await self._admitted(route, ctx, request)
+            ctx = await self._admitted(route, ctx, request, once)
             upload = await open_upload(receive, self._services.settings.max_upload_bytes, once is not None)
             result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
@@ -115,18 +115,21 @@ class Api:
             if self._inline and route.served.inline(ctx, request):
                 result = route.served.function(route.served.admit(ctx, request), request)
             else:
-                ctx = await self._admitted(route, ctx, request)
                 accept = headers.get(b"accept", b"")
                 if route.operation.name in QUERIES:
+                    ctx = await self._admitted(route, ctx, request, once)
                     await self._query(route, ctx, request, accept, receive, exchange)
                     return
                 result = await self._run(route, ctx, request, body, once, receive)
         await self._render(route, ctx, result, receive, exchange, once)
 
-    async def _admitted(self, route: Route, ctx: Context, request: Any) -> Context:
-        """The context to run in, if the principal may do this: before the body is read, where that is a stream."""
+    async def _admitted(self, route: Route, ctx: Context, request: Any, once: Once | None) -> Context:
+        """The context to run in, if the principal may do this: before the body is read, where that is a stream.
+
+        A request with a key is checked once it is known to be no repeat: what it dropped, nobody has rights on.
+        """
         assert route.served is not None
-        if ctx.principal.administrator:
+        if ctx.principal.administrator or once is not None:
             return ctx
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads.catalog, route.served.admit, ctx, request)
@@ -160,10 +163,10 @@ class Api:
     ) -> Any:
         """The operation in a thread."""
         assert route.served is not None
-        function, pool = route.served.function, self._threads.of(route.operation)
+        served, pool = route.served, self._threads.of(route.operation)
 
         def work(ctx: Context) -> Any:
-            result = function(ctx, request)
+            result = served.function(served.admit(ctx, request), request)
             reach(Point.BEFORE_ANSWER)
             return result
 
@@ -201,12 +204,14 @@ class Api:
         receive: Receive,
     ) -> Any:
         assert route.served is not None
-        function, pool = route.served.function, self._threads.of(route.operation)
+        served, pool = route.served, self._threads.of(route.operation)
         loop = asyncio.get_running_loop()
         feeding = loop.create_task(upload.feed()) if isinstance(upload, StreamedBody) else None
 
         def work(ctx: Context) -> Any:
-            result = function(ctx, request, upload)
+            if once is not None:
+                ctx = served.admit(ctx, request)
+            result = served.function(ctx, request, upload)
             reach(Point.BEFORE_ANSWER)
             return result
 

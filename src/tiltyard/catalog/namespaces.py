@@ -9,7 +9,7 @@ from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsErro
 from tiltyard.access import Privilege
 from tiltyard.access.creating import CREATE_NAMESPACE, owner
 from tiltyard.access.lists import list_namespaces as visible_namespaces
-from tiltyard.access.lists import sees_everything
+from tiltyard.access.lists import short
 from tiltyard.access.needs import DROPPING, SEEING_NAMESPACE, on_namespace
 from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
@@ -51,7 +51,7 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
     return models.CreateNamespaceResponse(properties=record.properties)
 
 
-@operation(needs=SEEING_NAMESPACE, inline=sees_everything)
+@operation(needs=SEEING_NAMESPACE, inline=short)
 def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
     """List the names of the namespaces directly in one. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)

@@ -13,7 +13,7 @@ from tiltyard.access import Privilege
 from tiltyard.access.creating import DECLARE_TABLE, REGISTER_TABLE, owner
 from tiltyard.access.lists import list_all_tables as all_visible_tables
 from tiltyard.access.lists import list_tables as visible_tables
-from tiltyard.access.lists import sees_everything
+from tiltyard.access.lists import short
 from tiltyard.access.moving import RENAME_TABLE
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
 from tiltyard.catalog.namespaces import namespace_id
@@ -182,7 +182,7 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
 
 
-@operation(needs=SEEING_NAMESPACE, inline=sees_everything)
+@operation(needs=SEEING_NAMESPACE, inline=short)
 def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
     """List the names of the tables directly in a namespace. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
@@ -197,7 +197,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
     return models.ListTablesResponse(tables=list(names), page_token=token)
 
 
-@operation(needs=ANYBODY, inline=sees_everything)
+@operation(needs=ANYBODY, inline=short)
 def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
     """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
     declared = request.include_declared is not False

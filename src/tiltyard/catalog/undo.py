@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, sees_everything
+from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, short
 from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE
 from tiltyard.access.needs import ANYBODY
 from tiltyard.catalog.namespaces import namespace_id
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DROPPED, DEREGISTERED = "dropped", "deregistered"
 
 
-@operation(needs=ANYBODY, inline=sees_everything)
+@operation(needs=ANYBODY, inline=short)
 def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) -> models.ListDroppedTablesResponse:
     """List the tables that UndropTable can bring back, newest first. Raises InvalidInputError."""
     found, token = ctx.paging.page(
@@ -44,7 +44,7 @@ def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) 
     return models.ListDroppedTablesResponse(tables=tables, page_token=token)
 
 
-@operation(needs=ANYBODY, inline=sees_everything)
+@operation(needs=ANYBODY, inline=short)
 def list_dropped_namespaces(
     ctx: Context, request: models.ListDroppedNamespacesRequest
 ) -> models.ListDroppedNamespacesResponse:

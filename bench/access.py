@@ -1,0 +1,79 @@
+"""What it costs to ask who calls and what they may do: one more server on the same catalog, which does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice, repeat
+
+import numpy as np
+
+from bench import data
+from bench.data import NAMESPACE, SEED
+from bench.ground import MANY_TABLES, TABLES, Ground, Placed
+from bench.results import Result, at_most
+from bench.rounds import Side
+from bench.servers import Server, tiltyard
+from bench.wire import request
+from tiltyard.config import Settings
+from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.store import open_store, wall_clock
+
+READ = 2
+"""The bit of the privilege."""
+VISIBLE = 100
+
+
+def _guarded(ground: Ground, placed: Placed, name: str) -> Server:
+    """A server with --auth on the catalog of one that runs without."""
+    server = tiltyard(placed.root, ground.roots / f"{name}.log", ground.workers, further=["--auth"])
+    ground.stack.callback(server.stop)
+    return server
+
+
+def _key(placed: Placed, name: str, *, administrator: bool = False, tables: int = 0, namespace: bool = False) -> str:
+    """The key of a new principal, with `read` on the namespace, or on some of its tables, far apart."""
+    with open_store(Settings(root=str(placed.root)).database_url) as store:
+        key = create_key(store, wall_clock, name, KeyWish(), administrator=administrator).text
+        if namespace:
+            store.grant(f"principal:{name}", "namespace", store.describe_namespace((NAMESPACE,)).id, READ, "bench")
+        for number in np.random.default_rng(SEED).choice(MANY_TABLES, tables, replace=False):
+            table = store.describe_table((NAMESPACE, f"t{number:06}")).id
+            store.grant(f"principal:{name}", "table", table, READ, "bench")
+    return key
+
+
+def _with_key(requests: Iterable[bytes], key: str) -> Iterator[bytes]:
+    """The same requests, which show a key."""
+    header = f"\r\nx-api-key: {key}\r\n".encode()
+    return (asked.replace(b"\r\n", header, 1) for asked in requests)
+
+
+def guard(ground: Ground) -> list[Result]:
+    """DescribeTable by a principal with a key and a grant, against the same without authentication."""
+    placed = ground.catalog[0]
+    key = _key(placed, "reader", namespace=True)
+    plain, guarded = Side(placed.server), Side(_guarded(ground, placed, "guard"))
+    open_requests = data.on_tables("describe", TABLES)
+    shown = cycle(list(_with_key(islice(data.on_tables("describe", TABLES), TABLES), key)))
+    for _ in range(ground.rounds):
+        plain.take(lambda: open_requests, ground.load())
+        guarded.take(lambda: shown, ground.load())
+    sides = guarded.words(), f"open: {plain.words()}"
+    what = "DescribeTable with a key and a grant against an open server: cost"
+    return [at_most("guard", what, sides, plain.rate / guarded.rate, (1.15, "x"))]
+
+
+def narrow(ground: Ground) -> list[Result]:
+    """ListTables by one who sees 100 of 100,000 tables, against an administrator's page of 100."""
+    placed = ground.many
+    names = _key(placed, "narrow", tables=VISIBLE), _key(placed, "all", administrator=True)
+    server = _guarded(ground, placed, "narrow")
+    mine, theirs = Side(server), Side(server)
+    listed = request("GET", f"/v1/namespace/{NAMESPACE}/table/list?limit={VISIBLE}")
+    few, all_of_them = (next(_with_key(repeat(listed), key)) for key in names)
+    for _ in range(ground.rounds):
+        theirs.take(lambda: repeat(all_of_them), ground.load())
+        mine.take(lambda: repeat(few), ground.load())
+    sides = mine.words(), f"administrator: {theirs.words()}"
+    what = f"ListTables of {VISIBLE} visible ones among 100,000 against an administrator's page: time"
+    return [at_most("narrow", what, sides, theirs.rate / mine.rate, (2, "x"))]

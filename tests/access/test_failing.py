@@ -1,0 +1,121 @@
+"""Fail closed: who cannot be asked about may do nothing; what was revoked on one server ends on all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError, TableNotFoundError
+
+from tests.access.conftest import Catalog
+from tests.access.scenes import ARROW, Admin, outcome, send
+from tests.services.lossy import wait_for
+from tests.services.postgres import PostgresServer
+from tests.services.proxy import Proxy
+from tests.services.secured import secured_server
+from tests.services.server import ServerProcess
+from tiltyard.operations import Served
+from tiltyard.principals import Principal
+from tiltyard.spec import operations
+
+TABLE = {"id": ["t"]}
+
+
+def test_grants_while_the_database_is_away_let_nobody_in(tmp_path: Path, postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    with Proxy(url) as proxy, secured_server(tmp_path, db=url.replace(f":{postgres.port}/", f":{port(proxy)}/")) as run:
+        admin = Admin(run.http("administrator"))
+        admin.call("CreateTable", TABLE, ARROW)
+        admin.call("GrantPrivileges", {"object_kind": "table", **TABLE, "grantee": "ann", "privileges": ["read"]})
+        ann = run.http("ann")
+        assert outcome(send(ann, operations()["DescribeTable"], TABLE)) == "200"
+        proxy.cut()
+        answer = ann.post("/v1/table/t/describe", json={})
+        assert (answer.status_code, answer.json()["code"]) == (503, 17)
+        proxy.mend()
+        wait_for(lambda: ann.post("/v1/table/t/describe", json={}).status_code == 200)
+
+
+def port(proxy: Proxy) -> str:
+    return proxy.url.rpartition(":")[2]
+
+
+def test_revoke_on_one_server_ends_the_grant_on_another_within_five_seconds(tmp_path: Path) -> None:
+    with secured_server(tmp_path) as run:
+        other = ServerProcess(tmp_path, "--auth")
+        try:
+            admin = Admin(run.http("administrator"))
+            admin.call("CreateTable", TABLE, ARROW)
+            grant = {"object_kind": "table", **TABLE, "grantee": "ann", "privileges": ["read"]}
+            admin.call("GrantPrivileges", grant)
+            there = run.http("ann")
+            there.base_url = other.url
+            wait_for(lambda: there.post("/v1/table/t/count_rows", json={}).status_code == 200, 5)
+            admin.call("RevokePrivileges", grant)
+            here = run.http("ann").post("/v1/table/t/count_rows", json={})
+            assert here.status_code == 404  # at once, where it was revoked
+            wait_for(lambda: there.post("/v1/table/t/count_rows", json={}).status_code == 404, 5)
+        finally:
+            other.stop()
+
+
+def test_repeat_of_a_drop_by_its_owner_is_told_the_first_answer(tmp_path: Path) -> None:
+    """The repeat finds nothing to have rights on any more, and is no less a repeat."""
+    with secured_server(tmp_path) as run:
+        admin = Admin(run.http("administrator"))
+        admin.call("CreateNamespace", {"id": ["s"]})
+        admin.call(
+            "GrantPrivileges", {"object_kind": "namespace", "id": ["s"], "grantee": "ann", "privileges": ["create"]}
+        )
+        ann, key = run.http("ann"), {"idempotency-key": "once"}
+        made = [ann.post("/v1/table/s$t/create", content=ARROW, headers=key) for _ in range(2)]
+        assert [answer.status_code for answer in made] == [200, 200] and made[0].json() == made[1].json()
+        key = {"idempotency-key": "twice"}
+        dropped = [ann.post("/v1/table/s$t/drop", json={}, headers=key) for _ in range(2)]
+        assert [answer.status_code for answer in dropped] == [200, 200]
+        assert "idempotent-replayed" in dropped[1].headers
+        refused = run.http("bob").post("/v1/table/s$t/drop", json={}, headers=key)
+        assert (refused.status_code, refused.json()["code"]) == (404, 1)
+
+
+def test_grants_that_cannot_be_looked_up_are_unavailable_not_allowed(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.table("t")
+    catalog.grant("ann", "read", table=("t",))
+    ann = catalog.as_("ann")
+    ann._services.store.close()
+    ann._services.access.changed()
+    with pytest.raises(ServiceUnavailableError):
+        ann.table_exists(TABLE)
+
+
+def test_operation_without_a_declaration_is_for_administrators_alone(catalog: Catalog) -> None:
+    served = Served(lambda ctx, request: None, lambda ctx, request: False, None)
+    ctx = type("Ctx", (), {"principal": Principal("ann")})()
+    with pytest.raises(PermissionDeniedError):
+        served.admit(ctx, None)
+
+
+def test_table_that_takes_the_name_after_the_check_is_not_read(catalog: Catalog) -> None:
+    """Between the check and the work another table may get the name: what was checked is what is used."""
+    catalog.table("mine")
+    catalog.table("secret")
+    catalog.grant("ann", "read", table=("mine",))
+    ann = catalog.as_("ann")
+    operation, served = ann._bound["CountTableRows"]
+    assert served is not None
+    checked: list[object] = []
+
+    def swapped(ctx: object, request: object) -> object:
+        catalog.owner.drop_table({"id": ["mine"]})
+        catalog.owner.rename_table({"id": ["secret"], "new_table_name": "mine"})
+        checked.append(ctx.found.record.id)  # type: ignore[attr-defined]  # a context
+        return served.function(ctx, request)
+
+    ann._bound = {**ann._bound, "CountTableRows": (operation, Served(swapped, served.inline, served.needs))}
+    assert ann.count_table_rows({"id": ["mine"]}).count == 3  # of the dropped one, which is kept for a while
+    assert checked != [catalog.store.describe_table(("mine",)).id]
+    catalog.changed()
+    with pytest.raises(TableNotFoundError):
+        catalog.as_("ann").describe_table({"id": ["mine"]})

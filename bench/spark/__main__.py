@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.results import Result, begin, record
-from bench.spark import rows
+from bench.spark import changing, rows
 from bench.spark.rows import Ground
 
 FILE = Path(__file__).parent / "RESULTS.md"
@@ -18,6 +18,10 @@ ROWS: dict[str, Callable[[Ground], list[Result]]] = {
     "ingest": rows.ingest,
     "frame": rows.frame,
     "read": rows.read,
+    "upsert": changing.upsert,
+    "backfill": changing.backfill,
+    "btree": changing.btree,
+    "ivf_pq": changing.ivf_pq,
     "scaling": rows.scaling,
     "memory": rows.memory,
 }

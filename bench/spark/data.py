@@ -47,3 +47,22 @@ def _rows(first: int, count: int) -> pa.Table:
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers), DIMENSION)
     texts = [f"row {number}, and some words that make it as long as a caption" for number in ids]
     return pa.table([pa.array(ids), vectors, pa.array(texts)], SCHEMA)
+
+
+def changes(folder: Path, rows: int) -> Path:
+    """A file of rows for an upsert: a twentieth of a table's, spread over it, with one in fifty of them new."""
+    target = folder / f"changes-{rows}.parquet"
+    if not target.exists():
+        generator = np.random.default_rng(SEED + 1)
+        ids = generator.choice(rows + rows // 50, rows // 20, replace=False)
+        values = pa.array(generator.random(len(ids) * DIMENSION, dtype=np.float32))
+        vectors = pa.FixedSizeListArray.from_arrays(values, DIMENSION)
+        texts = [f"changed {number}" for number in ids]
+        pq.write_table(pa.table([pa.array(ids), vectors, texts], schema=SCHEMA), target, row_group_size=GROUP_ROWS)
+    return target
+
+
+def norm(rows: pa.RecordBatch) -> pa.Array:
+    """The length of each vector: what the computed column holds."""
+    vectors = rows.column(0).flatten().to_numpy().reshape(-1, DIMENSION)
+    return pa.array(np.sqrt(np.einsum("ij,ij->i", vectors, vectors)))

@@ -18,13 +18,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.spark.lines import answer
+from tiltyard.pipeline.backfill import backfill
 from tiltyard.pipeline.connecting import connection, table
 from tiltyard.pipeline.frames import write_frame
+from tiltyard.pipeline.index import index
 from tiltyard.pipeline.ingest import ingest
 from tiltyard.pipeline.landing import WriteMode
 from tiltyard.pipeline.recipes import Asked
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.upsert import upsert
 
 MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")
 spark = spark_session(MASTER, config={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
@@ -110,6 +113,28 @@ def _summed(frame: DataFrame) -> float:
     return time.perf_counter() - began
 
 
+def upserted(source: str, name: str) -> float:
+    """Seconds of an upsert by `id`."""
+    began = time.perf_counter()
+    upsert(LocalRun(), where, spark, source, name, on=["id"])
+    return time.perf_counter() - began
+
+
+def backfilled(name: str, column: str) -> float:
+    """Seconds to compute a column."""
+    began = time.perf_counter()
+    code = "bench.spark.data:norm"
+    backfill(LocalRun(), where, spark, name, column, udf=code, inputs=["vector"], type="float32")
+    return time.perf_counter() - began
+
+
+def indexed(name: str, column: str, kind: str, options: dict[str, str]) -> float:
+    """Seconds to build an index."""
+    began = time.perf_counter()
+    index(LocalRun(), where, spark, name, column, kind, replace=True, parameters=options)
+    return time.perf_counter() - began
+
+
 def _only_newest(name: str) -> None:
     """Delete the files of older versions, so that the disk holds a table once."""
     dataset = table(where, name).dataset()
@@ -125,6 +150,9 @@ if __name__ == "__main__":
             "ingest": ingested,
             "frame": framed,
             "hand": handed,
+            "upsert": upserted,
+            "backfill": backfilled,
+            "index": indexed,
             "read": read,
             "read_bare": read_bare,
         }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
+from typing import Any
 
 import lance
+import pyarrow as pa
 import pyarrow.dataset as pads
 
+from bench.spark.data import norm
 from bench.spark.lines import answer
 
 
@@ -19,5 +22,38 @@ def write(source: str, target: str) -> float:
     return time.perf_counter() - began
 
 
+def merge(source: str, target: str) -> float:
+    """Seconds to merge rows into a table by `id`."""
+    rows = pads.dataset(source).scanner().to_reader()
+    builder = lance.dataset(target).merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    began = time.perf_counter()
+    builder.execute(rows)
+    return time.perf_counter() - began
+
+
+def add_column(target: str, name: str) -> float:
+    """Seconds to compute a column by a function over batches."""
+
+    @lance.batch_udf(output_schema=pa.schema([(name, pa.float32())]))
+    def norms(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch([norm(rows)], [name])
+
+    dataset = lance.dataset(target)
+    began = time.perf_counter()
+    dataset.add_columns(norms, read_columns=["vector"])
+    return time.perf_counter() - began
+
+
+def index(target: str, column: str, kind: str, options: dict[str, Any]) -> float:
+    """Seconds to build an index."""
+    dataset = lance.dataset(target)
+    began = time.perf_counter()
+    if kind.startswith("IVF"):
+        dataset.create_index(column, kind, name=f"{column}_idx", replace=True, **options)
+    else:
+        dataset.create_scalar_index(column, kind, name=f"{column}_idx", replace=True)
+    return time.perf_counter() - began
+
+
 if __name__ == "__main__":
-    answer({"write": write})
+    answer({"write": write, "merge": merge, "add_column": add_column, "index": index})

@@ -1,0 +1,68 @@
+"""Rows of the table for jobs that change tables: ours on one copy, pylance on another, in rounds that alternate."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from bench.results import Result, at_least
+from bench.spark import data
+from bench.spark.rows import Ground
+
+PARTITIONS = 256
+SUB_VECTORS = 16
+
+
+def _copies(ground: Ground, name: str) -> str:
+    """The same rows as a table of the catalog and, for pylance, as one by itself; where that is."""
+    target = str(ground.work / f"single-{name}")
+    ground.single.ask("write", source=ground.source, target=target)
+    ground.spark.ask("ingest", source=ground.source, name=name)
+    return target
+
+
+def upsert(ground: Ground) -> list[Result]:
+    """A twentieth of the rows, by key."""
+    target, changes = _copies(ground, "upserted"), str(data.changes(ground.work, ground.rows))
+    ours, single = [], []
+    for _ in range(ground.rounds):
+        single.append(ground.single.ask("merge", source=changes, target=target))
+        ours.append(ground.spark.ask("upsert", source=changes, name="upserted"))
+    words = f"{median(ours):.2f} s", f"merge_insert {median(single):.2f} s"
+    what = f"upsert of {ground.rows // 20:,} rows by key"
+    return [at_least("upsert", what, words, median(single) / median(ours), 0.7)]
+
+
+def backfill(ground: Ground) -> list[Result]:
+    """The norm of each vector."""
+    target = _copies(ground, "filled")
+    ground.spark.ask("backfill", name="warm_ingest", column="norm")
+    ours, single = [], []
+    for number in range(ground.rounds):
+        single.append(ground.single.ask("add_column", target=target, name=f"norm{number}"))
+        ours.append(ground.spark.ask("backfill", name="filled", column=f"norm{number}"))
+    words = ground.rate(median(ours)), f"add_columns(batch_udf) {ground.rate(median(single))}"
+    return [at_least("backfill", "a computed column", words, median(single) / median(ours), 1.0)]
+
+
+def btree(ground: Ground) -> list[Result]:
+    """An index of the ids."""
+    return _index(ground, "btree", "id", "BTREE", {}, {})
+
+
+def ivf_pq(ground: Ground) -> list[Result]:
+    """An index of the vectors."""
+    given = {"num_partitions": PARTITIONS, "num_sub_vectors": SUB_VECTORS}
+    return _index(ground, "ivf_pq", "vector", "IVF_PQ", {key: str(value) for key, value in given.items()}, given)
+
+
+def _index(
+    ground: Ground, row: str, column: str, kind: str, ours_given: dict[str, str], given: dict[str, Any]
+) -> list[Result]:
+    target = _copies(ground, row)
+    ours, single = [], []
+    for _ in range(ground.rounds):
+        single.append(ground.single.ask("index", target=target, column=column, kind=kind, options=given))
+        ours.append(ground.spark.ask("index", name=row, column=column, kind=kind, options=ours_given))
+    words = f"{median(ours):.2f} s", f"pylance {median(single):.2f} s"
+    return [at_least(row, f"{kind} build", words, median(single) / median(ours), 0.9)]

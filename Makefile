@@ -13,7 +13,7 @@ SECONDS ?= 600
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
 
-.PHONY: help compatibility demo test soak lint format spec lock bench services clean
+.PHONY: advisories help compatibility demo test soak lint format spec lock bench services clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,7 @@ lint: $(DEV) ## Style, types, direction of imports, and whether generated files 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit -q -r src -c pyproject.toml
 	$(BIN)/python scripts/make_models.py --check
 	@if [ -d $(SPEC_FOLDER) ]; then $(BIN)/python scripts/make_spec.py --check $(SPEC_FOLDER); fi
 
@@ -44,6 +45,9 @@ lock: $(DEV) ## Resolve the dependencies again, changing only what must change (
 	$(BIN)/$(LOCK) $(LOCK_ARGS) --group dev --output-file requirements-dev.lock
 	$(BIN)/$(LOCK) --constraint requirements-dev.lock --output-file requirements.lock
 	@if grep -n '://' requirements.lock requirements-dev.lock; then echo "A lock file names a host."; exit 1; fi
+
+advisories: $(DEV) ## Ask the public advisories about every locked package (needs the network).
+	$(BIN)/uv tool run pip-audit --requirement requirements-dev.lock --require-hashes --disable-pip
 
 soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7).
 	$(BIN)/python -m tests.faults.history --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -58,8 +58,8 @@ bench: $(DEV) ## Measure against the reference server; the table goes to bench/R
 compatibility: $(DEV) ## Call every operation through every stock client; the table goes to docs/compatibility.md.
 	$(BIN)/python -m tests.conformance.compatibility
 
-services: ## Install the servers that tests start (PostgreSQL), where they are missing.
-	@bash scripts/install_services.sh postgresql
+services: ## Install what tests start and pip cannot bring (PostgreSQL, Java), where it is missing.
+	@bash scripts/install_services.sh postgresql java
 
 clean: ## Remove the environment and all caches.
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,7 +18,7 @@ LEAST_LIFETIME, MOST_LIFETIME = 900, 43200
 
 _NAME = re.compile(r"[\w-]+", re.ASCII)
 _REFERENCE = re.compile(r"(env|file):(.+)")
-_SECRET = re.compile(r"secret|key|token|password|sas|credential|signature", re.IGNORECASE)
+_SECRET = re.compile(r"secret|token|password|sas|credential|access_key|(?:_|^)key$", re.IGNORECASE)
 
 
 class SecretError(Exception):

@@ -36,6 +36,8 @@ def test_load_settings_storages_from_a_file_and_a_variable(tmp_path: Path) -> No
         ({"credentials": {"aws_secret_access_key": "hunter2"}}, "plain sight"),
         ({"options": {"aws_secret_access_key": "hunter2"}}, "by reference"),
         ({"options": {"azure_storage_sas_token": "hunter2"}}, "by reference"),
+        ({"options": {"account_key": "hunter2"}}, "by reference"),
+        ({"options": {"AWS_ACCESS_KEY_ID": "hunter2"}}, "by reference"),
         ({"uri": ""}, "uri"),
         ({"vend": True}, "role"),
         ({"role": ROLE}, "vend"),
@@ -50,6 +52,12 @@ def test_load_settings_storage_that_cannot_be_is_refused_without_its_secret(fiel
     with pytest.raises(ConfigError, match=words) as refused:
         load_settings({}, environ={"TILTYARD_STORAGE": text})
     assert "hunter2" not in str(refused.value)
+
+
+def test_load_settings_options_that_are_no_secrets_are_taken() -> None:
+    told = {"aws_sse_kms_key_id": "k", "aws_skip_signature": "true", "client_max_retries": "2"}
+    text = msgspec.json.encode({"lake": {"uri": "s3://lake", "options": told}}).decode()
+    assert load_settings({}, environ={"TILTYARD_STORAGE": text}).storage["lake"].options == told
 
 
 def test_load_settings_two_storages_with_one_uri_or_a_bad_name_are_refused() -> None:

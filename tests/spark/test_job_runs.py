@@ -180,3 +180,16 @@ def test_job_list_wait_show_and_cancel_tell_what_the_catalog_knows(
     assert waiting.returncode == 1 and "status: Canceled" in shown
     ended = command("resume", job_id)
     assert "nothing to resume" in ended.communicate(timeout=60)[1]
+
+
+def test_job_without_java_is_one_sentence_and_no_transaction(
+    server: ServerProcess, environ: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["job", "toy_on_spark", str(tmp_path), "--uri", server.url]
+    variables = {**os.environ, **environ, "JAVA_HOME": str(tmp_path / "no-java")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tiltyard", *words], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and done.stderr.startswith("tiltyard: Spark needs Java 17 or newer")
+    assert done.stderr.count("\n") == 1
+    assert Calls(connection(server.url)).call("ListJobs", name="toy_on_spark")["jobs"] == []

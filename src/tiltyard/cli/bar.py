@@ -24,7 +24,9 @@ def progress_bar(name: str, told: Callable[[], Mapping[str, str]]) -> Iterator[N
     def show() -> None:
         shown = 0
         with click.progressbar(length=STEPS, label=name, file=sys.stderr, show_eta=False, item_show_func=_line) as bar:
-            while not done.wait(LOOK_SECONDS):
+            ended = False
+            while not ended:
+                ended = done.wait(LOOK_SECONDS)
                 figures = told()
                 reached = int(float(figures.get("progress", "0")) * STEPS)
                 bar.update(max(0, reached - shown), figures)

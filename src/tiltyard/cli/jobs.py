@@ -19,6 +19,7 @@ from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.driving import LEASE_MS, CatalogRun, QueuedJob, drive, new_owner, reason, submit
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
+from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
@@ -91,9 +92,14 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
 
 
 def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
-    run = LocalRun()
+    run, shown = LocalRun(), Figures()
+
+    def told() -> Mapping[str, str]:
+        shown.set(dict(run.figures))
+        return shown.texts()
+
     spark = reach.session(job)
-    with _interrupting(run.canceled.set), progress_bar(job.name, lambda: run.figures):
+    with _interrupting(run.canceled.set), progress_bar(job.name, told):
         try:
             figures = job.function(run, reach.connection(), spark, **arguments)
         except RunCanceledError:

@@ -1,0 +1,73 @@
+"""What a run tells of itself, and the bar that shows it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from tiltyard.pipeline.progress import Figures
+
+
+class Clock:
+    """One that stands still until it is told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_figures_with_a_total_tell_how_far_and_how_long() -> None:
+    clock = Clock()
+    figures = Figures(clock)
+    figures.set({"stage": "write", "rows": 0, "rows_total": 400})
+    assert figures.texts() == {"stage": "write", "rows": "0", "rows_total": "400", "progress": "0.0000"}
+    clock.now = 10.0
+    figures.set({"rows": 100})
+    assert (figures.texts()["progress"], figures.texts()["eta_seconds"]) == ("0.2500", "30")
+    figures.set({"rows": 400})
+    assert (figures.texts()["progress"], figures.texts()["eta_seconds"]) == ("1.0000", "0")
+
+
+def test_figures_of_a_resumed_run_judge_its_speed_by_its_own_work() -> None:
+    clock = Clock()
+    figures = Figures(clock)
+    figures.set({"rows": 300, "rows_total": 400})
+    assert "eta_seconds" not in figures.texts()
+    clock.now = 5.0
+    figures.set({"rows": 350})
+    assert figures.texts()["eta_seconds"] == "5"
+
+
+def test_figures_without_a_total_tell_no_progress() -> None:
+    figures = Figures()
+    figures.set({"rows": 5})
+    assert figures.texts() == {"rows": "5"}
+    figures.set({"rows_total": 0})
+    assert figures.texts()["progress"] == "1.0000"
+
+
+def test_job_command_on_a_terminal_shows_a_bar(environ: dict[str, str], tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ["job", "toy", str(tmp_path), "--steps", "4", "--pause", "0.4", "--untracked", "--uri", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tiltyard", *words],
+        env={**os.environ, **environ, "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while process.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            try:
+                shown += os.read(ours, 4096)
+            except OSError:  # the other side has closed it: that is how a terminal ends
+                break
+    os.close(ours)
+    assert process.communicate(timeout=30)[0] == b"rows: 4\n"
+    assert b"toy" in shown and b"50%" in shown and b"rows 2" in shown

@@ -70,6 +70,15 @@ def test_refused_calls_are_recorded_with_what_is_known_of_who_asked(audited: Sec
     assert brief(second) == ("ann", "CreateNamespace", "anns", "refused", 403, 15)
 
 
+@pytest.mark.parametrize("path", ["%ff%fe", "a%00b", "%ED%A0%80"])
+def test_calls_with_ids_that_are_no_names_are_answered_and_recorded(audited: Secured, path: str) -> None:
+    with audited.http("administrator") as client:
+        answer = client.post(f"/v1/table/{path}/drop", json={}, headers={"x-request-id": f"odd-{path}"})
+        assert (answer.status_code, answer.json()["code"]) == (400, 13)
+    found = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == f"odd-{path}"])[0]
+    assert (found.outcome, found.object.isprintable(), "\ufffd" in found.object) == ("failed", True, True)
+
+
 def test_repeat_with_a_key_is_recorded_as_repeated(audited: Secured) -> None:
     with audited.http("administrator") as client:
         for _ in range(2):

@@ -74,11 +74,29 @@ def test_write_while_the_database_is_away_is_refused_then_made_good(
     store.away = True
     with pytest.raises(ServiceUnavailableError, match="was done, but its audit record"):
         audit.write([record(NOON, "a")]).result(10)
-    assert '"record_id":"a"' in caplog.text
+    assert "record_id='a'" in caplog.text
     assert audit.loads()["audit records waiting"] == 1
     store.away = False
     assert eventually(lambda: ids(store)) == ["a"]
     audit.close()
+
+
+def test_record_that_no_database_takes_is_dropped_and_holds_back_no_other(
+    store: MovingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = Trail(store, Level.ALL)
+    with pytest.raises(ServiceUnavailableError):
+        audit.write([record(NOON, "a", object="lone \ud800")]).result(10)
+    eventually(lambda: audit.loads()["audit records lost"] == 1)
+    audit.write([record(NOON, "b")]).result(10)
+    audit.close()
+    assert ids(store) == ["b"] and "cannot be written, and are dropped" in caplog.text
+
+
+@pytest.mark.parametrize("raw", ["a\u0000b", "lone \ud800", "x" * 100_000, "\n\u202e"])
+def test_named_objects_are_fit_for_every_database(store: MovingStore, raw: str) -> None:
+    (name,) = named_objects(models.DescribeTableRequest(id=[raw]))
+    assert name.isprintable() and len(name) <= 2048
 
 
 def test_note_beyond_what_is_held_is_dropped_and_counted(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from tiltyard.api.metrics import Metrics
 from tiltyard.api.repeats import changes
-from tiltyard.audit import named_objects, open_trail, safe_context
-from tiltyard.ids import decode_segment
+from tiltyard.audit import named_objects, open_trail, printable, safe_context
 from tiltyard.modes import Outcome
 from tiltyard.spec import operations
 from tiltyard.store import AuditRecord
@@ -150,7 +150,7 @@ class Call:
         if self.request is not None:
             return named_objects(self.request)
         raw = self.segments.get("id")  # refused before it was read: as it stands in the path
-        return () if raw is None else (decode_segment(raw),)
+        return () if raw is None else (printable(unquote_to_bytes(raw).decode(errors="replace")),)
 
     def _context(self) -> dict[str, str]:
         entries = getattr(self.request, "context", None) or {}

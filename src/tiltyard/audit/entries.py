@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 32
 LONGEST_ENTRY = 256
+LONGEST_OBJECT = 2048
 HIDDEN = "…"
 """Stands for what was left out."""
 
@@ -25,19 +26,25 @@ def safe_context(entries: Mapping[str, str]) -> dict[str, str]:
     kept: dict[str, str] = {}
     for name, value in list(entries.items())[:MOST_ENTRIES]:
         secret = _SECRET.search(name) is not None
-        kept[_short(name)] = HIDDEN if secret else _short(value)
+        kept[printable(_short(name))] = HIDDEN if secret else printable(_short(value))
     return kept
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_ENTRY else text[: LONGEST_ENTRY - 1] + HIDDEN
+def _short(text: str, longest: int = LONGEST_ENTRY) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + HIDDEN
+
+
+def printable(text: str) -> str:
+    """A text of a caller, as every database and terminal takes it: no control characters, and of no great length."""
+    kept = _short(text, LONGEST_OBJECT)
+    return kept if kept.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in kept)
 
 
 def named_objects(request: Any) -> tuple[str, ...]:
     """The ids that a request names, as messages show them, each once: its own, a new name, those of its entries."""
     if request is None:
         return ()
-    return tuple(dict.fromkeys(display(tuple(names)) for names in _ids(request)))
+    return tuple(dict.fromkeys(printable(display(tuple(names))) for names in _ids(request)))
 
 
 def _ids(request: Any) -> Iterator[list[str]]:

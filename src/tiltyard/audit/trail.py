@@ -15,7 +15,6 @@ from enum import StrEnum
 from itertools import count
 from typing import TYPE_CHECKING, Protocol, Self
 
-import msgspec
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.audit.entries import entry
@@ -187,14 +186,17 @@ class Trail:
         if self._sinks:
             entries = [entry(record) for record in records]
             for sink in self._sinks:
-                sink.take(entries)
+                try:
+                    sink.take(entries)
+                except Exception:  # those who wait for the database must not hang on a sink
+                    log.exception("%d audit records are not with %s", len(entries), sink.name)
 
     def _keep(self, records: list[AuditRecord], error: Exception) -> None:
         """Keep what could not be written for later; the log has it meanwhile."""
         unforeseen = None if isinstance(error, LanceNamespaceError) else error
         log.error("%d audit records are not written yet: %s", len(records), error, exc_info=unforeseen)
         for record in records:
-            log.error("audit record: %s", msgspec.json.encode(entry(record)).decode())
+            log.error("audit record: %r", entry(record))  # as Python shows it: whatever is in it, it can be logged
         room = max(0, MOST_WAITING - len(self._late))
         self._late += records[:room]
         if len(records) > room:
@@ -205,11 +207,14 @@ class Trail:
             batch = self._late[:BATCH]
             try:
                 self._store.add_audit(batch)
-            except LanceNamespaceError as error:
+            except ServiceUnavailableError as error:
                 log.warning("%d audit records are not written yet: %s", len(self._late), error)
                 if not self._closing:
                     self._wake.wait(RETRY_SECONDS)
                 return
+            except Exception:  # what the database will never take must not keep back all that follows
+                log.exception("%d audit records cannot be written, and are dropped", len(batch))
+                self.dropped += len(batch)
             del self._late[: len(batch)]
         log.warning("the audit records that waited are written")
 

@@ -13,7 +13,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.opening import list_files, write_file
+from tiltyard.pipeline.opening import absolute, list_files, write_file
 from tiltyard.pipeline.parquet_parts import Export, Exported, Part, export_part
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.refusing import RefusedError
@@ -52,6 +52,7 @@ def export(
     Example:
       tiltyard job export --uri http://127.0.0.1:2333 films s3://lake/films --filter 'year >= 2000'
     """
+    destination = absolute(destination)
     try:
         found = connecting.table(where, table)
         pinned = run.kept().get(_VERSION)

@@ -18,6 +18,7 @@ from tiltyard.pipeline.fragments import ROWS_PER_FILE, discard
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import Landing, WriteMode, land
 from tiltyard.pipeline.lines import Bad
+from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format, Piece, Reading
 from tiltyard.pipeline.recipes import Asked, finish, recipe_for
@@ -75,12 +76,12 @@ def ingest(
         Chosen(tuple(select), rename, types, tuple(null)),
         find_code(udf) if udf else None,
         tuple(parse_check(text) for text in check),
-        rejects,
+        absolute(rejects) if rejects else None,
         rows_per_file,
     )
     old_names = {new: old for old, new in rename.items()}
     wanted = Wanted(
-        source,
+        absolute(source),
         Format(format) if format else None,
         split,
         delimiter,

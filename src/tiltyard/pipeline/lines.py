@@ -105,10 +105,28 @@ def csv_schema(head: bytes, delimiter: str, *, complete: bool) -> pa.Schema:
 
 
 def json_schema(head: bytes, *, complete: bool) -> pa.Schema:
-    """The schema of JSON lines, guessed from the first ones that are JSON."""
+    """The schema of JSON lines, guessed from the first ones that are JSON.
+
+    Where lines disagree on a type, most of them have it their way; whole numbers and others become others.
+    """
     lines = [line for line in _whole_lines(head, complete=complete).splitlines(keepends=True) if _is_json(line)]
     reading = pyarrow.json.ReadOptions(block_size=max(len(head), _LEAST_BLOCK) * 2)
-    return pyarrow.json.read_json(pa.BufferReader(b"".join(lines)), reading).schema
+    parts = parse(b"".join(lines), lambda block: pyarrow.json.read_json(pa.BufferReader(block), reading))
+    tables = sorted((part for part in parts if isinstance(part, pa.Table)), key=lambda part: -part.num_rows)
+    schema = pa.schema([])
+    for table in tables:
+        for field in table.schema:
+            at = schema.get_field_index(field.name)
+            schema = schema.append(field) if at < 0 else schema.set(at, _either(schema.field(at), field))
+    return schema
+
+
+def _either(one: pa.Field, other: pa.Field) -> pa.Field:
+    """A field for the values of both, or the first one where there is none."""
+    try:
+        return pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive").field(0)
+    except pa.ArrowTypeError:
+        return one
 
 
 def _is_json(line: bytes) -> bool:

@@ -43,6 +43,11 @@ def local(path: str) -> Path:
     return Path(path.removeprefix("file://"))
 
 
+def absolute(path: str) -> str:
+    """The same path for processes that have another working directory: tasks do."""
+    return path if is_remote(path) else str(local(path).absolute())
+
+
 def list_files(path: str, options: Mapping[str, str], *, missing_ok: bool = False) -> list[Found]:
     """The files at a path: one, all below a folder, or those that a pattern (`*`, `**`, `?`) matches; sorted.
 

@@ -1,0 +1,84 @@
+"""Text read in blocks of whole lines, from anywhere in a file; bad lines alone are bad."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiltyard.pipeline.checks import parse_check
+from tiltyard.pipeline.lines import Bad, blocks, csv_parser, csv_schema, json_parser, json_schema, parse
+from tiltyard.pipeline.reading import Piece
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.sources import balanced
+from tiltyard.pipeline.types import parse_type
+
+
+@given(
+    st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=20),
+    st.booleans(),
+    st.lists(st.integers(0, 120), max_size=5),
+    st.integers(1, 7),
+)
+def test_blocks_of_any_ranges_are_each_line_once(lines: list[bytes], ended: bool, cuts: list[int], size: int) -> None:
+    text = b"\n".join(lines) + (b"\n" if ended else b"")
+    edges = [*sorted({0, *(cut for cut in cuts if cut < len(text))}), len(text)]
+    ranges = itertools.pairwise(edges)
+    found = [block for a, b in ranges for block in blocks(io.BytesIO(text), a, b, size)]
+    assert b"".join(found) == text
+    assert all(block.endswith(b"\n") for block in found[:-1])
+
+
+def test_parse_bad_lines_stand_alone_and_the_others_are_rows() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    found = list(parse(b"1,x\nno,y\n3\n4,z\n", csv_parser(schema, ",")))
+    assert [one.row for one in found if isinstance(one, Bad)] == ["no,y", "3"]
+    assert [row for one in found if isinstance(one, pa.Table) for row in one.to_pylist()] == [
+        {"a": 1, "b": "x"},
+        {"a": 4, "b": "z"},
+    ]
+
+
+def test_json_lines_that_disagree_have_the_type_of_most() -> None:
+    head = b'{"a": 1}\n{"a": 2, "b": 1}\n{"a": "x"}\nbroken\n{"a": 3, "b": 0.5}\n{"a": 4}\n'
+    schema = json_schema(head, complete=True)
+    assert schema == pa.schema([("a", pa.int64()), ("b", pa.float64())])
+    bad = [one.row for one in parse(head, json_parser(schema)) if isinstance(one, Bad)]
+    assert bad == ['{"a": "x"}', "broken"]
+
+
+def test_csv_schema_of_a_cut_off_head_leaves_the_last_line_out() -> None:
+    assert csv_schema(b"a,b\n1,2\n3,x", ",", complete=False) == pa.schema([("a", pa.int64()), ("b", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("float32[128]", pa.list_(pa.float32(), 128)),
+        ("decimal(10, 2)", pa.decimal128(10, 2)),
+        ("timestamp[us, UTC]", pa.timestamp("us", "UTC")),
+        ("timestamp[ms]", pa.timestamp("ms")),
+        ("list<float16[3]>", pa.list_(pa.list_(pa.float16(), 3))),
+        ("large_string", pa.large_string()),
+    ],
+)
+def test_parse_type_is_what_it_says(text: str, dtype: pa.DataType) -> None:
+    assert parse_type(text) == dtype
+
+
+@pytest.mark.parametrize("text", ["unknown(a)", "rows ~ 3", "between(a, 1)", ""])
+def test_parse_check_of_what_is_none_is_refused(text: str) -> None:
+    with pytest.raises(RefusedError, match="is no check"):
+        parse_check(text)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 300))
+def test_balanced_tasks_hold_each_piece_once_in_order(sizes: list[int], slots: int, most: int) -> None:
+    pieces = [Piece(str(number), size, "") for number, size in enumerate(sizes)]
+    tasks = balanced(pieces, slots, most)
+    assert [piece for task in tasks for piece in task] == pieces
+    assert all(tasks)

@@ -88,6 +88,11 @@ class Context:
     def access(self) -> Access:
         return self.services.access
 
+    def having(self, path: Id, record: TableRecord | None) -> Context:
+        """The same request, once the check has found what is under a table's name; half the time of `replace`."""
+        given = self.services, self.request_id, self.entries, self.claims, self.confirm
+        return Context(*given, self.principal, Found(path, record), self.check_time)
+
     def table(self, path: Id) -> TableRecord:
         """A table's record; the one that the check has found, if it has, so that none takes its place meanwhile.
 

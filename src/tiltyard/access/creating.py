@@ -7,7 +7,6 @@ who administer the server. Whoever creates an object gets all privileges on it.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
@@ -15,7 +14,6 @@ from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, Pe
 from tiltyard.access.needs import namespace_path
 from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
-from tiltyard.context import Found
 from tiltyard.ids import Id, table_id
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import Needs
@@ -76,7 +74,7 @@ def _table(ctx: Context, request: Any) -> Context:
         seen_table(ctx, path, Privilege.WRITE | Privilege.ALTER)
     elif record.declared:
         seen_table(ctx, path, Privilege.WRITE.value)
-    return replace(ctx, found=Found(path, record))
+    return ctx.having(path, record)
 
 
 def _there(ctx: Context, path: Id) -> TableRecord | None:

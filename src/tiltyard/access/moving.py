@@ -5,7 +5,6 @@ A table inherits from the namespace it is in, so moving it changes who may do wh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
@@ -13,7 +12,6 @@ from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 from tiltyard.access.needs import namespace_path
 from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import rights_of, seen_namespace, seen_table
-from tiltyard.context import Found
 from tiltyard.ids import table_id
 from tiltyard.operations import Needs
 from tiltyard.store.paths import shown
@@ -29,7 +27,7 @@ def _rename(ctx: Context, request: Any) -> Context:
     home = path[:-1] if request.new_namespace_id is None else namespace_path(request.new_namespace_id)
     record = seen_table(ctx, path, int(MOVING) if home != path[:-1] else Privilege.ALTER.value)
     seen_namespace(ctx, home, Privilege.CREATE.value)
-    return replace(ctx, found=Found(path, record))
+    return ctx.having(path, record)
 
 
 def _undrop_table(ctx: Context, request: Any) -> Context:

@@ -8,14 +8,12 @@ its table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError
 
 from tiltyard.access.privileges import Privilege, words
 from tiltyard.access.seeing import check_server, seen_namespace, seen_table
-from tiltyard.context import Found
 from tiltyard.ids import Id, checked, table_id
 from tiltyard.modes import DropMode, parse_mode
 from tiltyard.operations import Needs
@@ -42,7 +40,7 @@ def on_table(privileges: Privilege) -> Needs:
 
     def admit(ctx: Context, request: Any) -> Context:
         path = table_id(request.id)
-        return replace(ctx, found=Found(path, seen_table(ctx, path, wanted)))
+        return ctx.having(path, seen_table(ctx, path, wanted))
 
     return Needs(f"{said(wanted)} on the table", admit)
 
@@ -85,7 +83,7 @@ def _drop_namespace(ctx: Context, request: Any) -> Context:
     except NamespaceNotFoundError:
         if parse_mode(DropMode, request.mode, DropMode.FAIL) is not DropMode.SKIP:
             raise
-        return replace(ctx, found=Found(path, None))
+        return ctx.having(path, None)
     return ctx
 
 

@@ -11,7 +11,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError, UnsupportedOperationError
 from pyspark import cloudpickle
 
 from tests.spark import functions
@@ -257,5 +257,7 @@ def test_backfill_that_cannot_be_says_why(spark: SparkSession, catalog: Connecti
         backfill(LocalRun(), catalog, spark, name, "x")
     with pytest.raises(TableColumnNotFoundError, match="no column 'nothing'"):
         backfill(LocalRun(), catalog, spark, name, "nothing")
+    with pytest.raises(UnsupportedOperationError, match="branch"):
+        backfill(LocalRun(), catalog, spark, name, "y", branch="other")
     with pytest.raises(InvalidInputError, match="no condition"):
         backfill(LocalRun(), catalog, spark, name, "y", udf=f"{functions.__name__}:doubled", inputs=["x"], where="a(")

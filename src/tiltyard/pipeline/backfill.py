@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import lance
 import pyarrow as pa
 from lance import LanceOperation
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableColumnNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    TableColumnNotFoundError,
+    UnsupportedOperationError,
+)
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import check_udfs
@@ -63,7 +68,7 @@ def backfill(
     inputs: Annotated[list[str], "The columns that the function is given."] = [],  # noqa: B006  # the registry copies it
     type: Annotated[str | None, "The column's type (float32[128], string, …) if the table lacks it yet."] = None,  # noqa: A002  # the option's name
     udf_version: Annotated[str, "Values of another version of the function are stale."] = "",
-    branch: Annotated[str | None, "A branch of the table."] = None,
+    branch: Annotated[str | None, "A branch of the table: not served yet."] = None,
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 
@@ -72,13 +77,15 @@ def backfill(
       tiltyard job backfill --uri http://127.0.0.1:2333 films embedding
       tiltyard job backfill --uri http://127.0.0.1:2333 films length --udf words.py:length --inputs title --type int64
     """
+    if branch:
+        raise UnsupportedOperationError("Columns of a branch are not backfilled: fill them on main, and branch then.")
     found = connecting.table(catalog, table)
-    strict = StrictTable(found, branch)
+    strict = StrictTable(found)
     dataset = strict.latest()
     try:
         code = find_code(udf) if udf else None
         if code is not None and type and column not in dataset.schema.names:
-            found.dataset(branch=branch).add_columns(pa.field(column, parse_type(type)))
+            found.dataset().add_columns(pa.field(column, parse_type(type)))
             dataset = strict.latest()
         filling = _filling(run, found, strict, dataset, column, _Given(code, tuple(inputs), udf_version))
         if where is not None:
@@ -195,8 +202,6 @@ class _Filling:
             one for one in fragments.values() if not late & {str(file.path) for file in one.files} and one.num_rows
         ]
         place = self.table.place()
-        if self.strict.branch:
-            place = replace(place, uri=dataset.uri)
         tasks = []
         for number, state in states(dataset, self.column, asked).items():
             file = self.column.file(fragments[number])

@@ -193,3 +193,10 @@ def test_job_without_java_is_one_sentence_and_no_transaction(
     assert done.returncode == 1 and done.stderr.startswith("tiltyard: Spark needs Java 17 or newer")
     assert done.stderr.count("\n") == 1
     assert Calls(connection(server.url)).call("ListJobs", name="toy_on_spark")["jobs"] == []
+
+
+def test_job_submitted_with_what_the_worker_decides_is_refused(
+    command: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = command("toy", str(tmp_path), "--submit", "--master", "local[4]")
+    assert "the worker says where Spark runs" in process.communicate(timeout=60)[1] and process.returncode == 2

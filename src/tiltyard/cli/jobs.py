@@ -70,6 +70,8 @@ def job_command(name: str, refuse: Refuse) -> click.Command | None:
         with refusing(refuse):
             reach = Reach(**given)
             if submit_it:
+                if reach.master or reach.remote or reach.storage:
+                    raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
                 queued = submit(Calls(reach.connection()), found, arguments, spark=pairs(reach.conf) or None)
                 click.echo(queued.id)
             elif untracked:

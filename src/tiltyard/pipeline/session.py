@@ -49,19 +49,21 @@ def spark_session(
     """
     sql = _pyspark()
     remote = remote or (None if master else os.environ.get("SPARK_REMOTE"))
+    ours = False
     builder = sql.SparkSession.builder.appName(name)
     if remote:
         builder = builder.remote(remote)
     else:
         check_java()
-        master = _retrying(master or os.environ.get("MASTER") or _submitted() or LOCAL)
+        ours = sql.SparkSession.getActiveSession() is None  # a session that is there keeps its own log level
+        master = _retrying(master or _submitted() or LOCAL)
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", of whatever environment
         if master != _SUBMITTED:
             builder = builder.master(master)
         builder = builder.config(map=dict(DEFAULTS))
     session: SparkSession = builder.config(map=dict(config or {})).getOrCreate()
-    if not remote:
+    if ours:
         session.sparkContext.setLogLevel("ERROR")
     return session
 

@@ -142,6 +142,8 @@ def test_create_api_key_keeps_no_secret_in_the_catalog(secured: Secured, adminis
     [
         {"principal": ""},
         {"principal": "corp:zoe"},
+        {"principal": "everybody"},
+        {"principal": "tiltyard"},
         {"principal": "x", "expires_in_seconds": 0},
         {"principal": "x", "expires_in_seconds": -5},
         {"principal": "x", "expires_in_seconds": 2**62},

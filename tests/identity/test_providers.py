@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from joserfc import jwt
-from joserfc.jwk import RSAKey
+from joserfc.jwk import ECKey, RSAKey
 from joserfc.jws import JWSRegistry
 
 from tests.identity.answers import ask, bearer, refused, wait_for
@@ -173,6 +173,10 @@ def test_token_by_an_algorithm_that_the_key_is_not_for_is_refused(secured: Secur
         token = jwt.encode(shown, provider.claims("ann"), provider.keys[0], algorithms=[algorithm])
         refused(ask(secured.url, bearer(token)))
     key = RSAKey.generate_key(2048)
+    for other in (key, ECKey.generate_key("P-256")):
+        algorithm = "RS256" if other is key else "ES256"
+        shown = {"alg": algorithm, "kid": provider.keys[0].kid}
+        refused(ask(secured.url, bearer(jwt.encode(shown, provider.claims("ann"), other, algorithms=[algorithm]))))
     token = jwt.encode({"alg": "RS256"}, provider.claims("ann"), key, algorithms=["RS256"])
     refused(ask(secured.url, bearer(token)))
 

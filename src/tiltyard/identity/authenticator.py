@@ -64,7 +64,7 @@ class Authenticator:
         self._memory: dict[bytes, Proof] = {}
         self._generation = -1
         self._fresh_until = 0.0
-        self._away: tuple[float, ServiceUnavailableError] | None = None
+        self._away: tuple[float, str] | None = None
 
     def remembered(self, credentials: Credentials) -> Principal | None:
         """Who it is, if that is known without asking anybody; never waits."""
@@ -113,11 +113,11 @@ class Authenticator:
 
     def _asked(self, now: float) -> int:
         if self._away is not None and now < self._away[0]:
-            raise self._away[1]
+            raise ServiceUnavailableError(self._away[1])
         try:
             number = self._store.generation(IDENTITY)
         except ServiceUnavailableError as error:
-            self._away = time.monotonic() + AWAY_SECONDS, error
+            self._away = time.monotonic() + AWAY_SECONDS, str(error)
             raise
         self._away = None
         return number

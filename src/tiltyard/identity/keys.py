@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, UnauthenticatedError
 
 from tiltyard.ids import check_name
+from tiltyard.principals import EVERYBODY, SERVER
 
 if TYPE_CHECKING:
     from tiltyard.store import KeyRecord, PrincipalRecord, Store, UnitOfWork
@@ -27,6 +28,8 @@ LONGEST_NOTE = 1_000
 FIRST_NAME = "administrator"
 OF_A_PROVIDER = ":"
 """What parts a provider from the name it gives, in names of principals: so no key's principal is taken for theirs."""
+
+RESERVED = frozenset({EVERYBODY.name, SERVER.name})
 
 Clock = Callable[[], int]
 
@@ -138,6 +141,8 @@ def require_live(key: KeyRecord, now_ms: int) -> None:
 def check_principal(name: str) -> None:
     """Raise InvalidInputError for what cannot be the name of a principal with keys."""
     check_name(name, "principal's name")
+    if name in RESERVED:
+        raise InvalidInputError(f"'{name}' is what records call callers without a name, or the server: choose another.")
     if OF_A_PROVIDER in name:
         raise InvalidInputError(f"'{name}' is a name that a provider gives: its tokens, not keys, show who that is.")
 

@@ -14,6 +14,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, NoReturn
 
 import msgspec
@@ -63,8 +64,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def fetch(url: str) -> bytes:
     """What is at a URL of the settings. Raises OSError."""
-    with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_SECONDS) as answer:
-        found: bytes = answer.read(LARGEST_KEYS + 1)
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_SECONDS) as answer:
+            found: bytes = answer.read(LARGEST_KEYS + 1)
+    except HTTPException as error:
+        raise OSError(f"no HTTP: {error!r}") from error
     if len(found) > LARGEST_KEYS:
         raise OSError(f"more than {LARGEST_KEYS} bytes")
     return found
@@ -111,7 +115,7 @@ class ProviderKeys:
         except (OSError, ValueError, KeyError, TypeError, JoseError) as error:
             # What is used from here on is the keys that there are, for a bounded time: `current` says how long.
             log.warning("cannot fetch the keys of the provider %s from %s: %s", self._name, self._url, error)
-            self._not_before = now + PAUSE_SECONDS
+            self._not_before = time.monotonic() + PAUSE_SECONDS  # the try itself may have taken long
         else:
             self._fetched = now
             self._recent.append(now)

@@ -77,8 +77,9 @@ def test_errors_are_those_of_the_specification(namespace: Any) -> None:
         namespace.create_namespace({"id": ["n"], "mode": "Perhaps"})
     with pytest.raises(InvalidInputError):
         namespace.create_table({"id": ["t"]}, b"no arrow")
+    lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
     with pytest.raises(UnsupportedOperationError):
-        namespace.alter_table_backfill_columns({"id": ["t"], "column": "c"})
+        namespace.call("PrewarmTablePageCache", {"id": ["t"]})
 
 
 def test_pickled_it_opens_the_same_catalog(namespace: Any) -> None:

@@ -223,6 +223,11 @@ def test_field_metadata_is_merged_nulls_remove_and_replace_clears(table: Columns
     assert table.dataset.schema.field("a").metadata == {b"l": b"2", b"m": b"3"}
 
 
+def test_field_metadata_that_declares_code_is_refused(table: Columns) -> None:
+    with pytest.raises(InvalidInputError, match=r"tiltyard\.udf\.code"):
+        table.fields({"path": "a", "metadata": {"tiltyard.udf.code": "gASVAAAAAAAAAIw="}})
+
+
 def test_field_metadata_of_an_unknown_field_changes_nothing(table: Columns) -> None:
     with pytest.raises(TableColumnNotFoundError):
         table.fields({"path": "a", "metadata": {"k": "1"}}, {"path": "nope", "metadata": {}})

@@ -19,6 +19,7 @@ from tiltyard.tables.virtual_columns import (
     altered_metadata,
     check_inputs,
     computed_field,
+    own_metadata,
     queue_backfill,
     virtual_fields,
 )
@@ -222,7 +223,7 @@ def update_field_metadata(
     """Set metadata of fields, remove the keys whose value is null, and with `replace` all others too.
 
     All fields change in one commit; the answer holds what they have then. Raises TableColumnNotFoundError,
-    InvalidInputError (no field, or one twice).
+    InvalidInputError (no field, or one twice; keys that declare a computed column, whose code others may run).
     """
     if not request.updates:
         raise InvalidInputError("Name at least one field to update.")
@@ -241,6 +242,7 @@ def update_field_metadata(
 def _new_metadata(dataset: lance.LanceDataset, update: models.UpdateFieldMetadataEntry) -> dict[str, str | None]:
     """What to set and, as None, what to remove; Lance's own `replace` would hold for all fields of one commit."""
     there = _metadata(dataset, update.path)
+    own_metadata({key: text for key, text in update.metadata.items() if text is not None and text != there.get(key)})
     removed: dict[str, str | None] = dict.fromkeys(there) if update.replace else {}
     return removed | update.metadata
 

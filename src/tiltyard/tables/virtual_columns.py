@@ -58,7 +58,7 @@ def virtual_fields(ctx: Context, names: Sequence[str] | None, entry: models.AddC
         manifest=_manifest(wanted.manifest, wanted.manifest_checksum),
         manifest_checksum=wanted.manifest_checksum or "",
     )
-    common = _own_metadata(wanted.field_metadata)
+    common = own_metadata(wanted.field_metadata)
     if not wanted.outputs:
         if wanted.data_type is None:
             raise InvalidInputError(f"Say what the virtual column '{entry.name}' gives: 'outputs' or 'data_type'.")
@@ -72,7 +72,7 @@ def _output(
 ) -> pa.Field:
     if not output.nullable:
         raise InvalidInputError(f"The column '{output.column}' is null until it is filled: let it be nullable.")
-    own = {**common, **_own_metadata(output.metadata)}
+    own = {**common, **own_metadata(output.metadata)}
     metadata = {**own, **declaration.altered(struct_field=output.struct_field).metadata()}
     return pa.field(output.column, parse_type(output.data_type), metadata=metadata)
 
@@ -132,7 +132,7 @@ def altered_metadata(
         manifest=None if wanted.manifest is None else _manifest(wanted.manifest, wanted.manifest_checksum),
         manifest_checksum=wanted.manifest_checksum,
     )
-    metadata: dict[str, str | None] = {**_own_metadata(wanted.field_metadata), **changed.metadata()}
+    metadata: dict[str, str | None] = {**own_metadata(wanted.field_metadata), **changed.metadata()}
     check_inputs(dataset, [pa.field(entry.path, field.type, metadata=changed.metadata())])
     return metadata
 
@@ -214,7 +214,7 @@ def _manifest(manifest: str | None, checksum: str | None) -> str:
     return manifest or ""
 
 
-def _own_metadata(given: Mapping[str, str] | None) -> dict[str, str]:
+def own_metadata(given: Mapping[str, str] | None) -> dict[str, str]:
     """Metadata that a client adds. Raises InvalidInputError for keys that are the server's."""
     if bad := next((key for key in given or {} if key.startswith(_OWN)), None):
         raise InvalidInputError(f"The metadata '{bad}' is the server's to set: leave it out.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -51,7 +52,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="rows to run [default: all]")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server; medians count [default: 3]")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn [default: 4]")
-    parser.add_argument("--workers", type=int, default=1, help="server processes of Tiltyard [default: 1]")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        help="server processes of Tiltyard [default: one for each processor, as RestAdapter has threads]",
+    )
     parser.add_argument(
         "--work",
         type=lambda text: Path(text).resolve(),

@@ -46,6 +46,15 @@ def stage(folder: Path, version: int, scratch: Path, rows: pa.Table = ROWS) -> s
     return str(staged)
 
 
+def stage_after(folder: Path, copy: Path) -> str:
+    """Version 2, staged on a copy of a table whose version 1 is staged itself."""
+    lance.dataset(copy).insert(ROWS)
+    for part in ("data", "_transactions"):
+        shutil.copytree(copy / part, folder / part, dirs_exist_ok=True)
+    name = f"{2**64 - 3}.manifest"
+    return str(shutil.copy(copy / "_versions" / name, folder / "_versions" / f"{name}-{uuid4()}"))
+
+
 def create(server: Server, name: str, version: int, path: str) -> models.TableVersion:
     request = ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
     answer = version_commits.create_table_version(server.ctx, request).version
@@ -231,6 +240,32 @@ def test_batch_commit_repeated_is_the_same_commit(server: Server, folder: Path, 
     assert versions_made[0] is not None
     assert versions_made[1] is not None
     assert versions_made[0].version == versions_made[1].version
+
+
+def test_batch_commit_of_many_tables_answers_in_order_with_all_final(server: Server, tmp_path: Path) -> None:
+    names = [f"many{number}" for number in range(12)]
+    operations, folders = [], {}
+    for name in names:
+        server.declare(name)
+        folders[name] = location(server, name)
+        staged = [stage(folders[name], 1, tmp_path)]
+        shutil.copytree(folders[name], tmp_path / name)
+        (tmp_path / name / "_versions" / Path(staged[0]).name).rename(
+            tmp_path / name / "_versions" / f"{2**64 - 2}.manifest"
+        )
+        staged.append(stage_after(folders[name], tmp_path / name))
+        operations += [version_of(name, number, path) for number, path in enumerate(staged, 1)]
+    found = [result.create_table_version for result in commit_all(server, *operations).results]
+    made = [answer.version for answer in found if answer is not None and answer.version is not None]
+    assert [version.version for version in made] == [1, 2] * len(names)
+    assert [version.manifest_size for version in made] == [
+        (folders[name] / "_versions" / f"{2**64 - 1 - number}.manifest").stat().st_size
+        for name in names
+        for number in (1, 2)
+    ]
+    assert server.services.store.pending_versions() == []
+    assert all(lance.dataset(folder).count_rows() == 6 for folder in folders.values())
+    assert not any(server.services.store.describe_table((name,)).declared for name in names)
 
 
 def test_batch_commit_holds_a_thousand_operations(server: Server) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -141,8 +142,11 @@ def as_on_disk(location: str, root: str) -> str:
 
 def check_no_links(location: str) -> None:
     """Raise InvalidInputError if a local file is reached through a symbolic link: it might lead out of its table."""
-    if is_local(location) and os.path.realpath(location) != location:
-        raise InvalidInputError("The path leads through a symbolic link: name the file itself.")
+    if not is_local(location):
+        return
+    for folder in accumulate(location.split("/"), "{}/{}".format):  # half the time of `realpath`
+        if os.path.islink(folder):  # noqa: PTH114  # a Path costs as much again
+            raise InvalidInputError("The path leads through a symbolic link: name the file itself.")
 
 
 def new_folder(path: Id) -> str:

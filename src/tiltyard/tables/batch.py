@@ -21,7 +21,7 @@ from tiltyard.tables.version_commits import (
     branch_key,
     check_same,
     deletable_ranges,
-    finalize,
+    finalize_all,
     staged_version,
     wire_version,
 )
@@ -70,8 +70,9 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
 
     reach(Point.BEFORE_RECORD)
     transaction, results = ctx.store.transact(work)
-    for table, record, result in batch.committed:
-        version = wire_version(table, finalize(ctx, table, record))
+    final = finalize_all(ctx, [(table, record) for table, record, _ in batch.committed])
+    for (table, _, result), record in zip(batch.committed, final, strict=True):
+        version = wire_version(table, record)
         result.create_table_version = models.CreateTableVersionResponse(transaction_id=transaction, version=version)
     return models.BatchCommitTablesResponse(transaction_id=transaction, results=results)
 

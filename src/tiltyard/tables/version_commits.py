@@ -7,6 +7,7 @@ finishes. A version that storage holds already, because somebody committed round
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -33,15 +34,20 @@ from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.opening import find_table, open_for_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tiltyard.context import Context
+    from tiltyard.storage.files import FileStat
 
 log = logging.getLogger("tiltyard.versions")
 
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
+Commit = tuple[TableRecord, VersionRecord]
+
 MOST_PENDING = 100
+AT_ONCE = 8
+"""Tables of a batch whose manifests become final at the same time: nearly all of it is waiting for the storage."""
 
 
 @operation(needs=on_table(Privilege.WRITE))
@@ -93,7 +99,7 @@ def batch_create_table_versions(
     news = [staged_version(ctx, table, entry) for table, entry in zip(tables, request.entries, strict=True)]
     reach(Point.BEFORE_RECORD)
     records = ctx.store.transact(lambda catalog: [check_same(new, *catalog.record_version(new)) for new in news])
-    final = [finalize(ctx, table, record) for table, record in zip(tables, records, strict=True)]
+    final = finalize_all(ctx, list(zip(tables, records, strict=True)))
     return models.BatchCreateTableVersionsResponse(
         versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
     )
@@ -147,11 +153,16 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
     `latest` is the table's latest version, if the caller knows better than storage. Raises as CreateTableVersion does.
     """
     new = _named_version(ctx, table, entry)
-    if ctx.storage.stat(table.location, new.staged_path) is not None:
+    try:
         ctx.storage.check_manifest(table.location, new.staged_path, entry.version)
+    except InvalidInputError:
+        if ctx.storage.stat(table.location, new.staged_path) is not None:
+            raise
+        if not _is_recorded(ctx, new):
+            raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
+        return new
+    if latest is not None or not _follows(ctx, table, new):
         _check_next(ctx, new, entry, latest)
-    elif not _is_recorded(ctx, new):
-        raise InvalidInputError("There is no staged manifest at this path: write it first.")
     return new
 
 
@@ -181,6 +192,14 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
         return ctx.store.describe_version(new.table_id, new.version, new.branch).staged_path == new.staged_path
     except LanceNamespaceError:
         return False
+
+
+def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
+    """Whether storage has the version before, and not this one: two files to look for; to open a table costs more."""
+    name = manifest_name(new.version - 1, NamingScheme(new.naming_scheme))
+    before = f"{new.manifest_path.rpartition('/')[0]}/{name}"
+    stat, location = ctx.storage.stat, table.location
+    return new.version > 1 and stat(location, before) is not None and stat(location, new.manifest_path) is None
 
 
 def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:
@@ -218,19 +237,56 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> Version
 
     Raises ConcurrentModificationError if a commit round the server took the name meanwhile; the record is taken back.
     """
-    if record.finalized:
-        return record
+    return finalize_all(ctx, [(table, record)])[0]
+
+
+def finalize_all(ctx: Context, commits: Sequence[Commit]) -> list[VersionRecord]:
+    """Do that for several, with one transaction for all. Raises what `finalize` raises; the rest is then pending."""
+    pending = [commit for commit in commits if not commit[1].finalized]
+    found = _place_all(ctx, pending)
+    final = [
+        replace(record, finalized=True, manifest_size=stat.size, e_tag=stat.e_tag or record.e_tag)
+        for (_, record), stat in zip(pending, found, strict=True)
+    ]
+
+    def mark(catalog: UnitOfWork) -> None:
+        for (table, record), stat in zip(pending, found, strict=True):
+            size, e_tag = stat.size, stat.e_tag
+            catalog.mark_finalized(table.id, record.version, record.branch, manifest_size=size, e_tag=e_tag)
+            if table.declared:
+                catalog.mark_written(table.id)
+
+    if pending:
+        reach(Point.AFTER_FINALIZE)
+        ctx.store.transact(mark)
+    after = iter(final)
+    return [record if record.finalized else next(after) for _, record in commits]
+
+
+def _place_all(ctx: Context, commits: Sequence[Commit]) -> list[FileStat]:
+    """Give manifests their final names: those of one table one after the other, several tables at once."""
+    tables: dict[int, list[int]] = {}
+    for number, (table, _) in enumerate(commits):
+        tables.setdefault(table.id, []).append(number)
+
+    def place(numbers: Iterable[int]) -> list[tuple[int, FileStat]]:
+        return [(number, _place(ctx, *commits[number])) for number in numbers]
+
+    if len(tables) < 2:
+        return [_place(ctx, *commit) for commit in commits]
+    with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
+        placed = dict(pair for pairs in pool.map(place, tables.values()) for pair in pairs)
+    return [placed[number] for number in range(len(commits))]
+
+
+def _place(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat:
+    """Give one manifest its final name. Raises as `finalize` does."""
     reach(Point.AFTER_RECORD)
     try:
-        found = ctx.storage.finalize_manifest(table.location, record.staged_path, record.manifest_path)
+        return ctx.storage.finalize_manifest(table.location, record.staged_path, record.manifest_path)
     except ConcurrentModificationError:
         ctx.store.delete_versions(table.id, record.branch, [(record.version, record.version + 1)])
         raise
-    reach(Point.AFTER_FINALIZE)
-    ctx.store.mark_finalized(table.id, record.version, record.branch, manifest_size=found.size, e_tag=found.e_tag)
-    if table.declared:
-        ctx.store.mark_written(table.id)
-    return replace(record, finalized=True, manifest_size=found.size, e_tag=found.e_tag or record.e_tag)
 
 
 def finalize_pending(ctx: Context, table_id: int | None = None) -> int:

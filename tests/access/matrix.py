@@ -82,6 +82,12 @@ def _tagged(admin: Admin, on: Fields) -> Fields:
     return {"tag": tag}
 
 
+def _narrowed(admin: Admin, on: Fields) -> Fields:
+    name = f"p{next(numbers)}"
+    admin.call("SetTablePolicy", {**on, "name": name, "filter": "true"})
+    return {"name": name}
+
+
 def _branched(admin: Admin, on: Fields) -> Fields:
     name = f"b{next(numbers)}"
     admin.call("CreateTableBranch", {**on, "name": name})
@@ -230,6 +236,7 @@ ROWS: dict[str, Row] = {
     "DropNamespace": on_namespace(behavior="Cascade"),
     "DropRole": by_admin(_role),
     "DropTable": on_table(),
+    "DropTablePolicy": after(_narrowed, name="none"),
     "DropTableIndex": on_table(**BY_ID),
     "ExplainTableQueryPlan": on_table(query=NEAREST),
     "FinishJob": _job(owner="driver", status="Succeeded"),
@@ -251,6 +258,7 @@ ROWS: dict[str, Row] = {
     "ListRoles": alone(),
     "ListTableBranches": on_table(),
     "ListTableIndices": on_table(),
+    "ListTablePolicies": on_table(),
     "ListTableTags": on_table(),
     "ListTableVersions": on_table(),
     "ListTables": on_namespace(),
@@ -268,6 +276,7 @@ ROWS: dict[str, Row] = {
     "RevokeApiKey": by_admin(_key),
     "RevokePrivileges": _named(**CARL),
     "RotateApiKey": by_admin(_key),
+    "SetTablePolicy": on_table(name="all", filter="true"),
     "SubmitJob": Row(lambda scene, place: {"name": JOB, "table": scene.table(place)}),
     "TableExists": on_table(),
     "UndropNamespace": Row(_dropped_namespace),

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.conformance.cases import ROWS
 from tests.services.secured import Secured, secured_server
+from tests.services.wire import stream
 from tiltyard.cli import main
 
 
@@ -84,3 +86,17 @@ def test_commands_that_cannot_be_say_why_in_one_sentence(
 ) -> None:
     done = run(*words, *reach)
     assert done.exit_code == 1 and says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_policies_are_set_listed_and_dropped(secured: Secured, reach: list[str]) -> None:
+    wire = secured.wire("administrator")
+    wire.http.post("/v1/table/sales$people/create", content=stream(ROWS))
+    masks = ["--null", "text", "--mask", "vector=NULL"]
+    told = run("policy", "set", "sales$people", "own", "--filter", "id = 1", *masks, *reach)
+    shown = "own  rows where id = 1; text: null; vector: NULL  by "
+    assert told.exit_code == 0 and told.stdout.startswith(shown), told.output
+    assert run("policy", "list", "sales$people", *reach).stdout == told.stdout
+    refused = run("policy", "set", "sales$people", "new", "--mask", "id", *reach)
+    assert refused.exit_code != 0 and "COLUMN=SQL" in refused.output
+    gone = run("policy", "drop", "sales$people", "own", *reach)
+    assert (gone.exit_code, gone.stdout) == (0, "")

@@ -8,10 +8,11 @@ from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.rights import Access, Rights
 
 if TYPE_CHECKING:
+    from tiltyard.access.policies import Narrowing
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
-__all__ = ["ALL", "Access", "Privilege", "Rights", "is_administrator", "roles_of", "table_privileges"]
+__all__ = ["ALL", "Access", "Privilege", "Rights", "is_administrator", "narrowing_of", "roles_of", "table_privileges"]
 
 
 _EVERYTHING = Privilege(ALL)
@@ -25,6 +26,16 @@ def is_administrator(ctx: Context) -> bool:
 def roles_of(ctx: Context) -> tuple[str, ...]:
     """The roles of the one who asks, by its name and its groups, sorted. Raises ServiceUnavailableError."""
     return ctx.access.of(ctx.principal).roles
+
+
+def narrowing_of(ctx: Context, record: TableRecord) -> Narrowing | None:
+    """What policies leave of a table for the one who asks; None where none binds.
+
+    Raises ServiceUnavailableError, PermissionDeniedError (a policy that cannot be applied).
+    """
+    if ctx.principal.administrator:
+        return None
+    return ctx.access.of(ctx.principal).narrowing(record.id)
 
 
 def table_privileges(ctx: Context, record: TableRecord) -> Privilege:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
 from tiltyard.access.needs import namespace_path
+from tiltyard.access.policies import refusal
 from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
 from tiltyard.ids import Id, table_id
@@ -80,7 +81,7 @@ def _table(ctx: Context, request: Any) -> Context:
 def _there(ctx: Context, path: Id) -> TableRecord | None:
     """The table that has the name already, if one may see it: who may create in a namespace sees all that is in it."""
     with suppress(TableNotFoundError, NamespaceNotFoundError):
-        return seen_table(ctx, path, Privilege.USE.value)
+        return seen_table(ctx, path, Privilege.USE.value, narrowed=True)  # that it is there is no row
     return None
 
 
@@ -94,6 +95,8 @@ def _clone(ctx: Context, request: Any) -> Context:
             source = None  # what is there is not told to those who may not read it
         if source is None or not rights.allow(source, Privilege.READ.value):
             raise PermissionDeniedError("This needs read on the table at source_location: ask who may grant it.")
+        if rights.narrowing(source.id) is not None:
+            raise refusal("the table at source_location")
     return ctx
 
 

@@ -34,13 +34,16 @@ def namespace_path(names: Sequence[str] | None) -> Id:
     return checked(tuple(names or ()))
 
 
-def on_table(privileges: Privilege) -> Needs:
-    """These privileges on the table that the request names."""
+def on_table(privileges: Privilege, *, narrowed: bool = False) -> Needs:
+    """These privileges on the table that the request names.
+
+    An operation that is `narrowed` keeps within the table's policies itself; any other is refused to those they bind.
+    """
     wanted = int(privileges)
 
     def admit(ctx: Context, request: Any) -> Context:
         path = table_id(request.id)
-        return ctx.having(path, seen_table(ctx, path, wanted))
+        return ctx.having(path, seen_table(ctx, path, wanted, narrowed=narrowed))
 
     return Needs(f"{said(wanted)} on the table", admit)
 

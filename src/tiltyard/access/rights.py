@@ -7,10 +7,11 @@ after a change of its own, so that what was revoked elsewhere ends within a seco
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.grantees import members
-from tiltyard.access.privileges import implied
+from tiltyard.access.policies import Narrowing, narrowing
+from tiltyard.access.privileges import Privilege, implied
 from tiltyard.store import GRANTS
 from tiltyard.store.grants import SERVER, TABLE
 
@@ -30,17 +31,30 @@ MOST_OBJECTS = 100_000
 class Rights:
     """What one principal may do. Bits of privileges, with all that they imply; 0 where nothing was granted."""
 
-    __slots__ = ("_few", "_namespaces", "_recount_at", "_store", "_tables", "grantees", "roles", "server")
+    __slots__ = (
+        "_few",
+        "_namespaces",
+        "_narrowings",
+        "_principal",
+        "_recount_at",
+        "_store",
+        "_tables",
+        "grantees",
+        "roles",
+        "server",
+    )
 
     def __init__(self, store: Store, principal: Principal) -> None:
         """Look up the principal's roles and what it may do on the whole server. Raises ServiceUnavailableError."""
         self._store = store
+        self._principal = principal
         itself = members(principal)
         self.roles = tuple(store.roles_of(itself))
         self.grantees = (*itself, *(f"role:{role}" for role in self.roles))
         self.server = implied(store.privileges_on(SERVER, 0, self.grantees))
         self._namespaces: dict[int, int] = {}
         self._tables: dict[int, int] = {}
+        self._narrowings: dict[int, Narrowing | None] = {}
         self._few = False
         self._recount_at = 0.0
 
@@ -75,8 +89,23 @@ class Rights:
         inherited = self.on_namespace(record.namespace_id)
         return inherited & wanted == wanted or self.on_table(record.id, record.namespace_id) & wanted == wanted
 
+    def narrowing(self, table_id: int) -> Narrowing | None:
+        """What the policies of a table leave of it; None where none binds. Administrators of the server never are.
 
-def _keep_small(kept: dict[int, int]) -> None:
+        Raises ServiceUnavailableError, and PermissionDeniedError for a policy that cannot be applied.
+        """
+        try:
+            return self._narrowings[table_id]
+        except KeyError:
+            bound = None
+            if not self.server & Privilege.ADMINISTER.value:
+                bound = narrowing(self._store.policies(table_id), self._principal, self.roles)
+            _keep_small(self._narrowings)
+            self._narrowings[table_id] = bound
+            return bound
+
+
+def _keep_small(kept: dict[int, Any]) -> None:
     if len(kept) >= MOST_OBJECTS:
         kept.clear()
 

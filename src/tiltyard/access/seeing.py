@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
+from tiltyard.access.policies import refusal
 from tiltyard.access.privileges import Privilege, words
 from tiltyard.ids import display
 from tiltyard.store.paths import no_namespace, no_table
@@ -36,10 +37,12 @@ def refused(missing: int, what: str) -> PermissionDeniedError:
     return PermissionDeniedError(f"This needs {' and '.join(words(missing))} on {what}: ask who may grant it.")
 
 
-def seen_table(ctx: Context, path: Id, wanted: int) -> TableRecord:
+def seen_table(ctx: Context, path: Id, wanted: int, *, narrowed: bool = False) -> TableRecord:
     """A table on which all privileges of `wanted` were granted; with 0, one that may be seen.
 
-    Raises TableNotFoundError, NamespaceNotFoundError (none that one may see), PermissionDeniedError.
+    A table with policies that bind whoever asks is refused, unless what asks says that it shows and changes no more
+    than they leave: `narrowed`. Raises TableNotFoundError, NamespaceNotFoundError (none that one may see),
+    PermissionDeniedError.
     """
     wanted |= Privilege.USE.value
     rights = rights_of(ctx)
@@ -48,6 +51,8 @@ def seen_table(ctx: Context, path: Id, wanted: int) -> TableRecord:
     except (TableNotFoundError, NamespaceNotFoundError):
         raise hidden_table(ctx, path) from None
     if rights.allow(record, wanted):
+        if not narrowed and rights.narrowing(record.id) is not None:
+            raise refusal(f"the table {display(path)}")
         return record
     bits = rights.on_table(record.id, record.namespace_id)
     if not bits:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import TableNotFoundError, TransactionNotFoundError
 
+from tiltyard.access.policies import refusal
 from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import check_server, refused, rights_of, seen_namespace, seen_table
 from tiltyard.ids import table_id
@@ -42,6 +43,8 @@ def _bits(ctx: Context, record: TransactionRecord) -> int:
     if record.table_id is not None:
         with suppress(TableNotFoundError):
             table = ctx.store.table_by_id(record.table_id)
+            if rights.on_table(table.id, table.namespace_id) and rights.narrowing(table.id) is not None:
+                raise refusal("the transaction's table")
             return rights.on_table(table.id, table.namespace_id)
     return rights.server
 

@@ -9,7 +9,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.access import Privilege
+from tiltyard.access import Privilege, narrowing_of
 from tiltyard.access.creating import DECLARE_TABLE, REGISTER_TABLE, owner
 from tiltyard.access.lists import list_all_tables as all_visible_tables
 from tiltyard.access.lists import list_tables as visible_tables
@@ -116,7 +116,7 @@ def _is_quick(ctx: Context, request: models.DescribeTableRequest) -> bool:
     return _reads_catalog_only(ctx, request) and not may_wait(ctx, request.vend_credentials)
 
 
-@operation(needs=on_table(Privilege.USE), inline=_is_quick)
+@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_is_quick)
 def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
     """Tell a table's location and properties; version, schema and statistics if details are asked for.
 
@@ -159,7 +159,8 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     dataset = table.dataset
     response.version = dataset.version
     response.schema = to_json(dataset.schema)
-    response.stats = basic_stats(dataset)
+    if narrowing_of(ctx, table.record) is None:
+        response.stats = basic_stats(dataset)  # which tell of rows
     response.metadata = _text_metadata(dataset.schema.metadata)
 
 
@@ -167,7 +168,7 @@ def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
 
 
-@operation(needs=on_table(Privilege.USE), inline=lambda ctx, request: request.version is None)
+@operation(needs=on_table(Privilege.USE, narrowed=True), inline=lambda ctx, request: request.version is None)
 def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
     """Answer if a table exists, at a version if one is named.
 
@@ -226,7 +227,7 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     return models.RenameTableResponse()
 
 
-@operation(needs=on_table(Privilege.DROP))
+@operation(needs=on_table(Privilege.DROP, narrowed=True))
 def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
     """Take a table out of the catalog and leave its data; UndropTable brings the entry back for a while.
 
@@ -238,7 +239,7 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
 
-@operation(needs=on_table(Privilege.DROP))
+@operation(needs=on_table(Privilege.DROP, narrowed=True))
 def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
     """Drop a table and delete its data: at once, or after `retention_days` for which UndropTable brings it back.
 

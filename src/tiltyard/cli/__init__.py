@@ -10,6 +10,7 @@ from tiltyard import __version__
 from tiltyard.cli.access_commands import can, grant, grants, revoke, role, whoami
 from tiltyard.cli.key_commands import key, principal
 from tiltyard.cli.options import DATABASE, refuse, settings_options
+from tiltyard.cli.policy_commands import policy
 from tiltyard.config import Settings
 
 SERVE = (
@@ -181,7 +182,7 @@ def audit(settings: Settings, **wishes: Any) -> None:
 
 main.add_command(key)
 main.add_command(principal)
-for command in (grant, revoke, grants, whoami, can, role):
+for command in (grant, revoke, grants, whoami, can, role, policy):
     main.add_command(command)
 
 

@@ -31,17 +31,17 @@ PATIENCE_SECONDS = 5.0
 
 
 @contextmanager
-def _reaching(settings: Settings, refuse: Refuse, url: str, key: str) -> Iterator[Call]:
+def reaching(settings: Settings, refuse: Refuse, url: str, key: str) -> Iterator[Call]:
     """How operations are called; what they raise is one sentence to the operator."""
     try:
         if url:
             header = (("header.x-api-key", key),) if key else ()
             calls = Calls(Connection("rest", (("uri", url), *header)))
-            yield lambda name, **fields: calls.call(name, patience=PATIENCE_SECONDS, **fields)
+            yield lambda name, /, **fields: calls.call(name, patience=PATIENCE_SECONDS, **fields)
             return
         services = open_or_refuse(settings, refuse)
         try:
-            yield lambda name, **fields: _called(Context(services, "cli", principal=OPERATOR), name, fields)
+            yield lambda name, /, **fields: _called(Context(services, "cli", principal=OPERATOR), name, fields)
         finally:
             services.store.close()
     except LanceNamespaceError as error:
@@ -76,7 +76,7 @@ def run_change(
     settings: Settings, refuse: Refuse, operation: str, *, privileges: str, what: str, whom: str, url: str, key: str
 ) -> None:
     """Grant or revoke, and say what is granted on the object now."""
-    with _reaching(settings, refuse, url, key) as call:
+    with reaching(settings, refuse, url, key) as call:
         left = call(operation, **_object(what), **_grantee(whom), privileges=privileges.split(","))["privileges"]
     click.echo(f"{whom} has {', '.join(left) or 'nothing'} on {what or 'server'}")
 
@@ -84,7 +84,7 @@ def run_change(
 def run_list(settings: Settings, refuse: Refuse, *, what: str, whom: str, url: str, key: str) -> None:
     """List grants, page by page."""
     asked = _grantee(whom) if whom and not what else {**_object(what), "grantee": whom or None}
-    with _reaching(settings, refuse, url, key) as call:
+    with reaching(settings, refuse, url, key) as call:
         for one in _pages(call, "ListGrants", "grants", asked):
             path = tuple(one.get("id") or ())
             kind = one["object_kind"]
@@ -115,7 +115,7 @@ def _pages(call: Call, name: str, entries: str, asked: dict[str, Any]) -> Iterat
 
 def run_whoami(settings: Settings, refuse: Refuse, *, url: str, key: str) -> None:
     """Say who one is."""
-    with _reaching(settings, refuse, url, key) as call:
+    with reaching(settings, refuse, url, key) as call:
         told = call("WhoAmI")
     click.echo(f"principal:  {told['principal']}{', an administrator' if told['administrator'] else ''}")
     click.echo(f"known by:   {told['method']}")
@@ -137,7 +137,7 @@ def run_can(
 ) -> None:
     """Say whether somebody may, and end with a status that says it too."""
     about = {} if whom == "me" else {**_grantee(whom), "groups": list(groups) or None}
-    with _reaching(settings, refuse, url, key) as call:
+    with reaching(settings, refuse, url, key) as call:
         told = call("CheckPrivileges", **_object(what), **about, privileges=privileges.split(","))
     if told["allowed"]:
         click.echo("yes")
@@ -148,7 +148,7 @@ def run_can(
 
 def run_roles(settings: Settings, refuse: Refuse, *, url: str, key: str) -> None:
     """List roles with their members."""
-    with _reaching(settings, refuse, url, key) as call:
+    with reaching(settings, refuse, url, key) as call:
         for one in _pages(call, "ListRoles", "roles", {}):
             members = (f"{member['kind']}:{member['name']}" for member in one["members"])
             click.echo(f"{one['name']}  {' '.join(members)}".rstrip())
@@ -158,7 +158,7 @@ def run_members(
     settings: Settings, refuse: Refuse, action: str, *, name: str, members: tuple[str, ...], url: str, key: str
 ) -> None:
     """Add or remove members; a role that is not there is added, one that loses no member is dropped."""
-    with _reaching(settings, refuse, url, key) as call:
+    with reaching(settings, refuse, url, key) as call:
         if action == "add":
             known = {one["name"] for one in _pages(call, "ListRoles", "roles", {})}
             if name not in known:

@@ -435,6 +435,12 @@ class CollectTableGarbageResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
+class ColumnMask(Model, kw_only=True):
+    column: str
+    mask: str
+    expression: str | None = None
+
+
 class ColumnOrdering(Model, kw_only=True):
     ascending: bool | None = None
     column_name: str
@@ -890,6 +896,18 @@ class DropTableIndexResponse(Model, kw_only=True):
     transaction_id: str | None = None
 
 
+class DropTablePolicyRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    name: str
+
+
+class DropTablePolicyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    policies: list[TablePolicy]
+
+
 class DropTableRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1309,6 +1327,17 @@ class ListTableIndicesResponse(Model, kw_only=True):
     page_token: str | None = None
 
 
+class ListTablePoliciesRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+
+
+class ListTablePoliciesResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    policies: list[TablePolicy]
+
+
 class ListTableTagsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None
@@ -1678,6 +1707,21 @@ class RotateApiKeyResponse(Model, kw_only=True):
     key: ApiKey
 
 
+class SetTablePolicyRequest(Model, kw_only=True):
+    identity: Identity | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    name: str
+    filter: str | None = None
+    masks: list[ColumnMask] | None = None
+    exempt_roles: list[str] | None = None
+
+
+class SetTablePolicyResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    policies: list[TablePolicy]
+
+
 class StringFtsQuery(Model, kw_only=True):
     columns: list[str] | None = None
     query: str
@@ -1718,6 +1762,15 @@ class TableExistsRequest(Model, kw_only=True):
 
 class TableExistsResponse(Model, kw_only=True):
     context: dict[str, str] | None = None
+
+
+class TablePolicy(Model, kw_only=True):
+    name: str
+    filter: str | None = None
+    masks: list[ColumnMask]
+    exempt_roles: list[str]
+    set_by: str
+    set_at_millis: Int64
 
 
 class TableVersion(Model, kw_only=True):

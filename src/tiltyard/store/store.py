@@ -15,6 +15,7 @@ from tiltyard.store.grants import Grants
 from tiltyard.store.idempotency import Requests
 from tiltyard.store.jobs import Jobs
 from tiltyard.store.namespaces import Namespaces
+from tiltyard.store.policies import Policies
 from tiltyard.store.principals import Principals
 from tiltyard.store.removals import Removals
 from tiltyard.store.roles import Roles
@@ -56,6 +57,7 @@ class UnitOfWork(
     Audit,
     Roles,
     Grants,
+    Policies,
     Visibility,
 ):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""

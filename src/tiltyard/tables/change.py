@@ -13,6 +13,7 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.tables.committing import commit
 from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.narrowing import narrowed_updates, quiet_if_bound, within_latest
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Target
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _RETRIES = 100  # within the time that conflicts may take
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE))
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
     """Set columns to SQL expressions, on all rows or those that a predicate names.
 
@@ -37,11 +38,16 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
-        done = dataset.update(updates, predicate, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
+        bounds = within_latest(ctx, target.record, request.branch, None, dataset)
+        rows = predicate
+        if bounds is not None:
+            narrowed_updates(updates, bounds)
+            rows = bounds.filter(predicate, "predicate")
+        done = dataset.update(updates, rows, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
         return int(done["num_rows_updated"])
 
     if updates:
-        with ctx.storage.locks.hold(target.key, seconds):
+        with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
             rows, version = commit(ctx, request.id, request.branch, change)
     else:
         rows, version = 0, int(target.dataset().version)
@@ -66,7 +72,7 @@ def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
     return updates
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE))
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
 def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
     """Delete the rows that a predicate names.
 
@@ -78,10 +84,12 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
-        done = dataset.delete(predicate, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
+        bounds = within_latest(ctx, target.record, request.branch, None, dataset)
+        rows = predicate if bounds is None else bounds.filter(predicate, "predicate")
+        done = dataset.delete(rows, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
         return int(done["num_deleted_rows"])
 
-    with ctx.storage.locks.hold(target.key, seconds):
+    with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
         rows, version = commit(ctx, request.id, request.branch, change)
     return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access import Privilege, table_privileges
+from tiltyard.access import Privilege, narrowing_of, table_privileges
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -52,6 +52,12 @@ def granted(ctx: Context, record: TableRecord) -> Raw:
     if Privilege.READ not in privileges:
         return Raw.NOTHING  # credentials that write can read, too
     return Raw.WRITE if Privilege.WRITE in privileges else Raw.READ
+
+
+@raw_rule
+def narrowed(ctx: Context, record: TableRecord) -> Raw:
+    """What the policies of a table leave of its files: nothing, since files have all rows and columns."""
+    return Raw.WRITE if narrowing_of(ctx, record) is None else Raw.NOTHING
 
 
 def may_wait(ctx: Context, vend: bool | None) -> bool:

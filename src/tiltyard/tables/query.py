@@ -15,13 +15,14 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access import Privilege
+from tiltyard.access import Privilege, narrowing_of
 from tiltyard.access.needs import on_table
 from tiltyard.bodies import ArrowAnswer
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.narrowing import Within, check_search, masked_answer, narrowed_query, open_within, quiet
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
 
@@ -39,7 +40,7 @@ _SMALL = 1000
 """Rows up to which an answer is read at once."""
 
 
-@operation(needs=on_table(Privilege.READ))
+@operation(needs=on_table(Privilege.READ, narrowed=True))
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Rows by vector, by text, by filter, or all of them.
 
@@ -47,10 +48,20 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
 
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
-    dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
-    with _query_errors(dataset):
-        search = plan_search(dataset, request)
-        return _answer(ctx, search)
+    table, bounds = open_within(ctx, request.id, request.branch, request.version)
+    if bounds is not None:
+        return _within(ctx, table.dataset, request, bounds)
+    with _query_errors(table.dataset):
+        return _answer(ctx, plan_search(table.dataset, request))
+
+
+def _within(
+    ctx: Context, dataset: lance.LanceDataset, request: models.QueryTableRequest, bounds: Within
+) -> ArrowAnswer:
+    """The answer that policies leave."""
+    with quiet(), _query_errors(dataset):
+        search = check_search(plan_search(dataset, narrowed_query(dataset, request, bounds)), bounds)
+        return masked_answer(_answer(ctx, search), request, bounds)
 
 
 @operation(needs=on_table(Privilege.READ))
@@ -77,16 +88,23 @@ def _counts_at_once(ctx: Context, request: models.CountTableRowsRequest) -> bool
     if request.predicate is not None or request.version is not None or request.branch:
         return False
     try:
-        return ctx.storage.at_hand(find_table(ctx, request.id).location)
+        record = find_table(ctx, request.id)
+        return ctx.storage.at_hand(record.location) and narrowing_of(ctx, record) is None
     except LanceNamespaceError:
         return True  # the operation says it again, as quickly
 
 
-@operation(needs=on_table(Privilege.READ), inline=_counts_at_once)
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_counts_at_once)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """The number of rows, or of those a predicate holds for. Raises what `query_table` raises."""
-    dataset = open_for_reading(ctx, request.id, branch=request.branch, version=request.version).dataset
-    predicate = request.predicate
+    table, bounds = open_within(ctx, request.id, request.branch, request.version)
+    if bounds is None:
+        return _count(table.dataset, request.predicate)
+    with quiet():
+        return _count(table.dataset, bounds.filter(request.predicate, "predicate"))
+
+
+def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
     if predicate is None:
         return dataset.count_rows()
     checked_expression(predicate, "predicate")

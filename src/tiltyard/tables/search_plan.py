@@ -69,7 +69,7 @@ def _facts_of(dataset: lance.LanceDataset) -> _Facts:
     return found
 
 
-def _indexed_text(dataset: lance.LanceDataset) -> list[str]:
+def indexed_text(dataset: lance.LanceDataset) -> list[str]:
     """The columns with a full-text index."""
     found = (index for index in dataset.describe_indices() if index.index_type.lower() in ("inverted", "fts"))
     return list(dict.fromkeys(name for index in found for name in index.field_names))
@@ -101,7 +101,7 @@ class Search:
 def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) -> Search:
     """The search a request asks for. Raises InvalidInputError, TableColumnNotFoundError."""
     vectors = _query_vectors(request)
-    text = FullText(lambda: _indexed_text(dataset)).query(request.full_text_query) if request.full_text_query else None
+    text = FullText(lambda: indexed_text(dataset)).query(request.full_text_query) if request.full_text_query else None
     if not vectors and (request.lower_bound is not None or request.upper_bound is not None):
         raise InvalidInputError("Bounds apply to distances: they need a query vector.")
     options = _filter(request, text, bool(vectors))

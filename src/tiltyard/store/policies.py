@@ -1,0 +1,59 @@
+"""Policies of tables: what rows and columns are for those whom they bind. Every change counts `grants` up.
+
+The store keeps a policy as text; what it means is not the store's business.
+"""
+
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiltyard.store.generations import COUNT_UP
+from tiltyard.store.roles import GRANTS
+from tiltyard.store.scope import Scope, reads, writes
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """One policy of a table; `set_by` is the principal who set it last, `set_at` counts ms since 1970."""
+
+    name: str
+    document: str
+    set_by: str
+    set_at: int
+
+    COLUMNS = "name, document, set_by, set_at"
+
+
+SET = """
+    INSERT INTO policies (table_id, name, document, set_by, set_at) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (table_id, name) DO UPDATE SET document = excluded.document, set_by = excluded.set_by,
+        set_at = excluded.set_at
+"""
+DROP = "DELETE FROM policies WHERE table_id = ? AND name = ?"
+LIST = f"SELECT {PolicyRecord.COLUMNS} FROM policies WHERE table_id = ? ORDER BY name"
+
+
+class Policies(Scope):
+    """The methods for policies."""
+
+    __slots__ = ()
+
+    @writes
+    def set_policy(self, table_id: int, name: str, document: str, by: str) -> None:
+        """Set a policy of a table, in the place of one of the same name."""
+        self.connection.change(SET, table_id, name, document, by, self._clock())
+        self.connection.change(COUNT_UP, GRANTS)
+
+    @writes
+    def drop_policy(self, table_id: int, name: str) -> bool:
+        """Drop a policy of a table; whether there was one."""
+        there = self.connection.change(DROP, table_id, name) == 1
+        self.connection.change(COUNT_UP, GRANTS)
+        return there
+
+    @reads
+    def policies(self, table_id: int) -> list[PolicyRecord]:
+        """Return the policies of a table, by name."""
+        return [PolicyRecord(*row) for row in self.connection.rows(LIST, table_id)]

@@ -1,0 +1,125 @@
+"""SQL beside a policy's own: what is let through can leave no brackets, and fail on no row."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+
+from tiltyard.access.policies import Mask, MaskKind, Policy, filled, narrowing
+from tiltyard.access.predicates import check_filter, check_value, tokens
+from tiltyard.principals import Principal
+from tiltyard.store.policies import PolicyRecord
+
+COLUMNS = {"id": "number", "name": "text", "seen": "time", "odd one": "text", "s": "", "s.x": "number", "raw": ""}
+PIECES = [
+    "'",
+    '"',
+    "`",
+    "(",
+    ")",
+    "--",
+    "-",
+    "/*",
+    "*",
+    "\\",
+    "\n",
+    " ",
+    "a",
+    "''",
+    ";",
+    "$",
+    "E'",
+    "id",
+    "=",
+    "1",
+    "OR",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_tokens_that_are_taken_pair_their_brackets_and_begin_no_comment(text: str) -> None:
+    try:
+        found = tokens(text, "filter")
+    except InvalidInputError:
+        return
+    depth = 0
+    for token in found:
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        assert depth >= 0
+    assert depth == 0
+    bare = [token.text for token in found if token.kind not in ("text", "name")]
+    assert not set("".join(bare)) & set("'\"`\\;$")
+    outside = re.sub(r"'[^']*'|`[^`]*`", "x", text)
+    assert "--" not in outside and "/*" not in outside
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["id=1", "`odd one` = 'it''s -- (fine'", "s.x IN (1, -2) AND NOT (name IS NULL OR id <> 3)", "'a' = name", "TRUE"],
+)
+def test_filter_of_simple_terms_is_taken(text: str) -> None:
+    assert check_filter(text, "filter", COLUMNS, frozenset()) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["name = id", "name = 1", "raw = 'x'", "id = date '2020-01-01'", "id - 1 = 0", "id -1 = 0", "abs(id) = 1",
+     "s['x'] = 1", "`ID` = 1", "name||'x' = 'y'", "CASE WHEN id = 1 THEN true END", "id::text = '1'", "x.id = 1"],
+)  # fmt: skip
+def test_filter_that_may_fail_on_a_row_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        check_filter(text, "filter", COLUMNS, frozenset())
+
+
+@pytest.mark.parametrize("text", ["*", "concat(*)", "struct(id, *)", "name -- x", "(id))", "id; id"])
+def test_expression_of_all_columns_or_half_a_text_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        check_value(text, "expression", COLUMNS, frozenset())
+
+
+@pytest.mark.parametrize("text", ["Name", "`name`", "lower(NAME)", "s.name", "name.x", "id + name"])
+def test_expression_of_a_masked_column_is_refused(text: str) -> None:
+    with pytest.raises(PermissionDeniedError):
+        check_value(text, "expression", COLUMNS, frozenset({"name"}))
+
+
+def test_filled_puts_the_principal_in_as_a_constant() -> None:
+    asked = Principal("o'ne' OR 'a'='a", ("x') OR (true", "night"))
+    text = "owner = principal() AND (in_group('night') OR in_group('day') OR in_group('x'') OR (true'))"
+    assert filled(text, asked) == "owner = 'o''ne'' OR ''a''=''a' AND ( true OR false OR true )"
+
+
+@pytest.mark.parametrize("name", ["a\\", "a\n", "\0"])
+def test_filled_for_a_name_that_is_no_safe_constant_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError):
+        filled("owner = principal()", Principal(name))
+
+
+def record(policy: Policy, name: str = "p") -> PolicyRecord:
+    return PolicyRecord(name, policy.document(), "root", 0)
+
+
+def test_narrowing_of_several_joins_filters_and_takes_the_stricter_mask() -> None:
+    shown, other = (Mask("a", MaskKind.EXPRESSION, f"'{text}'") for text in "xy")
+    found = narrowing(
+        [
+            record(Policy("a = 1 OR b = 2", (shown, Mask("b", MaskKind.HIDE)))),
+            record(Policy("c = 3", (other, Mask("b", MaskKind.NULL)))),
+            record(Policy("false", (), ("out",))),
+        ],
+        Principal("ann"),
+        ["out"],
+    )
+    assert found is not None and found.filter == "(a = 1 OR b = 2) AND (c = 3)"
+    assert found.masks == {"a": Mask("a", MaskKind.NULL), "b": Mask("b", MaskKind.HIDE)}
+    assert narrowing([record(Policy("false", (), ("out",)))], Principal("ann"), ["out"]) is None
+
+
+def test_narrowing_by_a_policy_that_cannot_be_read_is_refused() -> None:
+    for text in ("", "{", '{"filter": 1}', '{"masks": [{"column": "a", "kind": "blur"}]}'):
+        with pytest.raises(PermissionDeniedError):
+            narrowing([PolicyRecord("p", text, "root", 0)], Principal("ann"), [])

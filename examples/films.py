@@ -1,30 +1,34 @@
-"""Search 17,472 films through the stock lancedb client.
+"""Bring 17,472 films into a table by a pipeline on Spark, and search them through the stock lancedb client.
 
     python examples/films.py [--url URL]
 
-Without a URL it starts a server of its own on a new folder, and stops it at the end. `make demo` runs this.
+What the pipeline does is in films.yaml: a file, embeddings, a table with three indexes, published and tagged. Without a
+URL it starts a server of its own on a new folder, and stops it at the end. `make demo` runs this.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lance
 import lance_namespace
 import lancedb
 import numpy as np
-import pyarrow as pa
-from lancedb.index import FTS, BTree, IvfPq
+import pyarrow.parquet as pq
 from lancedb.query import ColumnOrdering
 from lancedb.remote.table import RemoteTable
 from lancedb.rerankers import RRFReranker
 
-from film_data import Embedder, load_films
+from film_data import load_films
+from film_embedding import embedded
 from local_server import local_server
 
 Row = dict[str, Any]
@@ -46,41 +50,55 @@ def main() -> None:
 
 def tell(url: str) -> None:
     """The whole story, against a server."""
-    with timed("Read the films and embedded their titles"):
-        embed = Embedder()
-        films = load_films(embed)
+    with timed("Made the table by a pipeline on Spark, with embeddings and three indexes, and published it"):
+        made = make_table(url)
     database = lancedb.connect("db://demo", api_key="any", host_override=url)
-    with timed(f"Created the table with {films.num_rows:,} rows"):
-        table = database.create_table("films", films)
-    assert table.count_rows() == films.num_rows
-    build_indices(table)
-    search_by_meaning(table, embed, films)
+    table = database.open_table("films")
+    print(f"  {table.count_rows():,} films")
+    assert table.count_rows() == made
+    for index in table.list_indices():
+        print(f"  {index.name}: {index.index_type} on {', '.join(index.columns)}")
+    search_by_meaning(table, url)
     search_by_words(table)
-    search_by_both(table, embed)
+    search_by_both(table)
     search_by_filter(table)
-    read_without_lancedb(url, films)
+    read_without_lancedb(url, made)
     database.drop_table("films")
 
 
-def build_indices(table: RemoteTable) -> None:
-    """Three indices, built by the server in the background while the client waits."""
-    with timed("Built a vector, a full-text and a B-tree index"):
-        vectors = IvfPq(distance_type="cosine", num_partitions=64, num_sub_vectors=32)
-        table.create_index("vector", config=vectors, name="by_meaning")
-        table.create_index("description", config=FTS(), name="by_words")
-        table.create_index("year", config=BTree(), name="by_year")
-        table.wait_for_index(["by_meaning", "by_words", "by_year"], timeout=timedelta(minutes=5))
-    for index in table.list_indices():
-        print(f"  {index.name}: {index.index_type} on {', '.join(index.columns)}")
+def make_table(url: str) -> int:
+    """Write the films to a file, as anybody's data might lie there, and run the pipeline; how many films there are."""
+    films = load_films()
+    with TemporaryDirectory(prefix="tiltyard-films-") as folder:
+        file = Path(folder) / "films.parquet"
+        pq.write_table(films, file, row_group_size=4_096)
+        plan = Path(__file__).with_name("films.yaml")
+        command = [
+            sys.executable,
+            "-m",
+            "tiltyard",
+            "pipeline",
+            "run",
+            str(plan),
+            "--set",
+            f"films={file}",
+            "--uri",
+            url,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr.strip().splitlines()[-1])
+    return films.num_rows
 
 
-def search_by_meaning(table: RemoteTable, embed: Embedder, films: pa.Table) -> None:
+def search_by_meaning(table: RemoteTable, url: str) -> None:
     """The nearest titles, by the index; compared with the true nearest, worked out here."""
     wish = "a haunted house horror film"
-    [vector] = embed([wish])
+    [vector] = embedded([wish])
     query = table.search(vector, vector_column_name="vector").distance_type("cosine").nprobes(20).refine_factor(10)
     rows = query.select([*SHOWN, "_distance"]).limit(NEAREST).to_list()
     show(f"Vector search: {wish!r}", rows, [*SHOWN, "_distance"])
+    films = opened(url).to_table(columns=["title", "vector"])
     vectors = films["vector"].combine_chunks().flatten().to_numpy().reshape(films.num_rows, -1)
     order = np.argsort(-(vectors @ vector))[:NEAREST]
     exact = {films["title"][int(number)].as_py() for number in order}
@@ -97,10 +115,10 @@ def search_by_words(table: RemoteTable) -> None:
     assert all("Kurosawa" in row["director"] for row in rows)
 
 
-def search_by_both(table: RemoteTable, embed: Embedder) -> None:
+def search_by_both(table: RemoteTable) -> None:
     """Meaning and words at once: two searches of 50 films each, their ranks joined by the client."""
     words, meaning = "Audrey Hepburn", "a holiday in Rome"
-    [vector] = embed([meaning])
+    [vector] = embedded([meaning])
     query = table.search(query_type="hybrid", vector_column_name="vector", fts_columns="description")
     rows = query.vector(vector).text(words).distance_type("cosine").rerank(RRFReranker()).limit(50).to_list()
     show(f"Hybrid search: {words!r} and {meaning!r}", rows[:NEAREST], [*SHOWN, "_relevance_score"])
@@ -118,16 +136,20 @@ def search_by_filter(table: RemoteTable) -> None:
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
 
 
-def read_without_lancedb(url: str, films: pa.Table) -> None:
+def opened(url: str) -> lance.LanceDataset:
     """The same table through the specification's own client: pylance asks the server where it is, and reads it."""
     client = lance_namespace.connect("rest", {"uri": url})
-    dataset = lance.dataset(namespace_client=client, table_id=["films"])
-    decades = dataset.to_table(columns={"decade": "year - year % 10"})["decade"].value_counts().to_pylist()
+    return lance.dataset(namespace_client=client, table_id=["films"], version="demo")
+
+
+def read_without_lancedb(url: str, films: int) -> None:
+    """What the pipeline tagged, read by pylance without lancedb."""
+    decades = opened(url).to_table(columns={"decade": "year - year % 10"})["decade"].value_counts().to_pylist()
     rows = sorted(
         ({"decade": entry["values"], "films": entry["counts"]} for entry in decades), key=lambda row: row["decade"]
     )
     show("Films by decade, read by pylance", rows[-NEAREST:], ["decade", "films"])
-    assert sum(row["films"] for row in rows) == films.num_rows
+    assert sum(row["films"] for row in rows) == films
 
 
 @contextmanager

@@ -40,6 +40,7 @@ PIPELINE_JOBS: Mapping[str, str] = {
     "ingest": "tiltyard.pipeline.ingest",
     "index": "tiltyard.pipeline.index",
     "optimize": "tiltyard.pipeline.optimize",
+    "pipeline": "tiltyard.pipeline.plans.running",
     "backfill": "tiltyard.pipeline.backfill",
     "delete": "tiltyard.pipeline.delete",
     "export": "tiltyard.pipeline.export",

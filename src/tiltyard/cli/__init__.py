@@ -156,6 +156,33 @@ def job() -> None:
     """
 
 
+class PipelineGroup(click.Group):
+    """Pipelines of several steps; what runs them is imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        from tiltyard.cli.pipelines import COMMANDS
+
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """A command by its name."""
+        from tiltyard.cli.pipelines import pipeline_command
+
+        return pipeline_command(name, refuse)
+
+
+@main.group("pipeline", cls=PipelineGroup, short_help="Several tables from one file, published at once.")
+def pipeline() -> None:
+    """Make several tables as one YAML or Python file describes them, and publish them at once.
+
+    \b
+    Examples:
+      tiltyard pipeline check docs.yaml
+      tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
+    """
+
+
 @main.command("audit", short_help="Show what was asked of the servers.")
 @click.option("--since", help="From then on: a time (2026-05-01, 2026-05-01T12:00Z), or 30m, 12h, 7d ago.")
 @click.option("--until", help="Before then; written like --since.")

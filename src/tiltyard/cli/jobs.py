@@ -68,20 +68,26 @@ def job_command(name: str, refuse: Refuse) -> click.Command | None:
         own = {parameter.name: _value(parameter, given.pop(parameter.name)) for parameter in found.parameters}
         arguments = {key: value for key, value in own.items() if value is not None}
         with refusing(refuse):
-            reach = Reach(**given)
-            if submit_it:
-                if reach.master or reach.remote or reach.storage:
-                    raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
-                queued = submit(Calls(reach.connection()), found, arguments, spark=pairs(reach.conf) or None)
-                click.echo(queued.id)
-            elif untracked:
-                _run_untracked(found, found.checked(arguments), reach)
-            else:
-                _run_tracked(found, arguments, reach)
+            run_job(found, arguments, Reach(**given), submit_it=submit_it, untracked=untracked)
 
     text = inspect.getdoc(found.function) or ""
-    options = [*(_option(parameter) for parameter in found.parameters), *_modes(), *reach_options(spark=True)]
+    options = [*(_option(parameter) for parameter in found.parameters), *modes(), *reach_options(spark=True)]
     return click.Command(name, callback=run, params=options, help=text, short_help=text.split("\n")[0])
+
+
+def run_job(
+    job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach, *, submit_it: bool, untracked: bool
+) -> None:
+    """Run a job here, or queue it and print its id. Raises what it fails with."""
+    if submit_it:
+        if reach.master or reach.remote or reach.storage:
+            raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
+        queued = submit(Calls(reach.connection()), job, arguments, spark=pairs(reach.conf) or None)
+        click.echo(queued.id)
+    elif untracked:
+        _run_untracked(job, job.checked(arguments), reach)
+    else:
+        _run_tracked(job, arguments, reach)
 
 
 @contextmanager
@@ -173,7 +179,8 @@ def reach_options(*, spark: bool) -> list[click.Parameter]:
     return [*catalog, *(where if spark else [])]
 
 
-def _modes() -> list[click.Parameter]:
+def modes() -> list[click.Parameter]:
+    """Options that say who drives a job."""
     return [
         click.Option(["--submit", "submit_it"], is_flag=True, help="Queue it for the server's workers; print its id."),
         click.Option(["--untracked"], is_flag=True, help="Do not tell the catalog: no transaction, no resuming."),

@@ -36,9 +36,9 @@ def write_frame(run: Run, frame: DataFrame, table: Table, asked: Asked) -> Mappi
     landing = land(run, table, asked.mode)
     written: list[Written] = []
     try:
-        recipe = _recipe(run, frame, landing, asked)
+        recipe = frame_recipe(run, frame, landing, asked)
         spark = frame.sparkSession
-        written += run_partitions(spark, run, frame, partial(_write_partition, recipe), name=f"write {run.id}")
+        written += write_partitions(run, frame, recipe)
         run.progress(
             rows=sum(part.rows for part in written),
             fragments=sum(len(part.fragments) for part in written),
@@ -52,12 +52,17 @@ def write_frame(run: Run, frame: DataFrame, table: Table, asked: Asked) -> Mappi
         raise
 
 
+def write_partitions(run: Run, frame: DataFrame, recipe: Recipe) -> list[Written]:
+    """Write the rows of each partition; no version names them yet. Raises RefusedError, RunCanceledError."""
+    return run_partitions(frame.sparkSession, run, frame, partial(_write_partition, recipe), name=f"write {run.id}")
+
+
 def _write_partition(recipe: Recipe, number: int, batches: Iterator[pa.RecordBatch]) -> Written:
     """Runs in a task."""
     return write_rows(recipe, batches, f"partition-{number}")
 
 
-def _recipe(run: Run, frame: DataFrame, landing: Landing, asked: Asked) -> Recipe:
+def frame_recipe(run: Run, frame: DataFrame, landing: Landing, asked: Asked) -> Recipe:
     """How batches become rows of the table. A function is tried on the first rows."""
     columns = tuple(chosen_columns(arrow_schema(frame.schema), asked.chosen))
     schema = pa.schema([column.field for column in columns])

@@ -158,11 +158,7 @@ def index(
       tiltyard job index --uri http://127.0.0.1:2333 films id BTREE
       tiltyard job index --uri http://127.0.0.1:2333 films vector IVF_PQ --parameters num_partitions=256
     """
-    kind = _SYNONYMS.get(type.upper(), type.upper())
-    if kind not in _SCALAR | _VECTOR:
-        there = ", ".join(sorted(_SCALAR | _VECTOR))
-        raise InvalidInputError(f"There is no index type '{type}': choose one of {there}.")
-    order = Order(column, kind, name or f"{column}_idx", {key: _value(text) for key, text in parameters.items()})
+    order = find_order(column, type, name, {key: _value(text) for key, text in parameters.items()})
     found = connecting.table(catalog, table)
     dataset = found.dataset(branch=branch)
     checked_columns(dataset.schema, [column], "The column")
@@ -173,7 +169,7 @@ def index(
     for _ in range(_TRIES):
         dataset = found.dataset(branch=branch)
         try:
-            segments = _segments(run, spark, found.place(), dataset, branch, order)
+            segments = built_segments(run, spark, found.place(), dataset, branch, order)
         except RefusedError as refusal:
             raise InvalidInputError(str(refusal)) from refusal
         run.keep(_BUILT, json.dumps(sorted(str(one.uuid) for one in segments)))
@@ -185,10 +181,19 @@ def index(
     )
 
 
-def _segments(
+def find_order(column: str, type: str, name: str | None, parameters: Mapping[str, Any]) -> Order:  # noqa: A002  # as the job's argument
+    """What is built. Raises InvalidInputError for a type that there is not."""
+    kind = _SYNONYMS.get(type.upper(), type.upper())
+    if kind not in _SCALAR | _VECTOR:
+        there = ", ".join(sorted(_SCALAR | _VECTOR))
+        raise InvalidInputError(f"There is no index type '{type}': choose one of {there}.")
+    return Order(column, kind, name or f"{column}_idx", parameters)
+
+
+def built_segments(
     run: Run, spark: SparkSession, place: Place, dataset: lance.LanceDataset, branch: str | None, order: Order
 ) -> list[Any]:
-    """Build all segments, and merge them. Raises RefusedError."""
+    """Build all segments, and merge them; nothing names them yet. Raises RefusedError."""
     rows = {number: one.num_rows for number, one in fragments_of(dataset).items()}
     light = order.kind in _LIGHT and sum(rows.values()) <= ROWS_IN_THE_DRIVER
     session = None if light else spark

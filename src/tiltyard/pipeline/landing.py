@@ -77,7 +77,7 @@ class Landing:
             newest = strict.latest()
             run.check()
             try:
-                return strict.commit(newest, self._operation(fragments, schema), run, verify=_without(run, newest))
+                return strict.commit(newest, self.operation(fragments, schema), run, verify=_without(run, newest))
             except OvertakenError:
                 continue
         raise ConcurrentModificationError(f"{self.table} changes all the time: {_TRIES} commits were overtaken.")
@@ -98,7 +98,8 @@ class Landing:
         if self.declared and not latest_version(self.table):
             self.table.client.drop_table(upstream.DropTableRequest(id=self.table.id))
 
-    def _operation(self, fragments: Sequence[str], schema: pa.Schema) -> lance.LanceOperation.BaseOperation:
+    def operation(self, fragments: Sequence[str], schema: pa.Schema) -> lance.LanceOperation.BaseOperation:
+        """What a commit of the fragments does to the table."""
         if self.schema is None:
             return lance.LanceOperation.Overwrite(schema, opened(fragments))
         return lance.LanceOperation.Append(opened(fragments))
@@ -110,7 +111,8 @@ class Landing:
         try:
             if not latest_version(self.table):
                 transaction = Transaction(0, operation, str(uuid4()), {RUN: run.id})
-                return int(self._create(guard, transaction).version)
+                guard.describe_table(upstream.DescribeTableRequest(id=self.table.id))
+                return int(first_version(self, guard, transaction).version)
         except Exception:
             if not latest_version(self.table):
                 raise
@@ -119,17 +121,18 @@ class Landing:
                 return version
         raise TableAlreadyExistsError(f"Somebody else has written {self.table} meanwhile: append, or name another.")
 
-    def _create(self, guard: NextOnly, transaction: Transaction) -> lance.LanceDataset:
-        guard.describe_table(upstream.DescribeTableRequest(id=self.table.id))
-        return lance.LanceDataset.commit(
-            self.place.uri,
-            transaction,
-            storage_options=dict(self.place.options) or None,
-            enable_v2_manifest_paths=True,
-            namespace_client=guard,
-            table_id=self.table.id,
-            namespace_client_managed_versioning=True,
-        )
+
+def first_version(landing: Landing, client: upstream.LanceNamespace, transaction: Transaction) -> lance.LanceDataset:
+    """Commit the first version of a table, through `client`. Raises what Lance raises."""
+    return lance.LanceDataset.commit(
+        landing.place.uri,
+        transaction,
+        storage_options=dict(landing.place.options) or None,
+        enable_v2_manifest_paths=True,
+        namespace_client=client,
+        table_id=landing.table.id,
+        namespace_client_managed_versioning=True,
+    )
 
 
 def land(run: Run, table: Table, mode: WriteMode) -> Landing:

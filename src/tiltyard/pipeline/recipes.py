@@ -54,15 +54,30 @@ def finish(
     run: Run, spark: SparkSession, landing: Landing, recipe: Recipe, written: Sequence[Written]
 ) -> Mapping[str, object]:
     """Check what was written, and commit it; the figures of the job. Raises InvalidInputError for a failed check."""
+    check_written(spark, landing, recipe, written)
+    fragments = [fragment for part in written for fragment in part.fragments]
+    version = landing.commit(run, fragments, recipe.target.schema)
+    return {**figures(written), "version": version}
+
+
+def figures(written: Sequence[Written]) -> dict[str, int]:
+    """How much was written."""
+    return {
+        "rows": sum(part.rows for part in written),
+        "rejected": sum(part.rejected for part in written),
+        "fragments": sum(len(part.fragments) for part in written),
+        "bytes": sum(part.size for part in written),
+    }
+
+
+def check_written(spark: SparkSession, landing: Landing, recipe: Recipe, written: Sequence[Written]) -> None:
+    """Raise InvalidInputError if rows that were written fail a check."""
     rows, rejected = sum(part.rows for part in written), sum(part.rejected for part in written)
     fragments = [fragment for part in written for fragment in part.fragments]
     failed = judged(recipe.checks, rows, rejected, [part.wrong for part in written])
     old = 0 if recipe.target.fresh else landing.base
-    for check in recipe.checks if not failed else ():
-        if check.kind == "unique" and (more := duplicates(spark, landing.place, check.columns, fragments, old)):
-            failed.append(f"{check.text}: {more} keys are there more than once")
+    for one in recipe.checks if not failed else ():
+        if one.kind == "unique" and (more := duplicates(spark, landing.place, one.columns, fragments, old)):
+            failed.append(f"{one.text}: {more} keys are there more than once")
     if failed:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")
-    version = landing.commit(run, fragments, recipe.target.schema)
-    size = sum(part.size for part in written)
-    return {"rows": rows, "rejected": rejected, "fragments": len(fragments), "bytes": size, "version": version}

@@ -1,0 +1,169 @@
+"""Tables whose rows are written become visible: one publication with their versions and indexes, then their tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import lance
+import lance_namespace as upstream
+from lance.dataset import Transaction
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableAlreadyExistsError,
+    TableTagAlreadyExistsError,
+)
+
+from tiltyard.pipeline.changes import transactions
+from tiltyard.pipeline.index import built_segments
+from tiltyard.pipeline.landing import WriteMode, first_version, latest_version
+from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.plans.model import Index
+from tiltyard.pipeline.plans.rows import Filled
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.strict import RUN, checked_columns
+from tiltyard.publishing import Publication, publish
+from tiltyard.publishing.staged import OneVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.connecting import Table
+    from tiltyard.pipeline.runs import Run
+
+_HEADER = "header."
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPlace(Place):
+    """A table at a version that only its publication knows, for tasks that build indexes of it."""
+
+    staged: Mapping[str, Any]
+
+    def open(self, version: int | None, branch: str | None = None) -> lance.LanceDataset:
+        """The table at that version; no other, and no branch."""
+        assert branch is None
+        assert version in (None, self.staged["version"])
+        only = OneVersion(self.uri, self.options, upstream.TableVersion(**self.staged))
+        options = dict(self.options) or None
+        return lance.dataset(namespace_client=only, table_id=list(self.table), storage_options=options)
+
+
+def publish_all(
+    run: Run,
+    where: Connection,
+    spark: SparkSession,
+    tables: Sequence[Filled],
+    bases: Mapping[str, int],
+    told: Callable[[str], None],
+) -> dict[str, int]:
+    """Make the versions and build the indexes, out of sight, then publish all; the version of each table.
+
+    `bases` are the versions from which this run, in its first attempt, went out; `told` hears of each index that is
+    built. Raises PublishConflictError (nothing is visible, and the files are gone), TableAlreadyExistsError,
+    InvalidInputError, RunCanceledError.
+    """
+    given = dict(where.properties).items()
+    headers = {name.removeprefix(_HEADER): text for name, text in given if name.startswith(_HEADER)}
+    try:
+        with publish(where.client(), headers=headers) as block:
+            for table in tables:
+                _stage(block, table)
+            # From here on a driver that was thought dead cannot publish beside this one; it may have done so before.
+            if (found := published(tables, bases)) is not None:
+                raise _PublishedError(found)
+            for table in tables:
+                for index in table.plan.indexes:
+                    _build(block, spark, table, index)
+                    told(table.name)
+            run.check()
+            return {table.name: _latest(block, table.landing.table) for table in tables}
+    except _PublishedError as done:
+        return done.versions
+    except TableAlreadyExistsError:
+        if (found := published(tables, bases)) is not None:
+            return found
+        raise
+
+
+class _PublishedError(Exception):
+    """An earlier driver of this run has published: what this one has made is not needed."""
+
+    def __init__(self, versions: dict[str, int]) -> None:
+        super().__init__("published")
+        self.versions = versions
+
+
+def published(tables: Sequence[Filled], bases: Mapping[str, int]) -> dict[str, int] | None:
+    """The version of each table that this run has published; None if it has not yet."""
+    versions = {}
+    for table in tables:
+        if (version := _committed(table, bases[table.name])) is None:
+            return None
+        versions[table.name] = version + len(table.plan.indexes)  # each index is one version behind the rows
+    return versions
+
+
+def tag_all(tables: Sequence[Filled], tag: str, versions: Mapping[str, int]) -> None:
+    """Let the tag name the version that was published, in each table; one that is there moves."""
+    for table in tables:
+        found, version = table.landing.table, versions[table.name]
+        try:
+            found.client.create_table_tag(upstream.CreateTableTagRequest(id=found.id, tag=tag, version=version))
+        except TableTagAlreadyExistsError:
+            found.client.update_table_tag(upstream.UpdateTableTagRequest(id=found.id, tag=tag, version=version))
+
+
+def _committed(table: Filled, base: int) -> int | None:
+    """The version after `base` that has the rows of this run."""
+    if not latest_version(table.landing.table):
+        return None
+    for version, entry in transactions(table.landing.table.dataset(), base):
+        if (entry.transaction_properties or {}).get(RUN) == table.run.id:
+            return version
+    return None
+
+
+def _stage(block: Publication, table: Filled) -> None:
+    """Make the version with the rows. Raises TableAlreadyExistsError for a new table that others have filled."""
+    landing, fragments = table.landing, table.fragments
+    mode = WriteMode(table.plan.mode)
+    operation = landing.operation(fragments, table.schema)
+    newest = latest_version(landing.table)
+    if newest and not landing.base and mode is not WriteMode.OVERWRITE:
+        raise TableAlreadyExistsError(f"Somebody else has written {table.name} meanwhile: append, or name another.")
+    read = landing.base if mode is WriteMode.APPEND else newest
+    transaction = Transaction(read, operation, str(uuid4()), {RUN: table.run.id})
+    if newest:
+        lance.LanceDataset.commit(landing.table.dataset(read or None, client=block), transaction)
+    else:
+        first_version(landing, block, transaction)
+
+
+def _build(block: Publication, spark: SparkSession, table: Filled, index: Index) -> None:
+    """Build an index of the rows that the block knows. Raises InvalidInputError."""
+    found, order = table.landing.table, index.order()
+    dataset = found.dataset(client=block)
+    checked_columns(dataset.schema, [order.column], f"The index {order.name} of {table.name}")
+    place = table.landing.place
+    staged = _staged(block, found).model_dump()
+    try:
+        seen = StagedPlace(place.uri, place.options, place.connection, place.table, staged)
+        segments = built_segments(table.run, spark, seen, dataset, None, order)
+    except RefusedError as refusal:
+        raise InvalidInputError(f"The index {order.name} of {table.name}: {refusal}") from refusal
+    dataset.commit_existing_index_segments(order.name, order.column, segments)
+
+
+def _latest(block: Publication, table: Table) -> int:
+    return int(_staged(block, table).version)
+
+
+def _staged(block: Publication, table: Table) -> upstream.TableVersion:
+    """The newest version of a table, as the block sees it."""
+    request = upstream.ListTableVersionsRequest(id=table.id, descending=True, limit=1)
+    return block.list_table_versions(request).versions[0]

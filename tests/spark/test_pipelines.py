@@ -1,0 +1,239 @@
+"""Pipelines of several steps: all tables become visible at once, or none; mistakes name the line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import lance_namespace as upstream
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from lance_namespace.errors import InvalidInputError
+
+from tests.services.server import ServerProcess
+from tiltyard.cli import main
+from tiltyard.pipeline.connecting import Connection, table
+from tiltyard.pipeline.landing import latest_version
+from tiltyard.pipeline.plans import publishing, running
+from tiltyard.pipeline.plans.files import read_plan
+from tiltyard.pipeline.runs import LocalRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+YAML = """
+tables:
+  ${documents}:
+    files: documents.parquet
+    rename: {text: body}
+    check: ["unique(id)", "rows >= 1"]
+    mode: ${mode}
+    indexes:
+      - {column: id, type: BTREE}
+  ${chunks}:
+    sql: |
+      SELECT id AS document, position, word
+      FROM ${documents} LATERAL VIEW posexplode(split(body, ' ')) AS position, word
+    udf: embed.py:embed
+    mode: ${mode}
+    indexes:
+      - {column: word, type: FTS}
+      - {column: vector, type: IVF_FLAT, name: by_length, parameters: {num_partitions: 2}}
+tag: nightly
+"""
+
+CODE = """
+import pyarrow as pa
+
+def embed(rows):
+    vectors = pa.array([[float(len(word)), 1.0] for word in rows["word"].to_pylist()], pa.list_(pa.float32(), 2))
+    return pa.RecordBatch.from_arrays([*rows.columns, vectors], names=[*rows.schema.names, "vector"])
+"""
+
+
+def laid_out(folder: Path, names: tuple[str, str], *, first: int = 0, mode: str = "create") -> Path:
+    """A pipeline's file in a folder, with 40 documents of three words beside it."""
+    ids = range(first, first + 40)
+    pq.write_table(pa.table({"id": ids, "text": [f"document number {n}" for n in ids]}), folder / "documents.parquet")
+    (folder / "embed.py").write_text(CODE)
+    file = folder / "docs.yaml"
+    text = YAML
+    for name, value in {"documents": names[0], "chunks": names[1], "mode": mode}.items():
+        text = text.replace(f"${{{name}}}", value)
+    file.write_text(text)
+    return file
+
+
+def run_here(run: LocalRun, catalog: Connection, spark: SparkSession, file: Path) -> dict[str, Any]:
+    """Drive a pipeline with a run of our own."""
+    plan = read_plan(file, {})
+    told = msgspec.json.encode(plan).decode()
+    return dict(running.pipeline(run, catalog, spark, told, udf=plan.functions))
+
+
+def opened(catalog: Connection, name: str, version: int | str | None = None) -> lance.LanceDataset:
+    """A table as plain pylance sees it."""
+    return lance.dataset(namespace_client=catalog.client(), table_id=[name], version=version)
+
+
+def check_tables(catalog: Connection, names: tuple[str, str], documents: int) -> None:
+    """Documents and chunks agree, value by value, and all their rows are in the indexes."""
+    rows = opened(catalog, names[0]).to_table().sort_by("id")
+    assert rows.to_pydict() == {
+        "id": list(range(documents)),
+        "body": [f"document number {n}" for n in range(documents)],
+    }
+    chunks = opened(catalog, names[1]).to_table().sort_by([("document", "ascending"), ("position", "ascending")])
+    words = [word for body in rows["body"].to_pylist() for word in body.split()]
+    assert chunks["word"].to_pylist() == words
+    assert chunks["vector"].to_pylist() == [[float(len(word)), 1.0] for word in words]
+    for name, indexes in zip(names, ({"id_idx"}, {"word_idx", "by_length"}), strict=True):
+        found = opened(catalog, name).describe_indices()
+        assert {one.name for one in found} == indexes
+        assert {one.num_rows_indexed for one in found} == {opened(catalog, name).count_rows()}
+
+
+@pytest.fixture
+def names(fresh: Callable[[str], str]) -> tuple[str, str]:
+    return fresh("documents"), fresh("chunks")
+
+
+def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_one_transaction(
+    spark: SparkSession, served: ServerProcess, catalog: Connection, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    file = laid_out(tmp_path, names)
+    done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    check_tables(catalog, names, 40)
+    versions = json.loads(done.output.split("versions: ")[1].splitlines()[0])
+    assert versions == {names[0]: 2, names[1]: 3}
+    assert [opened(catalog, name, "nightly").version for name in names] == [2, 3]
+    nearest = opened(catalog, names[1]).to_table(nearest={"column": "vector", "q": [8.0, 1.0], "k": 1})
+    assert nearest["word"].to_pylist() == ["document"]
+
+    laid_out(tmp_path, names, first=40, mode="append")
+    done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    documents = opened(catalog, names[0])
+    assert documents.count_rows() == 80 and documents.describe_indices()[0].num_rows_indexed == 80
+    assert opened(catalog, names[0], "nightly").version == documents.version
+
+
+def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no_name(
+    spark: SparkSession, catalog: Connection, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    file = laid_out(tmp_path, names)
+    file.write_text(file.read_text().replace("udf: embed.py:embed", 'udf: embed.py:embed\n    check: ["rows >= 1000"]'))
+    with pytest.raises(InvalidInputError, match=rf"{names[1]}: Nothing was published: rows >= 1000: 120 rows"):
+        run_here(LocalRun(), catalog, spark, file)
+    there = catalog.client().list_tables(upstream.ListTablesRequest(id=[])).tables
+    assert not set(names) & set(there)
+
+
+def test_pipeline_that_others_overtake_publishes_on_top_of_them(
+    spark: SparkSession,
+    catalog: Connection,
+    tmp_path: Path,
+    names: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = laid_out(tmp_path, names)
+    run_here(LocalRun(), catalog, spark, file)
+    file = laid_out(tmp_path, names, first=40, mode="append")
+    build, others = publishing._build, iter([1])
+
+    def overtaken(*given: Any) -> None:
+        if next(others, None):
+            more = pa.table({"id": [1000], "body": ["somebody else's"]})
+            lance.write_dataset(more, namespace_client=catalog.client(), table_id=[names[0]], mode="append")
+        build(*given)
+
+    monkeypatch.setattr(publishing, "_build", overtaken)
+    run_here(LocalRun(), catalog, spark, file)
+    ids = opened(catalog, names[0]).to_table(columns=["id"])["id"].to_pylist()
+    assert sorted(ids) == [*range(80), 1000]
+    assert opened(catalog, names[1]).count_rows() == 240
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before_publishing", "after_publishing"])
+def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
+    spark: SparkSession,
+    catalog: Connection,
+    tmp_path: Path,
+    names: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    late: bool,
+) -> None:
+    class DiedError(BaseException):
+        pass
+
+    publish_all = running.publish_all
+
+    def dying(*given: Any) -> Any:
+        if late:
+            publish_all(*given)
+        raise DiedError
+
+    run, file = LocalRun(), laid_out(tmp_path, names)
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "publish_all", dying)
+        with pytest.raises(DiedError):
+            run_here(run, catalog, spark, file)
+    assert [latest_version(table(catalog, name)) for name in names] == ([2, 3] if late else [0, 0])
+    figures = run_here(run, catalog, spark, file)
+    check_tables(catalog, names, 40)
+    assert figures["rows"] == 160 and json.loads(figures["versions"]) == {names[0]: 2, names[1]: 3}
+    assert opened(catalog, names[0], "nightly").version == 2
+
+
+def test_pipeline_that_calls_code_which_it_was_not_given_leave_for_is_refused(
+    spark: SparkSession, catalog: Connection
+) -> None:
+    plan = json.dumps({"tables": {"any": {"files": "any.parquet", "udf": "os:getcwd"}}})
+    with pytest.raises(InvalidInputError, match="calls os:getcwd, which --udf does not name"):
+        running.pipeline(LocalRun(), catalog, spark, plan)
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("tables: {}\n", "line 1: tables: name the tables"),
+        ("tables:\n  a:\n    files: x\n    sql: SELECT 1\n", "line 2: tables.a: say where its rows come from"),
+        ("tables:\n  a:\n    files: x\n    indices: []\n", "line 4: tables.a: Object contains unknown field `indices`"),
+        (
+            "tables:\n  a:\n    files: x\n    indexes:\n      - column: b\n        type: TREE\n",
+            "line 5: tables.a.indexes[0]: There is no index type 'TREE'",
+        ),
+        ("tables:\n  a:\n    files: x\n    mode: merge\n", "line 4: tables.a.mode: Invalid enum value 'merge'"),
+        ("tables:\n  a:\n    files: x\n    check: [many]\n", "line 2: tables.a: 'many' is no check"),
+        ("tables:\n  a:\n    files: x\n  a:\n    files: y\n", "line 4: tables.a: this key is there twice"),
+        ("tables:\n  a:\n    files: ${day}.csv\n", "line 3: tables.a.files: give ${…} a value with --set NAME=VALUE"),
+        ("tables: [\n", "this is no YAML"),
+        ("tables: !!python/object/apply:os.getcwd []\n", "this is no YAML"),
+    ],
+    ids=["empty", "two_origins", "unknown_key", "index", "mode", "check", "twice", "variable", "syntax", "unsafe"],
+)
+def test_pipeline_check_of_a_mistake_names_its_line_and_key(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "docs.yaml"
+    file.write_text(text)
+    done = CliRunner().invoke(main, ["pipeline", "check", str(file)])
+    assert done.exit_code == 1
+    assert told in done.output, done.output
+
+
+def test_pipeline_check_of_a_python_file_tells_what_it_would_do(tmp_path: Path) -> None:
+    (tmp_path / "films.py").write_text(
+        "def pipeline(day):\n    return {'tables': {f'films_{day}': {'files': 'films.csv'}}, 'tag': day}\n"
+    )
+    done = CliRunner().invoke(main, ["pipeline", "check", str(tmp_path / "films.py"), "--set", "day=may"])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines() == [
+        f"create films_may from files {tmp_path / 'films.csv'}",
+        "publish films_may at once, tagged may",
+    ]

@@ -23,7 +23,7 @@ from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format, Piece, Reading
 from tiltyard.pipeline.recipes import Asked, finish, recipe_for
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, balanced, find_source
 from tiltyard.pipeline.tasks import run_tasks
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SHARES = "shares"
+WITHDRAWN = "withdrawn"
 
 
 @job("ingest")
@@ -98,15 +99,28 @@ def _ingest(
     run: Run, spark: SparkSession, source: Source, table: Table, asked: Asked, task_bytes: int
 ) -> Mapping[str, object]:
     landing = land(run, table, asked.mode)
-    written: list[Written] = []
     try:
         recipe = source_recipe(run, spark, source, landing, asked)
         written = write_source(run, spark, source, recipe, task_bytes)
         return finish(run, spark, landing, recipe, written)
-    except (RefusedError, InvalidInputError, RunCanceledError):  # it is over: what was written will never be needed
-        kept = [Written.from_kept(text) for key, text in run.kept().items() if key.startswith("share-")]
-        landing.withdraw([fragment for part in kept or written for fragment in part.fragments])
+    except (RefusedError, InvalidInputError):
+        # A run that was stopped keeps its files: the next driver goes on with them; gc takes those of a canceled one.
+        landing.withdraw(forgotten(run))
         raise
+
+
+def forgotten(run: Run) -> list[str]:
+    """Take back what was kept of shares, so that a resumed run writes them anew; their fragments, to be deleted."""
+    kept = _shares(run)
+    for key in kept:
+        run.keep(key, WITHDRAWN)
+    return [fragment for part in kept.values() for fragment in part.fragments]
+
+
+def _shares(run: Run) -> dict[str, Written]:
+    """What was kept of shares."""
+    told = {key: text for key, text in run.kept().items() if key.startswith("share-") and text != WITHDRAWN}
+    return {key: Written.from_kept(text) for key, text in told.items()}
 
 
 def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landing, asked: Asked) -> Recipe:
@@ -138,9 +152,10 @@ def write_source(
     if _SHARES not in kept:
         run.keep(_SHARES, str(number))
     shares = [Share(pieces) for pieces in balanced(source.pieces, number, task_bytes)]
-    found = {share.key: Written.from_kept(kept[share.key]) for share in shares if share.key in kept}
+    there = _shares(run)
+    found = {share.key: there[share.key] for share in shares if share.key in there}
     left = [share for share in shares if share.key not in found]
-    stale = [Written.from_kept(kept[key]) for key in kept if key.startswith("share-") and key not in found]
+    stale = [part for key, part in there.items() if key not in found]
     discard(recipe.target.place, [fragment for part in stale for fragment in part.fragments])  # of files since changed
 
     def done(position: int, written: Written) -> None:

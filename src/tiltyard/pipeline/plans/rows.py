@@ -17,7 +17,7 @@ from tiltyard.pipeline.casts import Column, fit
 from tiltyard.pipeline.datasource.reading import grouped
 from tiltyard.pipeline.fragments import read_files
 from tiltyard.pipeline.frames import frame_recipe, write_partitions
-from tiltyard.pipeline.ingest import source_recipe, write_source
+from tiltyard.pipeline.ingest import WITHDRAWN, forgotten, source_recipe, write_source
 from tiltyard.pipeline.landing import Landing, land
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.places import Connection, Place
@@ -78,15 +78,14 @@ def fill(run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan
     try:
         filled = _kept(run, name, plan, landing) or _written(run, where, spark, name, plan, landing)
     except (RefusedError, InvalidInputError) as error:
-        kept = [Written.from_kept(text) for key, text in run.kept().items() if key.startswith("share-")]
-        landing.withdraw([fragment for part in kept for fragment in part.fragments])
+        landing.withdraw(forgotten(run))
         raise InvalidInputError(f"{name}: {error}") from error
     return filled
 
 
 def _kept(run: PartOfRun, name: str, plan: TablePlan, landing: Landing) -> Filled | None:
     text = run.kept().get(_WRITTEN)
-    if text is None:
+    if text in (None, WITHDRAWN):
         return None
     told = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(told["schema"])))
@@ -115,6 +114,8 @@ def _written(
 def discard_all(tables: Iterable[Filled]) -> None:
     """Leave nothing of tables behind: their files are deleted, and the names that they were given."""
     for table in tables:
+        forgotten(table.run)
+        table.run.keep(_WRITTEN, WITHDRAWN)
         table.landing.withdraw(table.fragments)
 
 

@@ -93,6 +93,7 @@ def test_create_materialized_view_of_a_chunker_keeps_its_code_as_it_came(served:
         ({"kind": "chunker", "udtf_spec": {**CHUNKER, "udtf_sha": "00"}}, "udtf_sha"),
         ({"output_schema": "AAAA"}, "no Arrow schema"),
         ({"output_schema": "!"}, "not base64"),
+        ({"output_schema": "\U0006a882"}, "not base64"),
         ({"source_query": " "}, "source_query"),
     ],
 )

@@ -109,6 +109,7 @@ def test_add_columns_computed_is_declared_with_the_type_of_its_values(server: Se
     [
         ({"image": "another:1"}, InvalidInputError, "'another:1' is not among.*functions:3"),
         ({"udf": "not base64!"}, InvalidInputError, "not base64"),
+        ({"udf": "\U0006a882"}, InvalidInputError, "not base64"),
         ({"udf": ""}, InvalidInputError, "empty"),
         ({"udf": "AAAA" * (MOST_CODE // 4 + 1)}, InvalidInputError, "import what is above"),
         ({"udf_name": " "}, InvalidInputError, "udf_name"),

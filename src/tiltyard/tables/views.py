@@ -7,7 +7,6 @@ refresh is a transaction.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tiltyard.catalog.jobs import queue_job
 from tiltyard.ids import display, table_id
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.operations import Needs, operation
+from tiltyard.sound import check_names
 from tiltyard.spec import models
 from tiltyard.tables.create import create_table
 from tiltyard.tables.opening import find_table, open_for_reading
@@ -181,7 +181,7 @@ def _readings(text: str) -> list[bytes]:
 def _decoded(name: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii's is one, and so is that for what is not ASCII
         raise InvalidInputError(f"'{name}' is not base64: {error}.") from error
 
 
@@ -190,7 +190,8 @@ def _schema(text: str) -> pa.Schema:
     raw = _decoded("output_schema", text)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(raw))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        check_names(schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidInputError(f"'output_schema' is no Arrow schema: {error}.") from error
     if not schema.names:
         raise InvalidInputError("A view has at least one column.")

@@ -6,7 +6,6 @@ Clients' code is looked at here as bytes only. It is unpickled in Spark's Python
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -191,7 +190,7 @@ def _code(text: str) -> str:
         raise InvalidInputError(f"The code is {len(text)} characters long: let it import what is above {MOST_CODE}.")
     try:
         raw = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii's is one, and so is that for what is not ASCII
         raise InvalidInputError(f"'udf' is not base64: {error}.") from error
     if not raw:
         raise InvalidInputError("'udf' is empty: it is the pickled function, in base64.")

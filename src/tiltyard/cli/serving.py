@@ -140,14 +140,15 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         timeout_keep_alive=75,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Before anybody knows that there is a server to stop. uvicorn takes the signals over, and raises the one it got
+    # again once it has drained: that ends the process as asked, with status 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _leave())
     print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
     if several:
         with shared_metrics():
             Multiprocess(config, sockets=[listener]).run()
     else:
-        # uvicorn raises the signal again once it has drained: that ends the process as asked, with status 0.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: _leave())
         uvicorn.Server(config).run(sockets=[listener])
     _leave()
 

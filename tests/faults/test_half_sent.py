@@ -54,18 +54,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     assert not [line for line in server.log if " ERROR " in line or "Traceback" in line], "".join(server.log)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(place: Place) -> ServerProcess:
     return place.servers[0]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def wire(server: ServerProcess) -> Iterator[Wire]:
     with Wire(server.url) as client:
-        if client.table(["t"], "exists").status_code == 404:
-            client.good(client.table(["t"], "create", stream(ROWS)))
-            client.good(client.table(["d"], "declare"))
+        client.good(client.table(["t"], "create", stream(ROWS)))
+        client.good(client.table(["d"], "declare"))
         yield client
+
+
+@pytest.fixture(scope="module")
+def before(place: Place, wire: Wire) -> Iterator[set[str]]:
+    """The files before the first upload: taken between two, they could hold some of the former that go only then."""
+    files = place.files()
+    yield files
+    wait_until(lambda: place.files() == files, "the files are as before, at the end of all uploads")
 
 
 def head(path: str, length: str) -> bytes:
@@ -106,9 +113,8 @@ def assert_nothing_came_of_it(place: Place, wire: Wire, before: set[str]) -> Non
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("path", ACTIONS)
 def test_upload_whose_client_leaves_changes_nothing(
-    place: Place, server: ServerProcess, wire: Wire, path: str, cut: str, framing: str
+    place: Place, server: ServerProcess, wire: Wire, before: set[str], path: str, cut: str, framing: str
 ) -> None:
-    before = place.files()
     body, end = CUTS[cut]
     if framing == "length":
         request = head(path, f"Content-Length: {len(body)}") + body[:end]
@@ -121,10 +127,9 @@ def test_upload_whose_client_leaves_changes_nothing(
 @pytest.mark.parametrize("cut", [name for name, (_, end) in CUTS.items() if end])  # no byte at all is an empty table
 @pytest.mark.parametrize("path", ACTIONS)
 def test_upload_that_ends_early_by_its_own_framing_is_400(
-    place: Place, server: ServerProcess, wire: Wire, path: str, cut: str
+    place: Place, server: ServerProcess, wire: Wire, before: set[str], path: str, cut: str
 ) -> None:
     """A proxy that loses its source may close the chunked body as if all were well."""
-    before = place.files()
     body, end = CUTS[cut]
     with connect(server.url) as connection:
         connection.sendall(
@@ -141,9 +146,8 @@ def test_upload_that_ends_early_by_its_own_framing_is_400(
     "body, end", [(SMALL_BODY, SMALL_ENDS[2]), (LARGE_BODY, LARGE_ENDS[9])], ids=["small", "large"]
 )
 def test_upload_with_a_broken_chunk_changes_nothing(
-    place: Place, server: ServerProcess, wire: Wire, path: str, body: bytes, end: int
+    place: Place, server: ServerProcess, wire: Wire, before: set[str], path: str, body: bytes, end: int
 ) -> None:
-    before = place.files()
     with connect(server.url) as connection:
         connection.sendall(
             head(path, "Transfer-Encoding: chunked") + chunk(body[:end]) + b"no length\r\n" + body[end:][:99]
@@ -153,8 +157,7 @@ def test_upload_with_a_broken_chunk_changes_nothing(
     assert_nothing_came_of_it(place, wire, before)
 
 
-def test_upload_corrupt_in_a_late_batch_is_400_and_changes_nothing(place: Place, wire: Wire) -> None:
-    before = place.files()
+def test_upload_corrupt_in_a_late_batch_is_400_and_changes_nothing(place: Place, wire: Wire, before: set[str]) -> None:
     body = bytearray(LARGE_BODY)
     body[LARGE_ENDS[9] : LARGE_ENDS[9] + 64] = b"\xff" * 64
     for path in ACTIONS:

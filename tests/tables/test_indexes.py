@@ -107,7 +107,8 @@ def test_create_index_of_vectors_holds_every_row_whatever_their_number(server: S
     stats = table.stats("vec_idx")
     assert (stats.distance_type, stats.index_type, stats.num_unindexed_rows) == ("cosine", kind, 0)
     if count:
-        nearest = {"column": "vec", "q": table.dataset.to_table(limit=1)["vec"][0].as_py(), "k": 1, "metric": "cosine"}
+        first = table.dataset.to_table(limit=1)["vec"][0].as_py()
+        nearest = {"column": "vec", "q": first, "k": 1, "metric": "cosine", "refine_factor": 30}  # codes alone may err
         assert table.dataset.to_table(columns=["id"], nearest=nearest)["id"].to_pylist() == [0]
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.services.postgres import find_binaries, postgres_server
+from tests.services.postgres import postgres_server
 
 from bench import data, servers
 from bench.embedded import Embedded
@@ -106,11 +106,8 @@ class Ground:
 
     @cached_property
     def on_postgres(self) -> Placed:
-        """Tiltyard in several processes with its catalog in PostgreSQL. Raises RuntimeError if there is none."""
-        binaries = find_binaries()
-        if binaries is None:
-            raise RuntimeError("There is no PostgreSQL: install the package postgresql (`make services`).")
-        database = self.stack.enter_context(postgres_server(binaries)).new_database()
+        """Tiltyard in several processes, its catalog in PostgreSQL. Raises AssertionError if that is not installed."""
+        database = self.stack.enter_context(postgres_server()).new_database()
         root = self.roots / "postgres"
         root.mkdir()
         server = servers.tiltyard(root, self.roots / "postgres.log", PROCESSES, database)

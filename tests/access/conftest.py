@@ -10,7 +10,7 @@ import pytest
 
 import tiltyard
 from tests.conformance.cases import ROWS
-from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.wire import stream
 from tiltyard.access import Privilege
 from tiltyard.access.privileges import parse_privileges
@@ -72,9 +72,7 @@ class Catalog:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as server:
+    with postgres_server() as server:
         yield server
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.audit.conftest import eventually
-from tests.services.postgres import find_binaries, postgres_server
+from tests.services.postgres import postgres_server
 from tests.services.s3 import s3_server
 from tests.services.secured import make_keys
 from tests.services.server import ServerProcess
@@ -58,12 +58,10 @@ def call_all(client: httpx.Client, given: httpx.Client) -> str:
 
 @pytest.mark.slow
 def test_no_secret_is_in_the_log_in_the_audit_or_in_an_answer(tmp_path: Path) -> None:
-    binaries = find_binaries()
-    assert binaries is not None, "this test needs a PostgreSQL server: install the package postgresql"
     lines = tmp_path / "audit.jsonl"
     with ExitStack() as stack:
         services = stack.enter_context(ExitStack())
-        postgres = services.enter_context(postgres_server(binaries))
+        postgres = services.enter_context(postgres_server())
         objects = services.enter_context(s3_server())
         database = postgres.new_database()
         secret_database = f"{database}{'&' if '?' in database else '?'}password={DATABASE}"

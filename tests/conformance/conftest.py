@@ -15,7 +15,7 @@ import lancedb
 import pytest
 
 import tiltyard
-from tests.services.postgres import find_binaries, postgres_server
+from tests.services.postgres import postgres_server
 from tests.services.s3 import CREDENTIALS, s3_server
 from tests.services.server import ServerProcess
 
@@ -29,9 +29,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if request.param == "embedded":
             running = ServerProcess(tmp_path_factory.mktemp("root"))
         else:
-            binaries = find_binaries()
-            assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-            postgres = stack.enter_context(postgres_server(binaries))
+            postgres = stack.enter_context(postgres_server())
             objects = stack.enter_context(s3_server())
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             for name, value in CREDENTIALS.items():

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.services.lossy import LossyProxy, wait_for
-from tests.services.postgres import find_binaries, postgres_server
+from tests.services.postgres import postgres_server
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
 
@@ -73,9 +73,7 @@ def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
         running.process.stop()
         return
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as postgres:
+    with postgres_server() as postgres:
         running = Struck(root, "--db", postgres.new_database())
         yield running
         running.process.stop()

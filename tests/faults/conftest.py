@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire
 
@@ -85,9 +85,7 @@ class Place:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL of this folder's own: some tests stop it."""
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as server:
+    with postgres_server() as server:
         yield server
 
 

@@ -10,7 +10,7 @@ import httpx
 import pyarrow as pa
 
 from tests.faults.conftest import ROWS, Place, wait_until
-from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, check_error, stream
 
@@ -23,9 +23,7 @@ def unavailable(response: httpx.Response) -> None:
 
 
 def test_database_away_is_503_and_comes_back(tmp_path: Path) -> None:
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as postgres:
+    with postgres_server() as postgres:
         place = Place(tmp_path / "root", postgres.new_database())
         try:
             _lose_the_database(place, postgres)

@@ -16,7 +16,7 @@ from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, digest
 from tests.faults.history.run import TABLES, begin, verdict
 from tests.faults.history.writer_process import HOT
 from tests.services.lossy import wait_for
-from tests.services.postgres import find_binaries, postgres_server
+from tests.services.postgres import postgres_server
 from tests.services.warm import warm_servers
 from tiltyard.faults import Point
 
@@ -94,9 +94,7 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Callable[[], list[str]
     if request.param == "sqlite":
         yield list
         return
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as postgres:
+    with postgres_server() as postgres:
         yield lambda: ["--db", postgres.new_database()]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.services.openid import OpenIdProvider, openid_provider
-from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.secured import Secured, secured_server
 
 
@@ -20,9 +20,7 @@ def provider() -> Iterator[OpenIdProvider]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as server:
+    with postgres_server() as server:
         yield server
 
 

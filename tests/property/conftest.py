@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.services.postgres import find_binaries, postgres_server
+from tests.services.postgres import postgres_server
 from tests.services.server import ServerProcess
 
 
@@ -19,9 +19,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "sqlite":
         yield from _running(ServerProcess(root))
         return
-    binaries = find_binaries()
-    assert binaries is not None, "these tests need a PostgreSQL server: install the package postgresql"
-    with postgres_server(binaries) as postgres:
+    with postgres_server() as postgres:
         yield from _running(ServerProcess(root, "--db", postgres.new_database()))
 
 

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 NUMBERS = count(1)
 
 
-def find_binaries() -> Path | None:
-    """Return the folder that holds `initdb` and `postgres`, or None if PostgreSQL is not installed."""
-    if found := shutil.which("initdb"):
-        return Path(found).parent
+def _find_binaries() -> Path:
+    """Return the folder that holds `initdb` and `postgres`."""
+    if program := shutil.which("initdb"):
+        return Path(program).parent
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-    return next((folder for folder in reversed(folders) if (folder / "initdb").exists()), None)
+    found = [folder for folder in folders if (folder / "initdb").exists()]
+    assert found, "PostgreSQL's server is missing: run `make services`, or install the package postgresql"
+    return found[-1]
 
 
 class PostgresServer:
@@ -73,8 +75,9 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server(binaries: Path) -> Iterator[PostgresServer]:
-    """Run a server in a temporary folder."""
+def postgres_server() -> Iterator[PostgresServer]:
+    """Run a server in a temporary folder. Fails where PostgreSQL is not installed."""
+    binaries = _find_binaries()
     folder = Path(tempfile.mkdtemp(prefix="tilt-pg-"))  # short: a socket's path must fit in 107 bytes
     if os.geteuid() == 0:
         shutil.chown(folder, _someone())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 from tiltyard.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -31,12 +30,7 @@ class Clock:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    binaries = find_binaries()
-    if binaries is None:
-        if os.environ.get("CI"):
-            pytest.fail("PostgreSQL is not installed")
-        pytest.skip("PostgreSQL is not installed")
-    with postgres_server(binaries) as server:
+    with postgres_server() as server:
         yield server
 
 

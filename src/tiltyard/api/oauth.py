@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ def _basic(authorization: bytes) -> Client:
     scheme, _, encoded = authorization.partition(b" ")
     try:
         id_, found, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:  # binascii's is one
         raise UnauthenticatedError("The header Authorization cannot be read.") from error
     if scheme.lower() != b"basic" or not found:
         raise UnauthenticatedError("The client shows itself by HTTP Basic, or in the form.")

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from tests.services.postgres import PostgresServer, find_binaries, postgres_server
+from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.proxy import Proxy
 from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
@@ -59,9 +59,7 @@ def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
         if variant is Variant.EMBEDDED:
             yield Ground(stack.enter_context(warm_servers(folder, SERVERS, folder / "root")))
             return
-        binaries = find_binaries()
-        assert binaries is not None, "this needs a PostgreSQL server: install the package postgresql"
-        postgres = stack.enter_context(postgres_server(binaries))
+        postgres = stack.enter_context(postgres_server())
         root, proxy = str(folder / "root"), None
         options: Mapping[str, str] = {}
         environ: dict[str, str] = {}

@@ -23,6 +23,9 @@ def straight(ctx: Context, record: TableRecord) -> Road | None:
     return None
 
 
+NO_SPACES: Mapping[Id, int] = {}
+
+
 def nothing() -> None:
     """Do nothing."""
 
@@ -42,10 +45,14 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the check of the grants has found under a table's name; None where there was no table."""
+    """What the check of the grants has found under the names of a request, so that nothing else is acted on.
 
-    path: Id
-    record: TableRecord | None
+    `tables` has None where there was no table. `spaces` has the ids of namespaces, 0 where there was none that whoever
+    asks may see: no namespace has it.
+    """
+
+    tables: Mapping[Id, TableRecord | None]
+    spaces: Mapping[Id, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +95,10 @@ class Context:
     def access(self) -> Access:
         return self.services.access
 
-    def having(self, path: Id, record: TableRecord | None) -> Context:
-        """The same request, once the check has found what is under a table's name; half the time of `replace`."""
+    def having(self, tables: Mapping[Id, TableRecord | None], spaces: Mapping[Id, int] = NO_SPACES) -> Context:
+        """The same request, once the check has found what is under its names; half the time of `replace`."""
         given = self.services, self.request_id, self.entries, self.claims, self.confirm
-        return Context(*given, self.principal, Found(path, record), self.check_time)
+        return Context(*given, self.principal, Found(tables, spaces), self.check_time)
 
     def table(self, path: Id) -> TableRecord:
         """A table's record; the one that the check has found, if it has, so that none takes its place meanwhile.
@@ -99,9 +106,17 @@ class Context:
         Raises NamespaceNotFoundError, TableNotFoundError.
         """
         found = self.found
-        if found is not None and found.record is not None and found.path == path:
-            return found.record
-        return self.store.describe_table(path)
+        record = None if found is None else found.tables.get(path)
+        return self.store.describe_table(path) if record is None else record
+
+    def checked_table(self, path: Id) -> int | None:
+        """The id of the table that the check has found, for the store to act on no other; None: whatever is there."""
+        record = None if self.found is None else self.found.tables.get(path)
+        return None if record is None else record.id
+
+    def checked_space(self, path: Id) -> int | None:
+        """The id of the namespace that the check has found, likewise."""
+        return None if self.found is None else self.found.spaces.get(path)
 
     def road(self, record: TableRecord) -> Road | None:
         """Which way commits to a table take; None is straight to storage."""

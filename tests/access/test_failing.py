@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError, TableNotFoundError
+from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError
 
 from tests.access.conftest import Catalog
 from tests.access.scenes import ARROW, Admin, outcome, send
@@ -95,27 +95,3 @@ def test_operation_without_a_declaration_is_for_administrators_alone(catalog: Ca
     ctx = type("Ctx", (), {"principal": Principal("ann")})()
     with pytest.raises(PermissionDeniedError):
         served.admit(ctx, None)
-
-
-def test_table_that_takes_the_name_after_the_check_is_not_read(catalog: Catalog) -> None:
-    """Between the check and the work another table may get the name: what was checked is what is used."""
-    catalog.table("mine")
-    catalog.table("secret")
-    catalog.grant("ann", "read", table=("mine",))
-    ann = catalog.as_("ann")
-    operation, served = ann._bound["CountTableRows"]
-    assert served is not None
-    checked: list[object] = []
-
-    def swapped(ctx: object, request: object) -> object:
-        catalog.owner.drop_table({"id": ["mine"]})
-        catalog.owner.rename_table({"id": ["secret"], "new_table_name": "mine"})
-        checked.append(ctx.found.record.id)  # type: ignore[attr-defined]  # a context
-        return served.function(ctx, request)
-
-    ann._bound = {**ann._bound, "CountTableRows": (operation, Served(swapped, served.inline, served.needs))}
-    assert ann.count_table_rows({"id": ["mine"]}).count == 3  # of the dropped one, which is kept for a while
-    assert checked != [catalog.store.describe_table(("mine",)).id]
-    catalog.changed()
-    with pytest.raises(TableNotFoundError):
-        catalog.as_("ann").describe_table({"id": ["mine"]})

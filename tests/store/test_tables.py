@@ -211,3 +211,28 @@ def test_transact_sees_what_it_did(store: Store) -> None:
         return tx.list_tables(("a",), None, 10)
 
     assert store.transact(swap) == ["newer"]
+
+
+def test_changes_by_name_act_on_the_table_and_in_the_namespace_of_an_id_alone(store: Store) -> None:
+    table = store.insert_table(("a", "t"), "mem://t", {})
+    home = store.create_namespace(("b",), {}).id
+    for call in (
+        lambda: store.rename_table(("a", "t"), ("a", "u"), only=table.id + 1),
+        lambda: store.remove_table(("a", "t"), doom=True, only=table.id + 1),
+        lambda: store.remove_table(("a", "t"), doom=False, only=table.id + 1, keep_ms=1000),
+    ):
+        with pytest.raises(TableNotFoundError):
+            call()
+    for call in (
+        lambda: store.rename_table(("a", "t"), ("b", "t"), only=table.id, home=home + 100),
+        lambda: store.insert_table(("b", "u"), "mem://u", {}, home=home + 100),
+        lambda: store.create_namespace(("b", "c"), {}, home=home + 100),
+        lambda: store.drop_namespace(("b",), only=home + 100),
+        lambda: store.drop_namespace(("b",), cascade=True, only=home + 100),
+    ):
+        with pytest.raises(NamespaceNotFoundError):
+            call()
+    assert store.list_removed_tables(None, 10) == [] and store.claim_folders(10, 1000) == []
+    assert store.rename_table(("a", "t"), ("b", "t"), only=table.id, home=home).id == table.id
+    assert store.remove_table(("b", "t"), doom=True, only=table.id).id == table.id
+    store.drop_namespace(("b",), only=home)

@@ -11,36 +11,41 @@ from tiltyard.ids import Id, table_id
 from tiltyard.operations import Needs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.context import Context
     from tiltyard.spec import models
+    from tiltyard.store import TableRecord
 
 
 def _commit(ctx: Context, request: models.BatchCommitTablesRequest) -> Context:
     declared: set[Id] = set()
+    tables: dict[Id, TableRecord | None] = {}
+    spaces: dict[Id, int] = {}
+
+    def check(names: Sequence[str] | None, wanted: Privilege) -> None:
+        """What is done to a table that this very batch declares is done by its owner."""
+        path = table_id(names)
+        if path not in declared:
+            tables[path] = seen_table(ctx, path, wanted.value)
+
     for entry in request.operations:
         if entry.declare_table is not None:
             path = table_id(entry.declare_table.id)
-            check_new_table(ctx, path, entry.declare_table.location)
+            spaces.update(check_new_table(ctx, path, entry.declare_table.location))
             declared.add(path)
         if entry.create_table_version is not None:
-            _check(ctx, table_id(entry.create_table_version.id), Privilege.WRITE, declared)
+            check(entry.create_table_version.id, Privilege.WRITE)
         if entry.delete_table_versions is not None:
-            _check(ctx, table_id(entry.delete_table_versions.id), Privilege.WRITE, declared)
+            check(entry.delete_table_versions.id, Privilege.WRITE)
         if entry.deregister_table is not None:
-            _check(ctx, table_id(entry.deregister_table.id), Privilege.DROP, declared)
-    return ctx
-
-
-def _check(ctx: Context, path: Id, wanted: Privilege, declared: set[Id]) -> None:
-    """What is done to a table that this very batch declares is done by its owner."""
-    if path not in declared:
-        seen_table(ctx, path, wanted.value)
+            check(entry.deregister_table.id, Privilege.DROP)
+    return ctx.having(tables, spaces)
 
 
 def _create_versions(ctx: Context, request: models.BatchCreateTableVersionsRequest) -> Context:
-    for entry in request.entries:
-        seen_table(ctx, table_id(entry.id), Privilege.WRITE.value)
-    return ctx
+    paths = [table_id(entry.id) for entry in request.entries]
+    return ctx.having({path: seen_table(ctx, path, Privilege.WRITE.value) for path in paths})
 
 
 COMMITTING = Needs(

@@ -21,6 +21,8 @@ from tiltyard.operations import Needs
 from tiltyard.store import Owner
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
@@ -39,11 +41,12 @@ def owner(ctx: Context, parent: Id) -> Owner | None:
     return Owner(ctx.principal.name, ALL)
 
 
-def check_new_table(ctx: Context, path: Id, location: str | None) -> None:
-    """What a new table needs. Raises NamespaceNotFoundError, PermissionDeniedError."""
-    seen_namespace(ctx, path[:-1], Privilege.CREATE.value)
+def check_new_table(ctx: Context, path: Id, location: str | None) -> Mapping[Id, int]:
+    """What a new table needs; answers the id of its namespace. Raises NamespaceNotFoundError, PermissionDeniedError."""
+    home = seen_namespace(ctx, path[:-1], Privilege.CREATE.value)
     if location:
         check_server(ctx, Privilege.ADMINISTER.value, OWN_LOCATION)
+    return {path[:-1]: home}
 
 
 def _namespace(ctx: Context, request: Any) -> Context:
@@ -51,31 +54,32 @@ def _namespace(ctx: Context, request: Any) -> Context:
     wanted = Privilege.CREATE.value
     if parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE:
         wanted |= Privilege.DROP.value
-    seen_namespace(ctx, path[:-1], wanted)
-    return ctx
+    return ctx.having({}, {path[:-1]: seen_namespace(ctx, path[:-1], wanted)})
 
 
 def _declared(ctx: Context, request: Any) -> Context:
-    check_new_table(ctx, table_id(request.id), request.location)
-    return ctx
+    return ctx.having({}, check_new_table(ctx, table_id(request.id), request.location))
 
 
 def _registered(ctx: Context, request: Any) -> Context:
-    check_new_table(ctx, table_id(request.id), request.location or OWN_LOCATION)
-    return ctx
+    return ctx.having({}, check_new_table(ctx, table_id(request.id), request.location or OWN_LOCATION))
 
 
 def _table(ctx: Context, request: Any) -> Context:
-    path = table_id(request.id)
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
+    return check_table(ctx, table_id(request.id), mode, request.location)
+
+
+def check_table(ctx: Context, path: Id, mode: CreateMode, location: str | None) -> Context:
+    """What it needs to create a table with data, by what has its name. Raises …NotFoundError, PermissionDeniedError."""
     record = _there(ctx, path)
     if record is None:
-        check_new_table(ctx, path, request.location)
-    elif mode is CreateMode.OVERWRITE:
-        seen_table(ctx, path, Privilege.WRITE | Privilege.ALTER)
+        return ctx.having({path: None}, check_new_table(ctx, path, location))
+    if mode is CreateMode.OVERWRITE:
+        record = seen_table(ctx, path, Privilege.WRITE | Privilege.ALTER)
     elif record.declared:
-        seen_table(ctx, path, Privilege.WRITE.value)
-    return ctx.having(path, record)
+        record = seen_table(ctx, path, Privilege.WRITE.value)
+    return ctx.having({path: record})
 
 
 def _there(ctx: Context, path: Id) -> TableRecord | None:
@@ -86,7 +90,7 @@ def _there(ctx: Context, path: Id) -> TableRecord | None:
 
 
 def _clone(ctx: Context, request: Any) -> Context:
-    check_new_table(ctx, table_id(request.id), None)
+    ctx = ctx.having({}, check_new_table(ctx, table_id(request.id), None))
     rights = rights_of(ctx)
     if not rights.server & Privilege.ADMINISTER:
         try:

@@ -26,8 +26,7 @@ def _rename(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
     home = path[:-1] if request.new_namespace_id is None else namespace_path(request.new_namespace_id)
     record = seen_table(ctx, path, int(MOVING) if home != path[:-1] else Privilege.ALTER.value)
-    seen_namespace(ctx, home, Privilege.CREATE.value)
-    return ctx.having(path, record)
+    return ctx.having({path: record}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 def _undrop_table(ctx: Context, request: Any) -> Context:
@@ -38,9 +37,8 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
     bits = rights_of(ctx).on_table(removed.id, removed.namespace_id)
     if bits & wanted != wanted:
         raise TableNotFoundError(f"No dropped table is kept under the name {shown(path)}")
-    seen_namespace(ctx, home, Privilege.CREATE.value)
     request.dropped_id = removed.id  # what was checked, whatever is dropped meanwhile
-    return ctx
+    return ctx.having({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 def _undrop_namespace(ctx: Context, request: Any) -> Context:
@@ -52,9 +50,8 @@ def _undrop_namespace(ctx: Context, request: Any) -> Context:
     wanted = MOVING if home != path[:-1] else Privilege.DROP
     if rights_of(ctx).on_namespace(removed.id) & wanted != wanted:
         raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
-    seen_namespace(ctx, home, Privilege.CREATE.value)
     request.dropped_id = removed.id
-    return ctx
+    return ctx.having({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 RENAME_TABLE = Needs(

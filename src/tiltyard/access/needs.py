@@ -43,7 +43,7 @@ def on_table(privileges: Privilege, *, narrowed: bool = False) -> Needs:
 
     def admit(ctx: Context, request: Any) -> Context:
         path = table_id(request.id)
-        return ctx.having(path, seen_table(ctx, path, wanted, narrowed=narrowed))
+        return ctx.having({path: seen_table(ctx, path, wanted, narrowed=narrowed)})
 
     return Needs(f"{said(wanted)} on the table", admit)
 
@@ -53,8 +53,8 @@ def on_namespace(privileges: Privilege) -> Needs:
     wanted = int(privileges)
 
     def admit(ctx: Context, request: Any) -> Context:
-        seen_namespace(ctx, namespace_path(request.id), wanted)
-        return ctx
+        path = namespace_path(request.id)
+        return ctx.having({}, {path: seen_namespace(ctx, path, wanted)})
 
     return Needs(f"{said(wanted)} on the namespace", admit)
 
@@ -82,12 +82,12 @@ def _anybody(ctx: Context, request: Any) -> Context:
 def _drop_namespace(ctx: Context, request: Any) -> Context:
     path = namespace_path(request.id)
     try:
-        seen_namespace(ctx, path, Privilege.DROP.value)
+        number = seen_namespace(ctx, path, Privilege.DROP.value)
     except NamespaceNotFoundError:
         if parse_mode(DropMode, request.mode, DropMode.FAIL) is not DropMode.SKIP:
             raise
-        return ctx.having(path, None)
-    return ctx
+        number = 0
+    return ctx.having({}, {path: number})
 
 
 SEEING_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _seeing)

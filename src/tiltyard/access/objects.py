@@ -53,11 +53,12 @@ def find_object(ctx: Context, kind: str | None, names: Sequence[str] | None) -> 
     """The object that a request names, for whoever may ask for it. Raises InvalidInputError, …NotFoundError."""
     match parse_mode(ObjectKind, kind, ObjectKind.SERVER, "kind of object"):
         case ObjectKind.TABLE:
-            table = ctx.store.describe_table(table_id(names))
+            table = ctx.table(table_id(names))
             return Target(ObjectKind.TABLE, table.id, table.namespace_id, table_id(names))
         case ObjectKind.NAMESPACE:
             path = namespace_path(names)
-            return Target(ObjectKind.NAMESPACE, ctx.store.describe_namespace(path).id, 0, path)
+            number = ctx.checked_space(path)
+            return Target(ObjectKind.NAMESPACE, number or ctx.store.describe_namespace(path).id, 0, path)
         case ObjectKind.SERVER if names:
             raise InvalidInputError("The server has no id: leave it out, or say that it is a table or a namespace.")
         case _:
@@ -69,32 +70,33 @@ def own_privileges(ctx: Context, target: Target) -> int:
     return ALL if ctx.principal.administrator else target.privileges(rights_of(ctx))
 
 
-def _check(ctx: Context, request: Any, wanted: int) -> None:
+def _checked(ctx: Context, request: Any, wanted: int) -> Context:
     match parse_mode(ObjectKind, request.object_kind, ObjectKind.SERVER, "kind of object"):
         case ObjectKind.TABLE:
-            seen_table(ctx, table_id(request.id), wanted, narrowed=True)  # grants tell nothing of rows
+            path = table_id(request.id)
+            return ctx.having({path: seen_table(ctx, path, wanted, narrowed=True)})  # grants tell nothing of rows
         case ObjectKind.NAMESPACE:
-            seen_namespace(ctx, namespace_path(request.id), wanted)
+            path = namespace_path(request.id)
+            return ctx.having({}, {path: seen_namespace(ctx, path, wanted)})
         case ObjectKind.SERVER if wanted:
             check_server(ctx, wanted)
+    return ctx
 
 
 def _managing(ctx: Context, request: Any) -> Context:
-    _check(ctx, request, Privilege.MANAGE_GRANTS.value)
-    return ctx
+    return _checked(ctx, request, Privilege.MANAGE_GRANTS.value)
 
 
 def _listing(ctx: Context, request: Any) -> Context:
     itself = request.object_kind is None and not request.id and request.grantee == ctx.principal.name
-    if not itself or request.grantee_kind not in (None, "principal"):
-        _check(ctx, request, Privilege.MANAGE_GRANTS.value)
-    return ctx
+    if itself and request.grantee_kind in (None, "principal"):
+        return ctx
+    return _checked(ctx, request, Privilege.MANAGE_GRANTS.value)
 
 
 def _asking(ctx: Context, request: Any) -> Context:
     about_others = request.grantee or request.grantee_kind or request.groups
-    _check(ctx, request, Privilege.MANAGE_GRANTS.value if about_others else 0)
-    return ctx
+    return _checked(ctx, request, Privilege.MANAGE_GRANTS.value if about_others else 0)
 
 
 MANAGING_GRANTS = Needs("`manage_grants` on the object, and there what is granted", _managing)

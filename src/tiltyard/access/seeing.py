@@ -18,13 +18,13 @@ from lance_namespace.errors import (
 from tiltyard.access.policies import refusal
 from tiltyard.access.privileges import Privilege, words
 from tiltyard.ids import display
-from tiltyard.store.paths import no_namespace, no_table
+from tiltyard.store.paths import ROOT, no_namespace, no_table
 
 if TYPE_CHECKING:
     from tiltyard.access.rights import Rights
     from tiltyard.context import Context
     from tiltyard.ids import Id
-    from tiltyard.store import NamespaceRecord, TableRecord
+    from tiltyard.store import TableRecord
 
 
 def rights_of(ctx: Context) -> Rights:
@@ -65,13 +65,13 @@ def hidden_table(ctx: Context, path: Id) -> LanceNamespaceError:
     return no_table(path) if sees_namespace(ctx, path[:-1]) else no_namespace(path[:-1])
 
 
-def seen_namespace(ctx: Context, path: Id, wanted: int) -> NamespaceRecord | None:
-    """A namespace on which all privileges of `wanted` were granted; with 0, one that may be seen (None for the root).
+def seen_namespace(ctx: Context, path: Id, wanted: int) -> int:
+    """The id of a namespace on which all privileges of `wanted` were granted; with 0, of one that may be seen.
 
     Raises NamespaceNotFoundError (none that one may see), PermissionDeniedError.
     """
     if not path and not wanted:
-        return None
+        return ROOT
     try:
         record = ctx.store.describe_namespace(path)
     except NamespaceNotFoundError:
@@ -79,11 +79,11 @@ def seen_namespace(ctx: Context, path: Id, wanted: int) -> NamespaceRecord | Non
         raise
     bits = rights_of(ctx).on_namespace(record.id)
     if wanted and bits & wanted == wanted:
-        return record
+        return record.id
     if not (bits or not path or _sees(ctx, record.id)):
         raise no_namespace(path)
     if not wanted:
-        return record
+        return record.id
     raise refused(wanted & ~bits, f"the namespace {display(path)}" if path else "the root namespace")
 
 

@@ -47,7 +47,8 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
     keep_ms, made_by = ctx.settings.retention_ms, owner(ctx, path[:-1])
-    record = ctx.store.create_namespace(path, request.properties or {}, mode, keep_ms, made_by)
+    home = ctx.checked_space(path[:-1])
+    record = ctx.store.create_namespace(path, request.properties or {}, mode, keep_ms, made_by, home)
     return models.CreateNamespaceResponse(properties=record.properties)
 
 
@@ -68,7 +69,10 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
 @operation(needs=on_namespace(Privilege.USE), inline=always)
 def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -> models.DescribeNamespaceResponse:
     """Tell a namespace's properties. Raises NamespaceNotFoundError, InvalidInputError."""
-    record = ctx.store.describe_namespace(namespace_id(request.id))
+    path = namespace_id(request.id)
+    record = ctx.store.describe_namespace(path)
+    if ctx.checked_space(path) not in (None, record.id):  # it was replaced since the check
+        raise no_namespace(path)
     return models.DescribeNamespaceResponse(properties=record.properties)
 
 
@@ -91,11 +95,9 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
     if not path:
         raise InvalidInputError("The root namespace cannot be dropped.")
     try:
-        if ctx.found is not None:  # nothing that the one who asks may see
-            raise no_namespace(path)
         if behavior is DropBehavior.CASCADE:
             return _drop_all(ctx, path)
-        dropped = ctx.store.drop_namespace(path)
+        dropped = ctx.store.drop_namespace(path, only=ctx.checked_space(path))
     except NamespaceNotFoundError:
         if mode is DropMode.SKIP:
             return models.DropNamespaceResponse()
@@ -105,13 +107,13 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
 
 def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
     """One transaction takes all records away and marks the folders; a job deletes those, or a sweep when it is time."""
-    keep_ms = ctx.settings.retention_ms
+    keep_ms, only = ctx.settings.retention_ms, ctx.checked_space(path)
 
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
         kind, status = (DROP_NAMESPACE, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
         payload = {"namespace": list(path)}
         transaction = catalog.create_transaction(kind, None, payload, {}, status, asked_by=ctx.principal.name)
-        dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms)
+        dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, only=only)
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 
     return ctx.store.transact(work)

@@ -49,6 +49,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
         declared=True,
         registered=bool(given),
         owner=owner(ctx, path[:-1]),
+        home=ctx.checked_space(path[:-1]),
     )
     return models.DeclareTableResponse(
         location=record.location,
@@ -81,17 +82,19 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     if not ctx.storage.has_table(location):
         raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
     bases = ctx.storage.foreign_bases(location)
-    properties, made_by = request.properties or {}, owner(ctx, path[:-1])
+    properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.checked_space(path[:-1])
     managed = registered_is_managed(properties)
 
     def work(catalog: UnitOfWork) -> TableRecord:
         if mode is RegisterMode.OVERWRITE:
             keep_ms = ctx.settings.retention_ms
             made = catalog.replace_registration(
-                path, location, properties, managed=managed, keep_ms=keep_ms, owner=made_by
+                path, location, properties, managed=managed, keep_ms=keep_ms, owner=made_by, home=home
             )
         else:
-            made = catalog.insert_table(path, location, properties, managed=managed, registered=True, owner=made_by)
+            made = catalog.insert_table(
+                path, location, properties, managed=managed, registered=True, owner=made_by, home=home
+            )
         for base in bases:
             catalog.add_clone(made.id, base)
         return made
@@ -223,7 +226,8 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     """
     path = table_id(request.id)
     parent = path[:-1] if request.new_namespace_id is None else tuple(request.new_namespace_id)
-    ctx.store.rename_table(path, table_id([*parent, request.new_table_name]))
+    new_path, home = table_id([*parent, request.new_table_name]), ctx.checked_space(parent)
+    ctx.store.rename_table(path, new_path, only=ctx.checked_table(path), home=home)
     return models.RenameTableResponse()
 
 
@@ -234,7 +238,8 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     Raises NamespaceNotFoundError, TableNotFoundError.
     """
     path = table_id(request.id)
-    record = ctx.store.remove_table(path, doom=False, keep_ms=ctx.settings.retention_ms)
+    only, keep_ms = ctx.checked_table(path), ctx.settings.retention_ms
+    record = ctx.store.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
     ctx.storage.datasets.forget(record.location)
     return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
@@ -248,7 +253,8 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     gone, its data is deleted later).
     """
     path = table_id(request.id)
-    record = ctx.store.remove_table(path, doom=True, keep_ms=ctx.settings.retention_ms)
+    only, keep_ms = ctx.checked_table(path), ctx.settings.retention_ms
+    record = ctx.store.remove_table(path, doom=True, keep_ms=keep_ms, only=only)
     ctx.storage.datasets.forget(record.location)
     if not ctx.settings.retention_ms:
         ctx.storage.delete_folder(record.location)

@@ -80,7 +80,7 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     parent = path[:-1] if request.new_namespace_id is None else tuple(request.new_namespace_id)
     name = path[-1] if request.new_table_name is None else request.new_table_name
     new_path = table_id([*parent, name])
-    record = ctx.store.restore_table(path, new_path, request.dropped_id)
+    record = ctx.store.restore_table(path, new_path, request.dropped_id, home=ctx.checked_space(new_path[:-1]))
     ctx.storage.datasets.forget(record.location)
     return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 
@@ -96,5 +96,6 @@ def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> mo
     new_path = path if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
     if not path or not new_path:
         raise InvalidInputError("The root namespace is never dropped: name a namespace in it.")
-    record, tables = ctx.store.restore_namespace(path, new_path, request.dropped_id)
+    home = ctx.checked_space(new_path[:-1])
+    record, tables = ctx.store.restore_namespace(path, new_path, request.dropped_id, home=home)
     return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)

@@ -77,16 +77,18 @@ class Namespaces(Scope):
         mode: CreateMode = CreateMode.CREATE,
         keep_ms: int = 0,
         owner: Owner | None = None,
+        home: int | None = None,
     ) -> NamespaceRecord:
         """Create a namespace and return it, or under ExistOk the one that is there, as it is.
 
+        With `home` only in the namespace of this id.
         Overwrite drops the one that is there with all that is in it, in the same transaction; for `keep_ms` it can
         be brought back. Whoever creates one is given what that gives.
         Raises NamespaceNotFoundError without the parent, NamespaceAlreadyExistsError under Create,
         InvalidInputError for the root, ConcurrentModificationError when others keep changing it.
         """
         parent, name = split(path)
-        parent_id = namespace_id(self.connection, parent)
+        parent_id = namespace_id(self.connection, parent, home)
         for _ in range(3):
             try:
                 row = self.connection.row(INSERT, parent_id, name, encode(dict(properties)), self._clock())
@@ -131,16 +133,25 @@ class Namespaces(Scope):
 
     @writes
     def drop_namespace(
-        self, path: Path, cascade: bool = False, transaction_id: str | None = None, keep_ms: int = 0
+        self,
+        path: Path,
+        cascade: bool = False,
+        transaction_id: str | None = None,
+        keep_ms: int = 0,
+        *,
+        only: int | None = None,
     ) -> DroppedNamespace:
         """Drop a namespace; with `cascade` all below it too, which can be brought back for `keep_ms`.
 
+        With `only` none but that of this id is dropped.
         The folders of its tables are doomed under `transaction_id`, their unfinished transactions canceled.
         Raises NamespaceNotFoundError, NamespaceNotEmptyError without `cascade`, InvalidInputError for the root.
         """
         if not path:
             raise InvalidInputError("The root namespace cannot be dropped")
         record = self.describe_namespace(path)
+        if only not in (None, record.id):
+            raise no_namespace(path)
         if cascade:
             tables = self._drop_tree(record.id, path, transaction_id, keep_ms)
             if tables is None:

@@ -42,13 +42,16 @@ def anchor(connection: Connection, path: Path) -> tuple[int, Path]:
     return base, rest
 
 
-def namespace_id(connection: Connection, path: Path) -> int:
-    """Return the id of a namespace. Raises NamespaceNotFoundError."""
+def namespace_id(connection: Connection, path: Path, only: int | None = None) -> int:
+    """Return the id of a namespace; with `only`, of none that has the name by now but not this id.
+
+    Raises NamespaceNotFoundError.
+    """
     if not path:
         return ROOT
     base, names = anchor(connection, path)
     row = connection.row(at_depth("SELECT {namespace}", len(names)), base, *names)
-    if row is None or row[0] is None:
+    if row is None or row[0] is None or only not in (None, row[0]):
         raise no_namespace(path)
     return int(row[0])
 

@@ -40,7 +40,7 @@ from tiltyard.store.scope import Scope, reads, writes
 if TYPE_CHECKING:
     from tiltyard.store.database import Connection
 
-HOLD_TABLE = "SELECT id FROM tables WHERE namespace_id = ? AND name = ? /*+ FOR UPDATE */"
+HOLD_TABLE = "SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) /*+ FOR UPDATE */"
 KEPT = "id, namespace_id, name, location, properties, managed, declared, registered, created_at"
 KEEP = f"""
     INSERT INTO removed_tables (removal, namespace, dropped, removed_at, due_at, {KEPT})
@@ -124,9 +124,11 @@ EXPIRE_NAMESPACES = "DELETE FROM removed_namespaces WHERE due_at <= ?"
 NEWEST = (1 << 62, 0)
 
 
-def keep_table(connection: Connection, path: Path, home: int, *, dropped: bool, removed_at: int, due_at: int) -> None:
-    """Keep what the catalog knows of a table that is about to be removed; do nothing if there is none."""
-    if row := connection.row(HOLD_TABLE, home, path[-1]):
+def keep_table(
+    connection: Connection, path: Path, home: int, only: int | None, *, dropped: bool, removed_at: int, due_at: int
+) -> None:
+    """Keep what the catalog knows of a table that is about to be removed; do nothing if there is none (of this id)."""
+    if row := connection.row(HOLD_TABLE, home, path[-1], only):
         values = None, encode(list(path[:-1])), dropped, removed_at, due_at
         connection.change(KEEP_TABLE, *values, row[0])
         connection.change(KEEP_VERSIONS_OF, row[0])
@@ -202,15 +204,18 @@ class Removals(Scope):
         raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
 
     @writes
-    def restore_table(self, path: Path, new_path: Path | None = None, removed_id: int | None = None) -> TableRecord:
+    def restore_table(
+        self, path: Path, new_path: Path | None = None, removed_id: int | None = None, *, home: int | None = None
+    ) -> TableRecord:
         """Bring back the table that had a name, the last removed one unless its id is given; return what it is again.
 
+        With `home` only into the namespace of this id.
         Raises TableNotFoundError (none is kept, or its time is over), NamespaceNotFoundError,
         TableAlreadyExistsError (the name was given again), InvalidInputError (another table has the location).
         """
         removed = self.find_removed_table(path, removed_id)
-        home, new_name = split(path if new_path is None else new_path)
-        home_id = namespace_id(self.connection, home)
+        space, new_name = split(path if new_path is None else new_path)
+        home_id = namespace_id(self.connection, space, home)
         if removed.dropped:
             self.connection.change(SPARE, removed.location)
         elif self.connection.row(IS_DOOMED, removed.location):
@@ -220,9 +225,9 @@ class Removals(Scope):
         try:
             row = self.connection.row(RESTORE_TABLE, home_id, new_name, self._clock(), removed.id)
         except ForeignKeyError:
-            raise no_namespace(home) from None
+            raise no_namespace(space) from None
         if row is None and self.connection.row(HAS_NAME, home_id, new_name):
-            raise TableAlreadyExistsError(f"Table already exists: {shown((*home, new_name))}")
+            raise TableAlreadyExistsError(f"Table already exists: {shown((*space, new_name))}")
         if row is None:
             raise InvalidInputError(f"Another table has the location by now: {removed.location}")
         if not removed.dropped:  # else its folder was kept from others
@@ -233,24 +238,25 @@ class Removals(Scope):
 
     @writes
     def restore_namespace(
-        self, path: Path, new_path: Path | None = None, removed_id: int | None = None
+        self, path: Path, new_path: Path | None = None, removed_id: int | None = None, *, home: int | None = None
     ) -> tuple[NamespaceRecord, int]:
         """Bring back a namespace with all that was dropped with it; return it, and how many tables came back.
 
+        With `home` only into the namespace of this id.
         Tables of it that were brought back one by one before stay where they are.
         Raises NamespaceNotFoundError (none is kept, its time is over, or the parent is missing),
         NamespaceAlreadyExistsError (the name was given again), ConcurrentModificationError.
         """
         removed = self.find_removed_namespace(path, removed_id)
-        home, name = split(path if new_path is None else new_path)
-        home_id = namespace_id(self.connection, home)
+        space, name = split(path if new_path is None else new_path)
+        home_id = namespace_id(self.connection, space, home)
         spared = self.connection.change(SPARE_ALL, removed.removal)
         held = self.connection.row(TAKE_ALL, removed.removal, removed.id)
         if held is None or held[0] != spared:  # the sweeper was first, or another who brings it back
             raise NamespaceNotFoundError(f"No dropped namespace is kept any more under the name {shown(path)}")
         record = self._restore_tree(removed, home_id, name)
         if record is None:
-            raise NamespaceAlreadyExistsError(f"Namespace already exists: {shown((*home, name))}")
+            raise NamespaceAlreadyExistsError(f"Namespace already exists: {shown((*space, name))}")
         tables = self.connection.rows(RESTORE_TABLES, self._clock(), removed.removal)
         if len(tables) != spared:
             raise ConcurrentModificationError(f"Namespace is being changed by others: {shown(path)}")

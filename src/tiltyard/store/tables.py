@@ -59,9 +59,12 @@ LIST_ALL = f"""
 """
 RENAME = f"""
     UPDATE tables SET namespace_id = ?, name = ?, updated_at = ? WHERE namespace_id = ? AND name = ?
+        AND id = COALESCE(?, id)
     RETURNING {TableRecord.COLUMNS}
 """
-REMOVE = f"DELETE FROM tables WHERE namespace_id = ? AND name = ? RETURNING {TableRecord.COLUMNS}"
+REMOVE = f"""
+    DELETE FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) RETURNING {TableRecord.COLUMNS}
+"""
 CANCEL = """
     UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
     WHERE table_id = ? AND status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
@@ -93,8 +96,11 @@ class Tables(Scope):
         registered: bool = False,
         in_creation: bool = False,
         owner: Owner | None = None,
+        home: int | None = None,
     ) -> TableRecord:
         """Give a name and a location to a table, and to whoever creates it what that gives.
+
+        With `home` only in the namespace of this id, whatever has its name by now.
 
         With `in_creation` the folder was doomed with reason 'creating' while its data was written, and is spared
         from now on.
@@ -103,7 +109,7 @@ class Tables(Scope):
         ConcurrentModificationError for a creation whose lease ran out.
         """
         parent, name = split(path)
-        parent_id, now = namespace_id(self.connection, parent), self._clock()
+        parent_id, now = namespace_id(self.connection, parent, home), self._clock()
         flags = managed, declared, registered
         try:
             row = self.connection.row(INSERT, parent_id, name, location, encode(dict(properties)), *flags, now, now)
@@ -170,15 +176,18 @@ class Tables(Scope):
         return listed(rows)
 
     @writes
-    def rename_table(self, path: Path, new_path: Path) -> TableRecord:
+    def rename_table(
+        self, path: Path, new_path: Path, *, only: int | None = None, home: int | None = None
+    ) -> TableRecord:
         """Give a table another name, or another namespace; its location stays.
 
+        With `only` no table but that of this id is renamed, with `home` into no namespace but that of this id.
         Raises TableNotFoundError, TableAlreadyExistsError, NamespaceNotFoundError for either namespace.
         """
         (parent, name), (new_parent, new_name) = split(path), split(new_path)
-        old_id, new_id = namespace_id(self.connection, parent), namespace_id(self.connection, new_parent)
+        old_id, new_id = namespace_id(self.connection, parent), namespace_id(self.connection, new_parent, home)
         try:
-            row = self.connection.row(RENAME, new_id, new_name, self._clock(), old_id, name)
+            row = self.connection.row(RENAME, new_id, new_name, self._clock(), old_id, name, only)
         except ForeignKeyError:
             raise no_namespace(new_parent) from None
         except UniqueError:
@@ -189,18 +198,24 @@ class Tables(Scope):
 
     @writes
     def remove_table(
-        self, path: Path, *, doom: bool, transaction_id: str | None = None, keep_ms: int = 0
+        self,
+        path: Path,
+        *,
+        doom: bool,
+        transaction_id: str | None = None,
+        keep_ms: int = 0,
+        only: int | None = None,
     ) -> TableRecord:
         """Take a table out of the catalog and return what it was; cancel its unfinished transactions.
 
-        With `doom` its folder is to be deleted (drop), without it stays (deregister). For `keep_ms` it can be brought
-        back. Raises TableNotFoundError, NamespaceNotFoundError.
+        With `only` none but that of this id is taken. With `doom` its folder is to be deleted (drop), without it stays
+        (deregister). For `keep_ms` it can be brought back. Raises TableNotFoundError, NamespaceNotFoundError.
         """
         parent, name = split(path)
         home, now = namespace_id(self.connection, parent), self._clock()
         if keep_ms:
-            keep_table(self.connection, path, home, dropped=doom, removed_at=now, due_at=now + keep_ms)
-        row = self.connection.row(REMOVE, home, name)
+            keep_table(self.connection, path, home, only, dropped=doom, removed_at=now, due_at=now + keep_ms)
+        row = self.connection.row(REMOVE, home, name, only)
         if row is None:
             raise no_table(path)
         record = TableRecord.of(row)
@@ -221,6 +236,7 @@ class Tables(Scope):
         managed: bool = False,
         keep_ms: int = 0,
         owner: Owner | None = None,
+        home: int | None = None,
     ) -> TableRecord:
         """Register a table, in the place of the one that may have its name; the old data stays where it is.
 
@@ -232,7 +248,9 @@ class Tables(Scope):
         with suppress(TableNotFoundError):
             self.remove_table(path, doom=False, keep_ms=keep_ms)
         try:
-            return self.insert_table(path, location, properties, managed=managed, registered=True, owner=owner)
+            return self.insert_table(
+                path, location, properties, managed=managed, registered=True, owner=owner, home=home
+            )
         except TableAlreadyExistsError as error:
             raise ConcurrentModificationError(f"Table is being created by another: {shown(path)}") from error
 

@@ -97,6 +97,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
     managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
+    home = batch.ctx.checked_space(path[:-1])
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
         record = catalog.insert_table(
@@ -107,6 +108,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
             declared=True,
             registered=bool(request.location),
             owner=made_by,
+            home=home,
         )
         return models.CommitTableResult(
             declare_table=models.DeclareTableResponse(
@@ -129,8 +131,7 @@ def _create_version(batch: Batch, request: models.CreateTableVersionRequest) -> 
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
         record = catalog.describe_table(path)
-        if record.location != table.location:
-            raise TableNotFoundError(f"The table {display(path)} was replaced while the batch was prepared.")
+        _check_unchanged(path, record, table)
         version = check_same(new, *catalog.record_version(replace(new, table_id=record.id)))
         result = models.CommitTableResult()
         batch.committed.append((record, version, result))
@@ -143,15 +144,23 @@ def _expected(batch: Batch, path: Id) -> TableRecord:
     """The table a version is for: one that is there, or one that this batch declares."""
     if path in batch.declared:
         return TableRecord(0, 0, path[-1], batch.declared[path], {}, False, True, False, 0, 0)
-    return batch.ctx.store.describe_table(path)
+    return batch.ctx.table(path)
+
+
+def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> None:
+    """Raise TableNotFoundError if another table has the name by now; one that the batch declares has no id before."""
+    if record.location != expected.location or expected.id not in (0, record.id):
+        raise TableNotFoundError(f"The table {display(path)} was replaced while the batch was prepared.")
 
 
 def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsRequest) -> Step:
     path = table_id(request.id)
+    table = _expected(batch, path)
     ranges = [] if path in batch.declared else deletable_ranges(batch.ctx, request)
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
         record = catalog.describe_table(path)
+        _check_unchanged(path, record, table)
         deleted = catalog.delete_versions(record.id, branch_key(request.branch), ranges)
         return models.CommitTableResult(
             delete_table_versions=models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
@@ -162,9 +171,10 @@ def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsReque
 
 def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
     path, keep_ms = table_id(request.id), batch.ctx.settings.retention_ms
+    only = None if path in batch.declared else batch.ctx.checked_table(path)
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
-        record = catalog.remove_table(path, doom=False, keep_ms=keep_ms)
+        record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
         return models.CommitTableResult(
             deregister_table=models.DeregisterTableResponse(
                 id=list(path), location=record.location, properties=record.properties

@@ -40,9 +40,12 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
         managed, made_by = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
+        home = ctx.checked_space(path[:-1])
 
         def enter(catalog: UnitOfWork) -> TableRecord:
-            record = catalog.insert_table(path, location, {}, managed=managed, in_creation=True, owner=made_by)
+            record = catalog.insert_table(
+                path, location, {}, managed=managed, in_creation=True, owner=made_by, home=home
+            )
             if request.is_shallow is not False:
                 catalog.add_clone(record.id, origin)
             return record

@@ -96,8 +96,8 @@ def _writer_options(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _find(ctx: Context, path: Id) -> TableRecord | None:
-    if ctx.found is not None:  # what was checked, and no other that came meanwhile
-        return ctx.found.record
+    if ctx.found is not None and path in ctx.found.tables:  # what was checked, and no other that came meanwhile
+        return ctx.found.tables[path]
     try:
         return ctx.store.describe_table(path)
     except TableNotFoundError:
@@ -172,10 +172,11 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
 def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRecord:
     """Enter a written table into the catalog, together with the request that it fulfils."""
     managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
+    home = ctx.checked_space(wanted.path[:-1])
 
     def work(catalog: UnitOfWork) -> TableRecord:
         record = catalog.insert_table(
-            wanted.path, location, wanted.properties or {}, managed=managed, in_creation=True, owner=made_by
+            wanted.path, location, wanted.properties or {}, managed=managed, in_creation=True, owner=made_by, home=home
         )
         if ctx.claims:
             catalog.mark_committed(ctx.claims, record.id, "", version)
@@ -233,7 +234,14 @@ def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTabl
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
     managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
     record = ctx.store.insert_table(
-        wanted.path, location, wanted.properties or {}, managed=managed, declared=True, registered=True, owner=made_by
+        wanted.path,
+        location,
+        wanted.properties or {},
+        managed=managed,
+        declared=True,
+        registered=True,
+        owner=made_by,
+        home=ctx.checked_space(wanted.path[:-1]),
     )
     try:
         return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))
@@ -247,7 +255,7 @@ def _withdraw(ctx: Context, path: Id, record: TableRecord) -> None:
     try:
         found = ctx.store.describe_table(path)
         if found.id == record.id and found.declared and not ctx.storage.has_table(record.location):
-            ctx.store.remove_table(path, doom=True)
+            ctx.store.remove_table(path, doom=True, only=record.id)
             ctx.storage.delete_folder(record.location)
             ctx.store.forget_folder(record.location)
     except LanceNamespaceError as error:

@@ -1,0 +1,126 @@
+"""What takes a name between the check and the act is left alone: what was checked is what is acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
+
+import tiltyard
+from tests.access.conftest import ROWS_AS_STREAM, Catalog
+from tiltyard.operations import Served
+
+SECRET = ["s", "t"]
+
+
+def between(asker: tiltyard.Namespace, operation: str, change: Callable[[], None]) -> None:
+    """Let `change` happen after the check of an operation and before its act."""
+    facts, served = asker._bound[operation]
+    assert served is not None
+    function = served.function
+
+    def late(ctx: Any, request: Any, *data: Any) -> Any:
+        change()
+        return function(ctx, request, *data)
+
+    asker._bound = {**asker._bound, operation: (facts, Served(late, served.inline, served.needs))}
+
+
+@pytest.fixture
+def ann(catalog: Catalog) -> tiltyard.Namespace:
+    """Who may do all with the table s$t and with the namespace d, and creates in s; s$secret is not hers."""
+    for name in ("s", "d"):
+        catalog.namespace(name)
+    for name in ("t", "secret"):
+        catalog.table("s", name)
+    catalog.grant("ann", "create", namespace=("s",))
+    catalog.grant("ann", "all", namespace=("d",))
+    catalog.grant("ann", "all", table=("s", "t"))
+    return catalog.as_("ann")
+
+
+def another_table(catalog: Catalog) -> None:
+    """The name s$t is the secret table's now."""
+    catalog.owner.drop_table({"id": SECRET})
+    catalog.owner.rename_table({"id": ["s", "secret"], "new_table_name": "t"})
+
+
+def another_namespace(catalog: Catalog) -> None:
+    """The name d is another namespace's now, on which ann has no rights."""
+    catalog.owner.drop_namespace({"id": ["d"], "behavior": "Cascade"})
+    catalog.owner.create_namespace({"id": ["d"], "properties": {"secret": "yes"}})
+
+
+BATCH = "BatchCommitTables"
+ALL_VERSIONS = {"start_version": 0, "end_version": -1}
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_"),
+    [
+        ("RenameTable", {"id": SECRET, "new_table_name": "mine"}),
+        ("RenameTable", {"id": SECRET, "new_namespace_id": ["d"], "new_table_name": "mine"}),
+        ("DropTable", {"id": SECRET}),
+        ("DeregisterTable", {"id": SECRET}),
+        (BATCH, {"operations": [{"deregister_table": {"id": SECRET}}]}),
+        (BATCH, {"operations": [{"delete_table_versions": {"id": SECRET, "ranges": [ALL_VERSIONS]}}]}),
+    ],
+)
+def test_table_that_takes_the_name_after_the_check_is_not_changed(
+    catalog: Catalog, ann: tiltyard.Namespace, operation: str, request_: dict[str, Any]
+) -> None:
+    secret = catalog.store.describe_table(("s", "secret")).id
+    between(ann, operation, lambda: another_table(catalog))
+    with pytest.raises(TableNotFoundError):
+        ann.call(operation, request_)
+    assert catalog.store.describe_table(tuple(SECRET)).id == secret
+    assert catalog.owner.count_table_rows({"id": SECRET}).count == 3
+
+
+def test_table_that_takes_the_name_after_the_check_is_not_read(catalog: Catalog, ann: tiltyard.Namespace) -> None:
+    catalog.owner.insert_into_table({"id": ["s", "secret"]}, ROWS_AS_STREAM)
+    between(ann, "CountTableRows", lambda: another_table(catalog))
+    assert ann.count_table_rows({"id": SECRET}).count == 3  # of the dropped one, which is kept for a while
+    assert catalog.owner.count_table_rows({"id": SECRET}).count == 6
+    catalog.changed()
+    with pytest.raises(PermissionDeniedError):
+        ann.count_table_rows({"id": SECRET})
+
+
+def test_table_that_takes_the_name_after_the_check_is_not_granted(catalog: Catalog, ann: tiltyard.Namespace) -> None:
+    between(ann, "GrantPrivileges", lambda: another_table(catalog))
+    ann.call("GrantPrivileges", {"object_kind": "table", "id": SECRET, "grantee": "bob", "privileges": ["read"]})
+    assert catalog.owner.call("ListGrants", {"object_kind": "table", "id": SECRET})["grants"] == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_", "data"),
+    [
+        ("CreateNamespace", {"id": ["d", "x"]}, None),
+        ("DeclareTable", {"id": ["d", "x"]}, None),
+        ("CreateTable", {"id": ["d", "x"]}, ROWS_AS_STREAM),
+        (BATCH, {"operations": [{"declare_table": {"id": ["d", "x"]}}]}, None),
+        ("RenameTable", {"id": SECRET, "new_namespace_id": ["d"], "new_table_name": "x"}, None),
+        ("UndropTable", {"id": ["d", "old"]}, None),
+        ("UndropNamespace", {"id": ["d", "gone"]}, None),
+        ("DropNamespace", {"id": ["d"]}, None),
+        ("DropNamespace", {"id": ["d"], "behavior": "Cascade"}, None),
+        ("DescribeNamespace", {"id": ["d"]}, None),
+    ],
+)
+def test_namespace_that_takes_the_name_after_the_check_is_left_alone(
+    catalog: Catalog, ann: tiltyard.Namespace, operation: str, request_: dict[str, Any], data: bytes | None
+) -> None:
+    ann.create_table({"id": ["d", "old"]}, ROWS_AS_STREAM)
+    ann.drop_table({"id": ["d", "old"]})
+    ann.create_namespace({"id": ["d", "gone"]})
+    ann.drop_namespace({"id": ["d", "gone"], "behavior": "Cascade"})
+    between(ann, operation, lambda: another_namespace(catalog))
+    with pytest.raises(NamespaceNotFoundError):
+        ann.call(operation, request_, data)
+    assert catalog.owner.list_tables({"id": ["d"]}).tables == []
+    assert catalog.owner.list_namespaces({"id": ["d"]}).namespaces == []
+    assert catalog.owner.describe_namespace({"id": ["d"]}).properties == {"secret": "yes"}
+    assert sorted(catalog.owner.list_tables({"id": ["s"]}).tables) == ["secret", "t"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -60,59 +58,6 @@ def plain(catalog: Connection, name: str) -> pa.Table:
 
 def numbers(count: int, first: int = 0) -> pa.Table:
     return pa.table({"n": list(range(first, first + count)), "text": [f"t{n}" for n in range(first, first + count)]})
-
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
-NEW, LESS_OLD, OLD = (datetime(year, 1, 1, tzinfo=UTC).replace(tzinfo=None) for year in (2026, 1950, 1900))
-POINT = pa.struct([("x", pa.float64()), ("tags", pa.list_(pa.string()))])
-TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "bool": (pa.bool_(), [True, False]),
-    "int8": (pa.int8(), [-128, 127]),
-    "uint8": (pa.uint8(), [0, 255]),
-    "uint16": (pa.uint16(), [0, 65_535]),
-    "uint32": (pa.uint32(), [0, 2**32 - 1]),
-    "uint64": (pa.uint64(), [0, 2**64 - 1]),
-    "int64": (pa.int64(), [-(2**63), 2**63 - 1]),
-    "float16": (pa.float16(), [np.float16(0.5), np.float16(-2)]),
-    "float64": (pa.float64(), [0.1, float("inf")]),
-    "vector16": (pa.list_(pa.float16(), 2), [[np.float16(1), np.float16(2)], [np.float16(3), np.float16(4)]]),
-    "vector32": (pa.list_(pa.float32(), 3), [[1.0, 2.0, 3.5], [4.0, 5.0, 6.0]]),
-    "vector64": (pa.list_(pa.float64(), 2), [[0.1, 0.2], [0.3, 0.4]]),
-    "vector_int8": (pa.list_(pa.int8(), 2), [[1, -2], [3, 4]]),
-    "string": (pa.string(), ["", "Grüße"]),
-    "large_string": (pa.large_string(), ["a", "b"]),
-    "binary": (pa.binary(), [b"", b"\0\1"]),
-    "large_binary": (pa.large_binary(), [b"x", b"y"]),
-    "fixed_binary": (pa.binary(3), [b"abc", b"def"]),
-    "dictionary": (pa.dictionary(pa.int32(), pa.string()), ["red", "red"]),
-    "decimal": (pa.decimal128(38, 10), [decimal.Decimal("1.0000000001"), decimal.Decimal(-7)]),
-    "date32": (pa.date32(), [date(1969, 1, 1), date(2100, 12, 31)]),
-    "date64": (pa.date64(), [date(1969, 1, 1), date(2100, 12, 31)]),
-    "time64": (pa.time64("us"), [time(0, 0), time(23, 59, 59, 999_999)]),
-    "timestamp": (pa.timestamp("us"), [NOW.replace(tzinfo=None), OLD]),
-    "timestamp_ms": (pa.timestamp("ms"), [NEW, OLD]),
-    "timestamp_ns": (pa.timestamp("ns"), [NEW, LESS_OLD]),
-    "timestamp_utc": (pa.timestamp("us", "UTC"), [NOW, NOW - timedelta(days=30_000)]),
-    "timestamp_zone": (pa.timestamp("us", "Europe/Berlin"), [NOW, NOW + timedelta(days=180)]),
-    "duration": (pa.duration("us"), [timedelta(microseconds=1), timedelta(days=-3)]),
-    "list": (pa.list_(pa.int32()), [[1, None], []]),
-    "large_list": (pa.large_list(pa.string()), [["a"], ["b", "c"]]),
-    "struct": (POINT, [{"x": 1.5, "tags": ["a", None]}, {"x": None, "tags": None}]),
-    "structs": (pa.list_(POINT), [[{"x": 1.5, "tags": []}], []]),
-}
-
-
-def test_read_and_write_every_type_keeps_type_and_values(
-    put: Any, read: Any, write: Any, catalog: Connection, fresh: Fresh
-) -> None:
-    name, copy = fresh("types"), fresh("types")
-    columns = {key: pa.array([*values, None], dtype) for key, (dtype, values) in TYPES.items()}
-    source = put(name, pa.table(columns)).to_table()
-    write(read(name), copy)
-    copied = plain(catalog, copy)
-    assert copied.schema == source.schema
-    for key in TYPES:
-        assert copied[key].to_pylist() == source[key].to_pylist(), key
 
 
 @pytest.mark.parametrize(

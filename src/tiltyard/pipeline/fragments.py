@@ -10,9 +10,11 @@ import lance
 import pyarrow as pa
 from lance.file import LanceFileReader
 from lance.fragment import write_fragments
+from lance.schema import LanceSchema
 
 from tiltyard.pipeline.opening import delete_files
 from tiltyard.pipeline.places import Place
+from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.sound import aligned, with_decimals
 
 ROWS_PER_FILE = 1 << 20
@@ -31,6 +33,17 @@ class Target:
     fresh: bool
     storage_version: str | None = None
     rows_per_file: int = ROWS_PER_FILE
+
+
+def check_types(schema: pa.Schema) -> None:
+    """Raise RefusedError for a column that Lance cannot store: its own error would not name it."""
+    for field in schema:
+        try:
+            LanceSchema.from_pyarrow(pa.schema([field]))
+        except ValueError as error:
+            raise RefusedError(
+                f"Column '{field.name}' is {field.type}, and Lance has no type for that: cast it, or leave it out."
+            ) from error
 
 
 def write(target: Target, batches: Iterable[pa.RecordBatch]) -> list[str]:

@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.pipeline.casts import Chosen, Column, fitted_columns
 from tiltyard.pipeline.checks import Check, check_columns, judged
 from tiltyard.pipeline.code import Code
-from tiltyard.pipeline.fragments import ROWS_PER_FILE
+from tiltyard.pipeline.fragments import ROWS_PER_FILE, check_types
 from tiltyard.pipeline.landing import Landing, WriteMode
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.unique import duplicates
@@ -45,6 +45,7 @@ def recipe_for(
 ) -> Recipe:
     """The recipe for rows that are chosen, and maybe computed, to have `chosen_schema`. Raises RefusedError."""
     target = landing.target(chosen_schema, asked.rows_per_file)
+    check_types(target.schema)
     fitted = tuple(fitted_columns(chosen_schema.names, target.schema, asked.chosen.nulls))
     check_columns(asked.checks, target.schema)
     return Recipe(run.id, target, columns, asked.udf, fitted, asked.checks, asked.rejects, storage)

@@ -60,7 +60,10 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that columns of a DataFrame are written with: what they were read with, or Spark's own."""
+    """The Arrow schema that columns of a DataFrame are written with: what they were read with, or Spark's own.
+
+    Raises RefusedError for a column that Arrow has no type for.
+    """
     return pa.schema([_kept(field) or _plain(field) for field in schema.fields])
 
 
@@ -116,6 +119,13 @@ def _kept(field: StructField) -> pa.Field | None:
 
 
 def _plain(field: StructField) -> pa.Field:
-    from pyspark.sql.types import StructType  # noqa: PLC0415  # an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415  # an extra
+    from pyspark.sql.types import StructType  # noqa: PLC0415  # the same
 
-    return batch_schema(StructType([field])).field(0)
+    try:
+        return batch_schema(StructType([field])).field(0)
+    except PySparkException as error:
+        raise RefusedError(
+            f"Column '{field.name}' is {field.dataType.simpleString()}, and Arrow has no type for that: cast it, or "
+            "leave it out."
+        ) from error

@@ -24,7 +24,7 @@ from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of, 
 from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import opened
-from tiltyard.pipeline.ingest import source_recipe, write_source
+from tiltyard.pipeline.ingest import forgotten, source_recipe, write_source
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import WriteMode, land
 from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, share_keys
@@ -32,12 +32,11 @@ from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.recipes import Asked
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, find_source
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import run_tasks
-from tiltyard.pipeline.writing import Written
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
@@ -95,16 +94,14 @@ def _upsert(
     checked_columns(landing.schema, on, "The key")
     if (done := _done(run, StrictTable(table), landing.base)) is not None:
         return done.figures()
-    written: list[Written] = []
     try:
         recipe = source_recipe(run, spark, source, landing, asked)
         small = asked.udf is None and source.size <= BYTES_IN_THE_DRIVER
         written = write_source(run, None if small else spark, source, recipe, TASK_BYTES)
         fresh = [text for part in written for text in part.fragments]
         return upsert_fragments(run, table, spark, opened(fresh), on, since=landing.base).figures()
-    except (RefusedError, InvalidInputError, RunCanceledError):  # it is over: what was written will never be needed
-        kept = [Written.from_kept(text) for key, text in run.kept().items() if key.startswith("share-")]
-        landing.withdraw([text for part in kept or written for text in part.fragments])
+    except (RefusedError, InvalidInputError):
+        landing.withdraw(forgotten(run))  # not of a run that was stopped: the next driver goes on with its files
         raise
 
 
@@ -125,7 +122,7 @@ class Upserted:
 def upsert_fragments(
     run: Run,
     table: Table,
-    spark: SparkSession,
+    spark: SparkSession | None,
     written: Sequence[FragmentMetadata],
     on: Sequence[str],
     *,
@@ -134,9 +131,10 @@ def upsert_fragments(
 ) -> Upserted:
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
-    Done twice it is done once: `since` is the table's version when the run began. Raises RefusedError (a key that is
-    null or there twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed),
-    RunCanceledError; nothing is changed then.
+    Done twice it is done once: `since` is the table's version when the run began. Without a session, keys are looked
+    up in threads of this process, in parts that fit in its memory. Raises RefusedError (a key that is null or there
+    twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed), RunCanceledError;
+    nothing is changed then.
     """
     strict = StrictTable(table, branch)
     dataset = strict.latest()
@@ -193,7 +191,9 @@ class _Plan:
             update_mode="rewrite_rows",
         )
 
-    def look(self, run: Run, spark: SparkSession, numbers: Sequence[int] | None = None, *, check: bool = False) -> None:
+    def look(
+        self, run: Run, spark: SparkSession | None, numbers: Sequence[int] | None = None, *, check: bool = False
+    ) -> None:
         """Find the keys in fragments of `dataset`: these, or all. With `check`, the keys themselves are looked at."""
         there = fragments_of(self.dataset)
         asked = list(there) if numbers is None else list(numbers)
@@ -226,7 +226,7 @@ class _Plan:
         self.seen = newer
         return True
 
-    def renew(self, run: Run, spark: SparkSession, newer: lance.LanceDataset) -> None:
+    def renew(self, run: Run, spark: SparkSession | None, newer: lance.LanceDataset) -> None:
         """Plan on a newer version: only fragments that changed are looked at again. Raises as `upsert_fragments`."""
         _check_schema(self.dataset, newer)
         changed = changed_fragments(self.dataset, newer)

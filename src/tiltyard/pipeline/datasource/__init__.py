@@ -52,7 +52,7 @@ class TiltyardSource(DataSource):
         return StreamReader(self._options(), self._pin(), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  # Spark's name
-        """Append each batch once."""
+        """Append or upsert each batch once."""
         return StreamWriter(self._options(), schema, overwrite)
 
     def _options(self) -> Options:

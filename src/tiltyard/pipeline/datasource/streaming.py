@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Appends batches. `overwrite` (complete mode) puts each in the place of all rows."""
+    """Appends batches, or upserts them. `overwrite` (complete mode) puts each in the place of all rows."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         name = options.given.get("stream")

@@ -1,4 +1,7 @@
-"""Writing a table: tasks write Lance files, the driver commits them at once."""
+"""Writing a table: tasks write Lance files, the driver commits them at once.
+
+Spark commits in a Python process of its own, which has no session: an upsert looks its keys up there, in threads.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
 from tiltyard.pipeline.casts import Column, fitted_columns
-from tiltyard.pipeline.fragments import ROWS_PER_FILE
+from tiltyard.pipeline.fragments import ROWS_PER_FILE, check_types, opened
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.spark_types import arrow_schema, batch_schema
@@ -36,22 +39,29 @@ class Message(WriterCommitMessage):
 
 
 class TableWriter(DataSourceArrowWriter):
-    """Appends (a table that is not there is made), or puts the rows in the place of all others."""
+    """Appends (a table that is not there is made), puts the rows in the place of all others, or upserts by a key."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool, run: str | None = None) -> None:
         from tiltyard.pipeline.connecting import connection, table  # noqa: PLC0415  # tasks do without the client
         from tiltyard.pipeline.landing import WriteMode, land  # noqa: PLC0415  # the same
 
-        if options.given.get("on"):
-            raise RefusedError("Upsert (the option 'on') is a job: tiltyard job upsert SOURCE TABLE --on KEY.")
+        self._stream, self._batch = options.given.get("stream"), options.number("batch")
+        if self._batch is not None and not self._stream:
+            raise RefusedError("Set the option 'stream', too: batches are told by its name and their number.")
         if options.branch or options.version is not None:
             raise RefusedError("Rows are written to the newest version of main: leave out version, tag and branch.")
         self._run = run or uuid.uuid4().hex
         where = connection(options.uri, options.properties, options.storage)
-        mode: WriteMode = WriteMode.OVERWRITE if overwrite else _appending(table(where, options.table))
-        landing = land(LocalRun(self._run), table(where, options.table), mode)
+        found, self._on = table(where, options.table), _key(options, overwrite)
+        mode: WriteMode = WriteMode.OVERWRITE if overwrite else WriteMode.APPEND if self._on else _appending(found)
+        landing = land(LocalRun(self._run), found, mode)
+        _check_key(self._on, landing)
         self._landing = pickle.dumps(landing)  # tasks get it too, and would import the client to read it
-        self._recipe = _recipe(self._run, landing, schema, options)
+        try:
+            self._recipe = _recipe(self._run, landing, schema, options)
+        except RefusedError:
+            landing.withdraw([])  # the name, if it was given just now
+            raise
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a partition. Runs in a task. Raises RefusedError for a value that the table cannot hold."""
@@ -61,8 +71,11 @@ class TableWriter(DataSourceArrowWriter):
         return Message(written.fragments, written.rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all of it visible by one commit."""
-        self._opened().commit(LocalRun(self._run), _fragments(messages), self._recipe.target.schema)
+        """Make all of it visible by one commit; a batch that the options name, once."""
+        if self._stream and self._batch is not None:
+            self.commit_batch(messages, self._stream, self._batch)
+            return
+        self._commit(LocalRun(self._run), _fragments(messages))
 
     def commit_batch(self, messages: Sequence[WriterCommitMessage | None], stream: str, batch: int) -> None:
         """Commit a batch of a stream, unless this one, or a later one, is there already."""
@@ -71,11 +84,34 @@ class TableWriter(DataSourceArrowWriter):
         if last is not None and int(last) >= batch:
             landing.withdraw(_fragments(messages))
             return
-        landing.commit(LocalRun(f"stream-{stream}-{batch}"), _fragments(messages), self._recipe.target.schema)
+        self._commit(LocalRun(f"stream-{stream}-{batch}"), _fragments(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave nothing behind of tasks that had ended."""
-        self._opened().withdraw(_fragments(messages))
+        """Leave nothing behind of tasks that had ended.
+
+        Where all had, the commit was tried: it may have come to be, with its answer lost. Then the files stay, and gc
+        takes those that no version names.
+        """
+        if not all(isinstance(message, Message) for message in messages):
+            self._opened().withdraw(_fragments(messages))
+
+    def _commit(self, run: LocalRun, fragments: Sequence[str]) -> None:
+        from lance_namespace.errors import (  # noqa: PLC0415  # tasks do without the client
+            InvalidInputError,
+            TableAlreadyExistsError,
+        )
+
+        from tiltyard.pipeline.upsert import upsert_fragments  # noqa: PLC0415  # the same
+
+        landing = self._opened()
+        try:
+            if self._on:
+                upsert_fragments(run, landing.table, None, opened(fragments), self._on, since=landing.base)
+            else:
+                landing.commit(run, fragments, self._recipe.target.schema)
+        except (RefusedError, InvalidInputError, TableAlreadyExistsError):  # nothing was committed, nor ever will be
+            landing.withdraw(fragments)
+            raise
 
     def _opened(self) -> Landing:
         landing: Landing = pickle.loads(self._landing)  # noqa: S301  # from __init__
@@ -95,10 +131,30 @@ def _appending(found: Table) -> WriteMode:
     return WriteMode.APPEND
 
 
+def _key(options: Options, overwrite: bool) -> tuple[str, ...]:
+    """The columns to upsert by; () for rows that are only added. Raises RefusedError."""
+    on = tuple(options.names("on") or ())
+    if on and overwrite:
+        raise RefusedError("With the option 'on' rows are put among those that are there: write in the mode append.")
+    return on
+
+
+def _check_key(on: Sequence[str], landing: Landing) -> None:
+    """Raise RefusedError or InvalidInputError if the table has no such columns."""
+    from tiltyard.pipeline.strict import checked_columns  # noqa: PLC0415  # tasks do without the client
+
+    if not on:
+        return
+    if landing.schema is None:
+        raise RefusedError(f"{landing.table} has no rows yet: append to it first, then upsert.")
+    checked_columns(landing.schema, on, "The option on")
+
+
 def _recipe(run: str, landing: Landing, schema: StructType, options: Options) -> Recipe:
     """From Spark's batches to the table's columns."""
     rows_per_file = options.number("rows_per_file") or ROWS_PER_FILE
     target = landing.target(arrow_schema(schema), rows_per_file)
+    check_types(target.schema)
     carried = batch_schema(schema)
     columns = tuple(Column(field.with_nullable(True), field.name) for field in carried)
     return Recipe(run, target, columns, fitted=tuple(fitted_columns(carried.names, target.schema, ())))

@@ -1,0 +1,216 @@
+"""`df.write.format("tiltyard").option("on", …)`: keys are unique at the end, and a batch of a stream is there once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lance_namespace.errors import ServiceUnavailableError
+from pyspark.errors import PySparkException
+
+from tests.services.server import ServerProcess
+from tiltyard.pipeline.connecting import Table
+from tiltyard.pipeline.connecting import table as table_of
+from tiltyard.pipeline.datasource.options import Options
+from tiltyard.pipeline.datasource.writing import TableWriter
+from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.strict import StrictTable
+from tiltyard.pipeline.upsert import upsert
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tiltyard.pipeline.places import Connection
+
+Fresh = Callable[[str], str]
+VECTOR = pa.list_(pa.float32(), 2)
+
+
+def rows(ids: range | list[int], value: str) -> pa.Table:
+    """Rows of (id, half, v, vector); the key is `id`, or `id` and `half`."""
+    found = list(ids)
+    vectors = pa.array([[float(n), 0.5] for n in found], VECTOR)
+    return pa.table(
+        {"id": found, "half": ["ab"[n % 2] for n in found], "v": [value] * len(found), "vector": vectors},
+        schema=pa.schema([("id", pa.int64()), ("half", pa.string()), ("v", pa.string()), ("vector", VECTOR)]),
+    )
+
+
+@pytest.fixture
+def found(catalog: Connection, fresh: Fresh) -> Table:
+    """A table of 100 rows in four fragments."""
+    made = table_of(catalog, fresh("upserted"))
+    lance.write_dataset(rows(range(100), "old"), namespace_client=made.client, table_id=made.id, max_rows_per_file=25)
+    return made
+
+
+@pytest.fixture
+def write(served: ServerProcess) -> Callable[..., None]:
+    """Upsert a DataFrame."""
+
+    def call(frame: DataFrame, table: Table | str, on: str = "id", mode: str = "append", **options: Any) -> None:
+        given = {"uri": served.url, "table": str(table), "on": on, **options}
+        frame.write.format("tiltyard").options(**given).mode(mode).save()
+
+    return call
+
+
+def frame(spark: SparkSession, first: int, end: int, value: str) -> DataFrame:
+    """The same rows, as Spark has them."""
+    columns = ["id", "substr('ab', id % 2 + 1, 1) as half", f"'{value}' as v", "array(float(id), 0.5f) as vector"]
+    return spark.range(first, end, 1, 3).selectExpr(*columns)
+
+
+def contents(found: Table) -> pa.Table:
+    """The table, read by plain pylance; fails if an id is there twice."""
+    there = lance.dataset(found.place().uri).to_table().sort_by("id")
+    assert len(set(there["id"].to_pylist())) == there.num_rows
+    return there
+
+
+def joined(*parts: pa.Table) -> pa.Table:
+    return pa.concat_tables(parts).sort_by("id")
+
+
+@pytest.mark.parametrize("on", ["id", "id, half"])
+def test_write_on_a_key_replaces_and_adds_in_one_commit(spark: SparkSession, write: Any, found: Table, on: str) -> None:
+    write(frame(spark, 90, 120, "new"), found, on)
+    assert contents(found) == joined(rows(range(90), "old"), rows(range(90, 120), "new"))
+    assert found.dataset().version == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "reason"),
+    [
+        (["id % 2 as id", "half", "v", "vector"], {}, "a key may be there once"),
+        (["if(id = 1, null, id) as id", "half", "v", "vector"], {}, "null in 1 row"),
+        (["id", "half", "vector"], {}, "no column 'v'"),
+        (["*"], {"on": "nothing"}, "no column 'nothing'"),
+        (["*"], {"mode": "overwrite"}, "write in the mode append"),
+        (["*"], {"batch": 1}, "option 'stream'"),
+    ],
+    ids=["twice", "null", "column", "key", "overwrite", "batch"],
+)
+def test_write_on_a_key_that_cannot_be_changes_nothing_and_leaves_nothing(
+    spark: SparkSession, write: Any, found: Table, columns: list[str], options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PySparkException, match=reason):
+        write(frame(spark, 0, 3, "new").selectExpr(*columns), found, **options)
+    assert contents(found) == rows(range(100), "old") and found.dataset().version == 1
+    assert len(list((Path(found.place().uri) / "data").iterdir())) == 4
+
+
+def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
+    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh
+) -> None:
+    name = fresh("missing")
+    for _ in range(2):  # not even a name is left
+        with pytest.raises(PySparkException, match="TableNotFoundError"):
+            write(frame(spark, 0, 3, "new"), name)
+
+
+def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
+    spark: SparkSession, served: ServerProcess, write: Any, found: Table, catalog: Connection, tmp_path: Path
+) -> None:
+    pq.write_table(rows(range(90, 140), "job"), tmp_path / "job.parquet")
+    ended = threading.Event()
+
+    def append() -> int:
+        number = 0
+        while not ended.wait(0.05):
+            found.dataset().insert(rows([10_000 + number], "appended"))
+            number += 1
+        return number
+
+    def stream(name: str) -> Any:
+        files = tmp_path / name
+        files.mkdir()
+        frame(spark, 90, 140, name).write.json(str(files / "rows"))
+        kept = {"checkpointLocation": str(tmp_path / f"{name} seen"), "stream": name}
+        source = spark.readStream.schema("id long, half string, v string, vector array<float>").json(f"{files}/rows")
+        out = source.writeStream.format("tiltyard").options(uri=served.url, table=str(found), on="id", **kept)
+        return out.trigger(availableNow=True).start()
+
+    with ThreadPoolExecutor(2) as pool:
+        appending = pool.submit(append)
+        try:
+            query = stream("stream")
+            job = pool.submit(upsert, LocalRun(), catalog, spark, str(tmp_path / "job.parquet"), str(found), on=["id"])
+            write(frame(spark, 90, 140, "batch"), found)
+            assert job.result()["rows"] == 50 and query.awaitTermination(60)
+        finally:
+            ended.set()
+    there = contents(found)
+    [last] = set(there.slice(90, 50)["v"].to_pylist())  # all of one writer, the last: a commit is whole
+    appended = rows(range(10_000, 10_000 + appending.result()), "appended")
+    assert there == joined(rows(range(90), "old"), rows(range(90, 140), last), appended)
+
+
+def _query(spark: SparkSession, files: Path) -> Any:
+    return spark.readStream.schema("id long, v string").json(str(files))
+
+
+def _forget_last(checkpoint: Path) -> None:
+    """As if the query had died before it noted that its last batch is done."""
+    last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdigit())
+    for file in (checkpoint / "commits").glob(f"*{last}*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("way", ["append", "foreachBatch"])
+def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
+    spark: SparkSession, served: ServerProcess, write: Any, found: Table, tmp_path: Path, way: str
+) -> None:
+    files, seen = tmp_path / "files", tmp_path / "seen"
+    files.mkdir()
+    options = {"uri": served.url, "table": str(found), "on": "id", "stream": "numbers"}
+    columns = ["id", "substr('ab', int(id % 2) + 1, 1) as half", "v", "array(float(id), 0.5f) as vector"]
+
+    def run() -> None:
+        if way == "append":
+            stream = _query(spark, files).selectExpr(*columns).writeStream.format("tiltyard").options(**options)
+        else:  # Spark has no update mode for sources in Python: a batch by hand, under its number
+            counted = _query(spark, files).groupBy("id").agg({"v": "max"}).toDF("id", "v").selectExpr(*columns)
+            stream = counted.writeStream.outputMode("update").foreachBatch(
+                lambda batch, number: write(batch, found, stream="numbers", batch=number)
+            )
+        stream.option("checkpointLocation", str(seen)).trigger(availableNow=True).start().awaitTermination(60)
+
+    (files / "0.json").write_text('{"id": 99, "v": "first"}\n{"id": 100, "v": "first"}\n')
+    run()
+    (files / "1.json").write_text('{"id": 100, "v": "second"}\n{"id": 101, "v": "second"}\n')
+    run()
+    found.dataset().update({"v": "'theirs'"}, where="id = 101")
+    _forget_last(seen)
+    run()
+    expected = [rows(range(99), "old"), rows([99], "first"), rows([100], "second"), rows([101], "theirs")]
+    assert contents(found) == joined(*expected)
+
+
+@pytest.mark.parametrize("on", [{}, {"on": "id"}], ids=["append", "upsert"])
+def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
+    served: ServerProcess, found: Table, monkeypatch: pytest.MonkeyPatch, spark: SparkSession, on: dict[str, str]
+) -> None:
+    """Spark aborts a write whose commit raised: what a version names must not be deleted then."""
+    options = Options.checked({"uri": served.url, "table": str(found), **on})
+    new = rows(range(100, 110), "new")
+    writer = TableWriter(options, frame(spark, 0, 1, "new").schema, overwrite=False)
+    written = [writer.write(iter(new.to_batches()))]
+    commit = StrictTable.commit
+
+    def lost(*arguments: Any, **given: Any) -> int:
+        commit(*arguments, **given)
+        raise ServiceUnavailableError("The server went away.")
+
+    monkeypatch.setattr(StrictTable, "commit", lost)
+    with pytest.raises(ServiceUnavailableError):
+        writer.commit(written)
+    writer.abort(written)
+    assert contents(found) == joined(rows(range(100), "old"), new)

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
+from tiltyard.modes import TransactionStatus
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.driving import submit
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.store import open_store
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -72,6 +75,26 @@ def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("toy", "toy_on_spark"):
         monkeypatch.setitem(PIPELINE_JOBS, name, toys.__name__)
     pipeline_jobs.cache_clear()
+
+
+def test_submit_with_a_property_that_no_process_takes_is_refused(server: ServerProcess, tmp_path: Path) -> None:
+    for spark in ({"spark.a": "\0"}, {"spark\0a": ""}):
+        with pytest.raises(InvalidInputError, match=r"U\+0000"):
+            submit(Calls(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
+
+
+def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_runs(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    payload = {"arguments": {}, "table": [], "spark": {"spark.a": "\0"}}
+    with open_store(f"sqlite:///{server.root}/catalog.db") as store:
+        bad = store.create_transaction("toy", None, payload, {}).id
+        for _ in range(4):  # its last attempt is left
+            assert store.claim_transaction("gone", 60_000, ["toy"])
+            store.finish_transaction(bad, "gone", TransactionStatus.QUEUED)
+    start_worker()
+    assert ended(server, bad) == "Failed"
+    assert ended(server, submitted(server, tmp_path)) == "Succeeded"
 
 
 @pytest.mark.slow

@@ -77,12 +77,19 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         request.arguments or {},
         record_id=_record_id(ctx, table),
         table=table,
-        spark=request.spark,
+        spark=_spark(request),
         properties=request.properties,
         owner=request.owner or "",
         lease_ms=_lease(request) if request.owner else LEASE_MS,
     )
     return models.SubmitJobResponse(job=entry(record))
+
+
+def _spark(request: models.SubmitJobRequest) -> Mapping[str, str] | None:
+    """Properties that a process can be given. Raises InvalidInputError."""
+    if any("\0" in name + value for name, value in (request.spark or {}).items()):
+        raise InvalidInputError("Spark's properties become arguments of a process: leave the character U+0000 out.")
+    return request.spark
 
 
 def _record_id(ctx: Context, table: Sequence[str]) -> int | None:

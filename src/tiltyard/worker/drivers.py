@@ -13,6 +13,8 @@ import subprocess
 import threading
 import time
 import uuid
+from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError, TransactionNotFoundError
@@ -22,6 +24,7 @@ from tiltyard.context import Services
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.modes import TransactionStatus
 from tiltyard.store import TransactionRecord
+from tiltyard.worker.guarding import guarded
 from tiltyard.worker.orders import environment, submit_command, warm_command
 
 log = logging.getLogger("tiltyard.worker")
@@ -70,7 +73,7 @@ class Drivers:
         """Claim and run, one job after the other."""
         driver: _Process | None = None
         while not self._stopping.is_set():
-            record = self._claimed()
+            record = guarded(self._claimed, self._stopping)
             if record is None:
                 driver = self._not_idle(driver)
                 self._stopping.wait(POLL_SECONDS)
@@ -82,21 +85,18 @@ class Drivers:
                     driver.drive(record)
                 else:
                     self._submit(record)
-            except OSError:
+            except Exception:  # whatever is wrong with this job, the next one needs the thread
                 log.exception("a driver for job %s did not start, or ended", record.id)
-            self._settle(record)
+            guarded(partial(self._settle, record), self._stopping)
         if driver:
             self._end(driver)
 
     def _claimed(self) -> TransactionRecord | None:
-        """A job that waits, claimed for a driver. The database may be away for a while."""
+        """A job that waits, claimed for a driver. Raises ServiceUnavailableError."""
         store, names = self._services.store, tuple(pipeline_jobs())
-        try:
-            if names and store.work_waits(names):
-                return store.claim_transaction(uuid.uuid4().hex, START_LEASE_MS, names)
-        except ServiceUnavailableError as error:
-            log.warning("%s", error)
-        return None
+        if not (names and store.work_waits(names)):
+            return None
+        return store.claim_transaction(uuid.uuid4().hex, START_LEASE_MS, names)
 
     def _warmed(self, driver: _Process | None) -> _Process:
         if driver is not None and driver.alive:
@@ -196,5 +196,8 @@ class _Process:
     def close(self) -> None:
         """Let it end: it has no job."""
         if self._process.stdin:
-            self._process.stdin.close()
+            with suppress(OSError):  # it is gone already, and never took what was written last
+                self._process.stdin.close()
         self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()

@@ -26,6 +26,7 @@ from tiltyard.jobs import JOBS, Job, JobCanceledError
 from tiltyard.modes import TransactionStatus
 from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
+from tiltyard.worker.guarding import guarded
 from tiltyard.worker.sweeping import sweep_leftovers, sweep_old
 
 log = logging.getLogger("tiltyard.worker")
@@ -82,7 +83,7 @@ class Worker:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            if not self._guarded(self.run_one):
+            if not guarded(self.run_one, self._stopping):
                 self._stopping.wait(POLL_SECONDS)
 
     def _sweep(self) -> None:
@@ -95,19 +96,8 @@ class Worker:
                 old_due = time.monotonic() + SWEEP_OLD_SECONDS
 
     def _while_there_is(self, step: Callable[[Context], bool], ctx: Context) -> None:
-        while not self._stopping.is_set() and self._guarded(lambda: step(ctx)):
+        while not self._stopping.is_set() and guarded(lambda: step(ctx), self._stopping):
             pass
-
-    def _guarded(self, step: Callable[[], bool]) -> bool:
-        """One step of a loop that has to go on whatever happens: the database may be away for a while."""
-        try:
-            return step()
-        except ServiceUnavailableError as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("a worker's step failed")
-        self._stopping.wait(POLL_SECONDS * 4)
-        return False
 
 
 class _Run:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
@@ -264,26 +264,17 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"The settings file {file} is not TOML: {error}.") from error
 
 
+_KINDS = get_type_hints(Settings)
+
+
 def _typed(name: str, value: Any) -> Any:
     """A value as its setting's type; text comes from variables."""
-    kinds: dict[str, Any] = {
-        "allowed_roots": tuple[str, ...],
-        "providers": dict[str, Provider],
-        "trusted_proxies": tuple[str, ...],
-        "storage_options": dict[str, str],
-        "storage": dict[str, NamedStorage],
-        "spark_client": dict[str, str],
-        "spark_conf": dict[str, str],
-        "udf_images": tuple[str, ...],
-        "audit_webhook_headers": dict[str, str],
-        "rate_limits": dict[str, float],
-    }
-    default = next(spec.default for spec in fields(Settings) if spec.name == name)
-    kind = kinds.get(name, type(default))
+    kind = _KINDS[name]
+    structure = get_origin(kind) is not None
     try:
-        if isinstance(value, str) and name in kinds:
+        if isinstance(value, str) and structure:
             return msgspec.json.decode(value, type=kind)
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        shown = "like this" if name.startswith("storage") else repr(value)  # which may hold a secret by mistake
+        shown = "like this" if structure else repr(value)  # options and headers hold secrets
         raise ConfigError(f"The setting {name} cannot be {shown}: {error}.") from error

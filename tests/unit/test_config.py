@@ -43,6 +43,14 @@ def test_load_settings_names_what_is_wrong(tmp_path: Path, text: str) -> None:
         load_settings({}, file, {})
 
 
+@pytest.mark.parametrize("name", ["audit_webhook_headers", "spark_client", "spark_conf", "storage", "storage_options"])
+@pytest.mark.parametrize("text", ['{"authorization": "Bearer t0p"', '{"a": ["t0p"]}', "t0p"])
+def test_load_settings_never_shows_what_may_be_a_secret(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} cannot be like this") as caught:
+        load_settings({}, None, {f"TILTYARD_{name.upper()}": text})
+    assert "t0p" not in str(caught.value)
+
+
 def test_load_settings_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_settings({}, tmp_path / "none.toml", {})

@@ -81,6 +81,14 @@ def test_write_while_the_database_is_away_is_refused_then_made_good(
     audit.close()
 
 
+def test_write_whose_caller_goes_away_is_written_and_so_is_what_follows(store: MovingStore) -> None:
+    audit = Trail(store, Level.ALL)
+    assert not audit.write([record(NOON, "a")]).cancel()
+    audit.write([record(NOON, "b")]).result(10)
+    audit.close()
+    assert ids(store) == ["a", "b"]
+
+
 def test_record_that_no_database_takes_is_dropped_and_holds_back_no_other(
     store: MovingStore, caplog: pytest.LogCaptureFixture
 ) -> None:

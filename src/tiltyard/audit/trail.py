@@ -120,6 +120,7 @@ class Trail:
         for record in records[:-1]:
             self._add(_Waiting(record, None))
         written: Future[None] = Future()
+        written.set_running_or_notify_cancel()  # a caller that goes away must not cancel it: the thread will set it
         self._add(_Waiting(records[-1], written))
         self._wake.set()
         return written

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Place
+from tiltyard.audit import check_audit
+from tiltyard.config import Settings
 
 
 def refused(*flags: str, command: str = "serve") -> str:
@@ -42,6 +44,27 @@ def test_root_that_is_no_folder_or_takes_no_files_is_refused(tmp_path: Path, com
     file.touch()
     for root in (file, file / "below", Path("/proc/tiltyard")):
         assert str(root) in refused("--root", str(root), "--db", f"sqlite:///{tmp_path}/c.db", command=command)
+
+
+def test_serve_with_an_audit_that_cannot_be_written_is_refused_and_other_commands_leave_its_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = tmp_path / "none" / "audit.jsonl"
+    monkeypatch.setenv("TILTYARD_AUDIT_LINES", str(lines))
+    monkeypatch.setenv("TILTYARD_AUDIT", "all")
+    root = ["--root", str(tmp_path / "data")]
+    assert str(lines) in refused(*root, "--port", "0")
+    lines.parent.mkdir()
+    subprocess.run([sys.executable, "-m", "tiltyard", "gc", "--dry-run", *root], check=True, timeout=60)
+    assert not lines.exists()
+
+
+def test_check_audit_that_is_off_makes_no_file(tmp_path: Path) -> None:
+    lines = tmp_path / "audit.jsonl"
+    check_audit(Settings(audit="off", audit_lines=str(lines)))
+    assert not lines.exists()
+    check_audit(Settings(audit="all", audit_lines=str(lines)))
+    assert lines.exists()
 
 
 def test_database_of_a_newer_version_is_refused(place: Place) -> None:

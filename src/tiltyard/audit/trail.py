@@ -222,7 +222,7 @@ class Trail:
 
 def check_audit(settings: Settings) -> None:
     """Raise ConfigError for a file of the audit that cannot be written."""
-    if settings.audit_lines:
+    if settings.audit_lines and Level.of(settings) is not Level.OFF:
         Lines(settings.audit_lines)
 
 

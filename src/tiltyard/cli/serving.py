@@ -106,14 +106,14 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
         set_up_logging(settings)
         keep_large_buffers()
         open_rooms()
-        check_audit(settings)
         return open_services(settings)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(str(error))
 
 
 def run_server(settings: Settings, refuse: Refuse) -> None:
-    """Serve until a signal says to stop."""
+    """Serve until a signal says to stop. Raises ConfigError for an audit that cannot be kept."""
+    check_audit(settings)
     listener = _listen(settings, refuse)
     host, port = listener.getsockname()[:2]
     require_safe(settings, host, refuse)

@@ -1,0 +1,144 @@
+"""Run lance-spark, as it is published, against servers, and see what each of its statements does.
+
+    python -m tests.conformance.lance_spark
+
+The connector is made for Spark 3.5, so it runs in a process with a PySpark of that version, which the first run
+installs beside this environment's own (some 350 MB). Spark itself fetches the connector by its coordinates, into the
+same folder (some 260 MB), and its files are compared with SHA256 before a statement is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.conformance.lance_spark_steps import STORIES, Step
+from tests.conformance.seen import Driver, Seen, Story, asked, judged, lake
+from tests.services.recorder import Recorder
+from tests.services.secured import Secured
+from tests.services.server import ServerProcess
+
+CONNECTOR = "org.lance:lance-spark-3.5_2.12:0.4.0"
+ABOUT = f"Seen with {CONNECTOR} on PySpark 3.5.9."
+SHA256 = {
+    "org.lance_lance-core-4.0.0.jar": "01395d990dcaf196964afe56cbddd734301826e45ebfcf8143ae143e094c33a4",
+    "org.lance_lance-spark-3.5_2.12-0.4.0.jar": "078627d23e4f704a857b8c5406bff0bf59a3f58fb6aad31b75c0955103831f4f",
+    "org.lance_lance-spark-base_2.12-0.4.0.jar": "9b8c9b2540389c3071aa469d8167fb3823ae383e2bb2c5a3688c51e8312f75df",
+}
+DRIVER = Path(__file__).parent / "drivers/spark_statements.py"
+REQUIREMENTS = Path(__file__).with_name("lance_spark.txt")
+FOLDER = Path(sys.prefix) / "lance-spark"
+"""The other PySpark, and what Spark fetches."""
+
+
+def prepare() -> None:
+    """Install the PySpark that the connector is made for, if this version of it is not there."""
+    done = FOLDER / "installed.txt"
+    if done.exists() and done.read_text() == REQUIREMENTS.read_text():
+        return
+    installing = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
+    exactly = ["--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(REQUIREMENTS)]
+    subprocess.run([*installing, "--target", str(FOLDER / "python"), *exactly], check=True)
+    done.write_text(REQUIREMENTS.read_text())
+
+
+def check_files() -> None:
+    """Raises RuntimeError if the connector's files are not those that were looked at."""
+    for name, expected in SHA256.items():
+        with (FOLDER / "ivy/jars" / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                raise RuntimeError(f"{name} is not the file that this test knows: remove {FOLDER}, and run it again.")
+
+
+def catalog(name: str, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Spark's settings for one catalog, as the connector's documentation gives them."""
+    prefix = f"spark.sql.catalog.{name}"
+    return {
+        prefix: "org.lance.spark.LanceNamespaceSparkCatalog",
+        f"{prefix}.impl": "rest",
+        f"{prefix}.uri": url,
+        **{f"{prefix}.{header}": value for header, value in headers.items()},
+    }
+
+
+log = logging.getLogger(__name__)
+
+SESSION = {
+    "spark.jars.packages": CONNECTOR,
+    "spark.jars.ivy": str(FOLDER / "ivy"),
+    "spark.sql.extensions": "org.lance.spark.extensions.LanceSparkSessionExtensions",
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@contextmanager
+def session(catalogs: dict[str, str], errors: Path) -> Iterator[Driver]:
+    """Spark with these catalogs, its connector checked."""
+    prepare()
+    command = [sys.executable, str(DRIVER), json.dumps({**SESSION, **catalogs})]
+    with Driver(command, {"PYTHONPATH": str(FOLDER / "python")}, errors) as driver:
+        driver.answer()
+        check_files()
+        yield driver
+
+
+def run(driver: Driver, requests: Recorder, catalog: str, steps: Sequence[Step]) -> tuple[Seen, ...]:
+    """Every step against one catalog, whose server is asked through the recorder."""
+    seen = []
+    asked(requests)
+    for step in steps:
+        answer = driver.ask(step.request(catalog))
+        seen.append(Seen(step.what, step.shown, judged(answer, step.rows, step.refusal, step.known), asked(requests)))
+        log.info("%s: %s: %s", catalog, seen[-1].outcome, seen[-1].call)
+    return tuple(seen)
+
+
+def token(server: Secured) -> str:
+    """A token of the administrator."""
+    given = {"grant_type": "client_credentials", "client_id": "administrator"}
+    with server.http() as http:
+        answer = http.post("/oauth/token", data={**given, "client_secret": server.keys["administrator"]})
+    text: str = answer.raise_for_status().json()["access_token"]
+    return text
+
+
+def observe() -> list[Story]:
+    """Every step, against an open server, one whose tables are not managed, and one that asks who you are."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        managed = ServerProcess(folder / "managed")
+        stack.callback(managed.stop)
+        unmanaged = ServerProcess(folder / "unmanaged", environ={"TILTYARD_MANAGED_VERSIONING": "false"})
+        stack.callback(unmanaged.stop)
+        secured = stack.enter_context(lake(folder))
+        urls = {"managed": managed.url, "unmanaged": unmanaged.url, "lake": secured.url, "token": secured.url}
+        ways = {name: stack.enter_context(Recorder(url)) for name, url in urls.items()}
+        headers = {
+            "lake": {"header.x-api-key": secured.keys["administrator"]},
+            "token": {"header.authorization": f"Bearer {token(secured)}"},
+        }
+        catalogs = [catalog(name, way.url, headers.get(name, {})) for name, way in ways.items()]
+        with session({name: value for each in catalogs for name, value in each.items()}, folder / "log") as spark:
+            return [Story(title, run(spark, ways[name], name, steps)) for name, title, steps in STORIES]
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    logging.basicConfig(format="%(message)s")
+    log.setLevel(logging.INFO)
+    failed = [f"{story.title}: {one.call}" for story in observe() for one in story.seen if not one.fine]
+    sys.exit("\n".join(["These statements failed:", *failed]) if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A catalog on an object store: files of it are ingested, and the data source reads, appends and upserts there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from tests.services.s3 import S3Server, s3_server
+from tests.services.server import ServerProcess
+from tiltyard.pipeline.backfill import backfill
+from tiltyard.pipeline.connecting import connection, table
+from tiltyard.pipeline.index import index
+from tiltyard.pipeline.ingest import ingest
+from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.upsert import upsert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+VECTOR = pa.list_(pa.float32(), 2)
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[S3Server]:
+    """The object store."""
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lake(objects: S3Server) -> str:
+    """A bucket."""
+    return objects.new_bucket("lake")
+
+
+@pytest.fixture(scope="module")
+def server(objects: S3Server, lake: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose tables are in the bucket."""
+    settings = {"TILTYARD_STORAGE_OPTIONS": json.dumps(objects.options)}
+    catalog = f"sqlite:///{tmp_path_factory.mktemp('catalog')}/catalog.db"
+    running = ServerProcess(f"{lake}/tables", "--db", catalog, environ=settings)
+    yield running
+    running.stop()
+
+
+def rows(first: int, count: int, value: str) -> pa.Table:
+    ids = list(range(first, first + count))
+    vectors = pa.array([[float(number), 0.5] for number in ids], VECTOR)
+    return pa.table({"id": ids, "v": [value] * count, "vector": vectors})
+
+
+def test_ingest_data_source_and_jobs_on_an_object_store_leave_every_row_as_it_should_be(
+    spark: SparkSession, objects: S3Server, lake: str, server: ServerProcess, tmp_path: Path
+) -> None:
+    bucket = fs.S3FileSystem(
+        access_key="testing", secret_key="testing", region="us-east-1", endpoint_override=objects.endpoint
+    )
+    for part in range(2):
+        pq.write_table(rows(part * 50, 50, "old"), f"lake/source/{part}.parquet", filesystem=bucket)
+    where = connection(server.url, storage=objects.options)
+    assert ingest(LocalRun(), where, spark, f"{lake}/source", "films")["rows"] == 100
+
+    options = {"uri": server.url, "table": "films"} | {
+        f"storage.{key}": value for key, value in objects.options.items()
+    }
+    films = spark.read.format("tiltyard").options(**options).load()
+    assert sorted(row["id"] for row in films.collect()) == list(range(100))
+
+    def write(first: int, count: int, value: str, **more: str) -> None:
+        source = films.filter("id = 0").selectExpr(
+            "vector as made", f"explode(sequence({first}, {first + count - 1})) as id"
+        )
+        frame = source.selectExpr("bigint(id) as id", f"'{value}' as v", "array(float(id), 0.5f) as vector")
+        frame.write.format("tiltyard").options(**options, **more).mode("append").save()
+
+    write(100, 10, "appended")
+    write(90, 15, "upserted", on="id")
+    pq.write_table(rows(108, 4, "by the job"), tmp_path / "changed.parquet")
+    upsert(LocalRun(), where, spark, str(tmp_path / "changed.parquet"), "films", on=["id"])
+    asked = {"udf": "tests.spark.functions:doubled", "inputs": ["id"], "type": "int64"}
+    backfill(LocalRun(), where, spark, "films", "twice", **asked)
+    index(LocalRun(), where, spark, "films", "id", "BTREE")
+
+    expected = pa.concat_tables(
+        [rows(0, 90, "old"), rows(90, 15, "upserted"), rows(105, 3, "appended"), rows(108, 4, "by the job")]
+    )
+    expected = expected.append_column("twice", pa.array([2 * number for number in range(112)], pa.int64()))
+    place = table(where, "films").place()
+    found = lance.dataset(place.uri, storage_options=objects.options)
+    assert place.uri.startswith(f"{lake}/tables/")
+    assert found.to_table().sort_by("id") == expected
+    assert found.to_table(filter="id = 95") == expected.slice(95, 1)

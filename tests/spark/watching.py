@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,3 +29,10 @@ def transaction(server: ServerProcess, job_id: str) -> generated.DescribeTransac
 
 def all_steps(number: int) -> list[str]:
     return [*(f"step {step}" for step in range(number)), "commit"]
+
+
+def children(parent: int) -> list[tuple[int, str]]:
+    """The processes that a process has started, with their command lines."""
+    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    found = [line.split(None, 2) for line in told.splitlines()]
+    return [(int(pid), words[0]) for pid, ppid, *words in found if int(ppid) == parent and words]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.pipeline import building
 from tiltyard.pipeline import index as indexing
 from tiltyard.pipeline import optimize as optimizing
 from tiltyard.pipeline.calls import Calls
@@ -81,7 +82,7 @@ def test_index_of_scalars_answers_like_none(
     kind: str,
     condition: str,
 ) -> None:
-    monkeypatch.setattr(indexing, "ROWS_IN_THE_DRIVER", 0)
+    monkeypatch.setattr(building, "ROWS_IN_THE_DRIVER", 0)
     expected = found.dataset().to_table(filter=condition).sort_by("id")
     figures = index(LocalRun(), catalog, spark, name, column, kind)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)

@@ -1,6 +1,6 @@
 """Backfill: the values of a computed column, fragment by fragment, checkpointed by commits while others write.
 
-    fragments that lack values → one task each writes one file → a commit names the files that are there so far
+    fragments that lack values → tasks write a file for each → a commit names the files that are there so far
 
 A file belongs to the physical rows of its fragment, so it outlives appends and deletes. A fragment that a compaction
 replaced meanwhile is planned again: what was committed before went into the new one with it.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import lance
 import pyarrow as pa
@@ -29,7 +29,7 @@ from lance_namespace.errors import (
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import check_udfs
-from tiltyard.pipeline.changes import fragments_of, transactions
+from tiltyard.pipeline.changes import field_ids, fragments_of, grouped, transactions
 from tiltyard.pipeline.code import Code, find_code
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.delete import check_condition
@@ -40,6 +40,7 @@ from tiltyard.pipeline.opening import delete_files
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import run_tasks
 from tiltyard.pipeline.types import parse_type
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 10.0
 """How long what tasks have made may wait for its commit."""
+
+ROWS_OF_A_TASK = 1 << 20
+"""Small fragments share a task up to so many rows: those of a fragment as jobs write them."""
 
 ROUNDS = 20
 
@@ -132,14 +136,8 @@ def _filling(
 
 
 def _column(dataset: lance.LanceDataset, name: str, inputs: Sequence[str], identity: str) -> Column:
-    ids = {one.name(): _ids(one) for one in dataset.lance_schema.fields()}
-    read = frozenset(number for one in inputs for number in ids[one])
-    return Column(name, frozenset(ids[name]), read, identity)
-
-
-def _ids(one: Any) -> list[int]:
-    """The id of a field, and of all inside it."""
-    return [one.id(), *(number for child in one.children() for number in _ids(child))]
+    read = frozenset(number for one in inputs for number in field_ids(dataset, one))
+    return Column(name, field_ids(dataset, name), read, identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,33 +181,39 @@ class _Filling:
             total = self.fragments + len(planned)
             fragments = fragments_of(dataset)
 
-            def heard(_: int, made: Filled, seen: Mapping[int, FragmentMetadata] = fragments, of: int = total) -> None:
-                self._take(made, seen[made.number], partly=where is not None)
+            def heard(
+                _: int, made: list[Filled], seen: Mapping[int, FragmentMetadata] = fragments, of: int = total
+            ) -> None:
+                for one in made:
+                    self._take(one, seen[one.number], partly=where is not None)
                 self.run.progress(rows=self.rows, fragments=self.fragments, fragments_total=of)
 
-            run_tasks(spark, self.run, fill, planned, on_result=heard, name=f"backfill {self.column.name}")
+            rows = {number: fragments[number].physical_rows for number in planned}
+            groups = grouped(rows, ROWS_OF_A_TASK, slots(spark))
+            payloads = [tuple(planned[number] for number in group) for group in groups]
+            run_tasks(spark, self.run, fill, payloads, on_result=heard, name=f"backfill {self.column.name}")
             self._checkpoint()
         raise ConcurrentModificationError(
             f"Others replaced fragments of {self.table} {ROUNDS} times while they were computed: run the job again "
             "when no compaction runs. What was computed is kept."
         )
 
-    def _plan(self, dataset: lance.LanceDataset, where: str | None, *, again: bool) -> list[Fill]:
-        """A task for each fragment that lacks values; rows that came in after the beginning are left to another run."""
+    def _plan(self, dataset: lance.LanceDataset, where: str | None, *, again: bool) -> dict[int, Fill]:
+        """What to do for each fragment that lacks values; rows that came in since are left to another run."""
         fragments = fragments_of(dataset)
         late = appended_since(dataset, self.base) if again else frozenset()
         asked = [
             one for one in fragments.values() if not late & {str(file.path) for file in one.files} and one.num_rows
         ]
         place = self.table.place()
-        tasks = []
+        tasks = {}
         for number, state in states(dataset, self.column, asked).items():
             file = self.column.file(fragments[number])
             if state is State.FRESH or (number, self.column.digest(fragments[number])) in self._done:
                 continue
             held = State.NULLS if state is State.ALL and file is None and where else state
             name = self.column.file_name(fragments[number], state, partly=where is not None)
-            tasks.append(Fill(place, int(dataset.version), number, held, where, self.maker, name))
+            tasks[number] = Fill(place, int(dataset.version), number, held, where, self.maker, name)
         return tasks
 
     def _take(self, made: Filled, seen: FragmentMetadata, *, partly: bool) -> None:
@@ -271,12 +275,8 @@ class _Filling:
         name = self.column.name
         if name not in dataset.schema.names or dataset.schema.field(name).type != self.maker.field.type:
             raise ConcurrentModificationError(f"The column '{name}' was changed or dropped meanwhile.")
-        if _ids_of(dataset, name) != self.column.fields:
+        if field_ids(dataset, name) != self.column.fields:
             raise ConcurrentModificationError(f"The column '{name}' was made anew meanwhile: run the job again.")
-
-
-def _ids_of(dataset: lance.LanceDataset, name: str) -> frozenset[int]:
-    return frozenset(number for one in dataset.lance_schema.fields() if one.name() == name for number in _ids(one))
 
 
 def _grew(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance import LanceOperation
 
@@ -35,6 +34,15 @@ def fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
 def fragments_of(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
     """The fragments of a version, by their number."""
     return {one.fragment_id: one.metadata for one in dataset.get_fragments()}
+
+
+def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
+    """The id of a column's field, and of all inside it; none if there is no such column."""
+    return frozenset(number for one in dataset.lance_schema.fields() if one.name() == column for number in _ids(one))
+
+
+def _ids(field: Any) -> list[int]:
+    return [field.id(), *(number for child in field.children() for number in _ids(child))]
 
 
 def changed_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> Changed:
@@ -90,17 +98,17 @@ def same(one: FragmentMetadata, other: FragmentMetadata) -> bool:
     return one.files == other.files and one.deletion_file == other.deletion_file
 
 
-def grouped(rows: dict[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
-    """Fragments (their rows by their number) in groups of up to `most` rows, at least as many as there are slots."""
-    if not rows:
-        return []
-    size = min(most, math.ceil(sum(rows.values()) / tasks))
-    groups: list[list[int]] = [[]]
-    held = 0
-    for number, count in rows.items():
-        if groups[-1] and held + count > size:
-            groups.append([])
-            held = 0
-        groups[-1].append(number)
-        held += count
-    return [tuple(group) for group in groups]
+def grouped(rows: Mapping[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
+    """Neighbouring fragments (their rows by their number) in groups of about the same rows.
+
+    They hold about `most` rows at most, and are as many as fill so many slots evenly; fewer if there are few fragments.
+    """
+    total = max(1, sum(rows.values()))
+    count = -(-total // (most * tasks)) * tasks
+    groups: dict[int, list[int]] = {}
+    seen = 0
+    for number, held in rows.items():
+        middle = seen + held // 2
+        groups.setdefault(middle * count // total, []).append(number)
+        seen += held
+    return [tuple(group) for group in groups.values()]

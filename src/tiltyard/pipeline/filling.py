@@ -171,9 +171,9 @@ class Filled:
     rows: int
 
 
-def fill(task: Fill) -> Filled:
-    """What the tasks run."""
-    return task()
+def fill(tasks: tuple[Fill, ...]) -> list[Filled]:
+    """What the tasks run: neighbouring fragments, one after the other."""
+    return [task() for task in tasks]
 
 
 @lru_cache(maxsize=16)

@@ -67,6 +67,18 @@ def open_file(path: str, options: Mapping[str, str]) -> pa.NativeFile:
     return pa.PythonFile(io.BufferedReader(_Object(*open_store(path, options)), READ_AHEAD), mode="r")
 
 
+def exists(path: str, options: Mapping[str, str]) -> bool:
+    """Whether a file is there."""
+    if not is_remote(path):
+        return local(path).is_file()
+    store, key = open_store(path, options)
+    try:
+        obstore.head(store, key)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def write_file(path: str, content: bytes, options: Mapping[str, str]) -> None:
     """Write a small file whole; readers see it whole or not at all."""
     if is_remote(path):

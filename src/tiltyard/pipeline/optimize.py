@@ -2,10 +2,17 @@
 
 Compaction replaces fragments, and whoever computes something for one of those has to do it again: while another job
 changes the table, it waits for its next turn. Tagged versions are nobody's to remove: `gc` knows them.
+
+What was rewritten is kept with the run, and found again by the fragments that it was made of: by the next driver, or
+after a commit that somebody else's spoiled in part. Indexes that have caught up are not behind any more.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +24,7 @@ from tiltyard.pipeline import connecting
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.opening import exists
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.tasks import run_tasks
@@ -41,6 +49,27 @@ class _Rewrite:
 
     def __call__(self) -> RewriteResult:
         return self.task.execute(self.place.open(self.task.read_version))
+
+    @property
+    def key(self) -> str:
+        """The same for the same fragments with the same rows: what is kept of it is found by this."""
+        told = json.dumps([one.to_json() for one in self.task.fragments], sort_keys=True)
+        return f"compacted-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+
+    def kept(self, run: Run) -> RewriteResult | None:
+        """What this run has rewritten before, if its files are still there: nobody but `gc` takes them."""
+        if (text := run.kept().get(self.key)) is None:
+            return None
+        told = zlib.decompress(base64.b64decode(text)).decode()
+        found: RewriteResult = RewriteResult.from_json(told)  # type: ignore[attr-defined]  # not in pylance's stubs
+        files = [file.path for one in found.new_fragments for file in one.files]
+        there = all(exists(f"{self.place.uri}/data/{file}", self.place.options) for file in files)
+        return found if there else None
+
+    def keep(self, run: Run, result: RewriteResult) -> None:
+        """Remember it; small, for it tells where each row has gone."""
+        text: str = result.json()  # type: ignore[attr-defined]  # the same
+        run.keep(self.key, base64.b64encode(zlib.compress(text.encode())).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +136,11 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
     for _ in range(_TRIES):
         dataset = table.dataset()
         plan = Compaction.plan(dataset, options)
-        tasks = [_Rewrite(table.place(), task) for task in plan.tasks]
+        place = table.place()
+        tasks = [_Rewrite(place, task) for task in plan.tasks]
         if not tasks:
             return {"fragments_removed": 0, "fragments_added": 0}
-        done = 0
-
-        def heard(_: int, __: RewriteResult, of: int = len(tasks)) -> None:
-            nonlocal done
-            done += 1
-            run.progress(stage="compact", tasks=done, tasks_total=of)
-
-        size = sum(file.file_size_bytes or 0 for task in plan.tasks for one in task.fragments for file in one.files)
-        session = None if size <= BYTES_IN_THE_DRIVER else spark
-        results = run_tasks(session, run, _rewrite, tasks, on_result=heard, name="optimize: compact")
+        results = _rewritten(run, spark, tasks)
         run.check()
         try:
             metrics = Compaction.commit(dataset, results, options)
@@ -129,6 +150,23 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
             continue
         return {"fragments_removed": metrics.fragments_removed, "fragments_added": metrics.fragments_added}
     raise ConcurrentModificationError(f"{table} changed {_TRIES} times while it was compacted: run the job again.")
+
+
+def _rewritten(run: Run, spark: SparkSession, tasks: list[_Rewrite]) -> list[RewriteResult]:
+    """What all of them make, now or before, in any order."""
+    before = [task.kept(run) for task in tasks]
+    found = [one for one in before if one is not None]
+    left = [task for task, one in zip(tasks, before, strict=True) if one is None]
+
+    def heard(position: int, result: RewriteResult) -> None:
+        left[position].keep(run, result)
+        found.append(result)
+        run.progress(stage="compact", tasks=len(found), tasks_total=len(tasks))
+
+    size = sum(file.file_size_bytes or 0 for task in left for one in task.task.fragments for file in one.files)
+    session = None if size <= BYTES_IN_THE_DRIVER else spark
+    run_tasks(session, run, _rewrite, left, on_result=heard, name="optimize: compact")
+    return found
 
 
 def _rewrite(task: _Rewrite) -> RewriteResult:

@@ -10,11 +10,12 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.pipeline.building import Order
 from tiltyard.pipeline.casts import Chosen
 from tiltyard.pipeline.checks import parse_check
 from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.index import Order, find_order
+from tiltyard.pipeline.index import find_order
 from tiltyard.pipeline.landing import WriteMode
 from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.recipes import Asked

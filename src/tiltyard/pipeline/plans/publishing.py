@@ -16,8 +16,8 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
+from tiltyard.pipeline.building import built_segments
 from tiltyard.pipeline.changes import transactions
-from tiltyard.pipeline.index import built_segments
 from tiltyard.pipeline.landing import WriteMode, first_version, latest_version
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.plans.model import Index

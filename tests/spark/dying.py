@@ -1,0 +1,51 @@
+"""A driver that dies: it drives a job that waits, and kills itself as soon as so many parts of a kind are kept.
+
+python -m tests.spark.dying URL JOB PREFIX COUNT
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from tests.spark.conftest import FEW_PARTITIONS
+from tiltyard.pipeline import building
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.driving import CatalogRun, QueuedJob, claim, drive, new_owner
+from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.session import spark_session
+
+LEASE_MS = 2_000
+ROWS_OF_A_SEGMENT = 300
+
+
+class DyingRun(CatalogRun):
+    """Keeps `count` parts whose keys begin with `prefix`, and dies."""
+
+    def __init__(self, calls: Calls, job: QueuedJob, owner: str, prefix: str, count: int) -> None:
+        super().__init__(calls, job, owner, LEASE_MS)
+        self._prefix, self._left = prefix, count
+
+    def keep(self, key: str, value: str) -> None:
+        """Keep a part; the last one at that."""
+        super().keep(key, value)
+        self._left -= key.startswith(self._prefix)
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(url: str, job_id: str, prefix: str, count: int) -> None:
+    """Drive until death."""
+    building.ROWS_OF_A_SEGMENT = ROWS_OF_A_SEGMENT
+    where, owner = connection(url), new_owner()
+    told = claim(Calls(where), job_id, owner, LEASE_MS)
+    run = DyingRun(Calls(where), told, owner, prefix, count)
+    job = find_job(told.name)
+    spark = spark_session("local[1]", config=FEW_PARTITIONS)
+    drive(run, lambda: job.function(run, where, spark, **job.checked(told.arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))

@@ -1,0 +1,145 @@
+"""Jobs whose driver is killed: index and optimize go on with what is left, and do nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pytest
+from lance.optimize import Compaction
+
+from tests.services.server import ServerProcess
+from tests.spark.dying import LEASE_MS, ROWS_OF_A_SEGMENT
+from tests.spark.test_index import DIMENSION, ROWS, rows
+from tiltyard.pipeline import building
+from tiltyard.pipeline import index as indexing
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import Connection, Table, table
+from tiltyard.pipeline.driving import CatalogRun, claim, drive, new_owner, submit
+from tiltyard.pipeline.index import index
+from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.runs import LocalRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VECTORS: Mapping[str, Any] = {"column": "vector", "type": "IVF_FLAT", "parameters": {"num_partitions": "2"}}
+
+
+@pytest.fixture
+def found(catalog: Connection, fresh: Callable[[str], str]) -> Table:
+    """A table of four fragments."""
+    made = table(catalog, fresh("resumed"))
+    options = {"namespace_client": made.client, "table_id": made.id, "max_rows_per_file": ROWS_OF_A_SEGMENT}
+    lance.write_dataset(rows(range(ROWS)), **options)
+    return made
+
+
+class NotingRun(CatalogRun):
+    """Notes what it keeps: the catalog forgets parts with the job's end."""
+
+    noted: dict[str, str]
+
+    def keep(self, key: str, value: str) -> None:
+        """Keep a part."""
+        super().keep(key, value)
+        self.noted[key] = value
+
+
+def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: str, prefix: str, **asked: Any) -> str:
+    """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
+    arguments = {"table": found.path[0], **asked}
+    job_id = submit(Calls(found.connection), find_job(job), arguments).id
+    words = [sys.executable, "-m", "tests.spark.dying", server.url, job_id, prefix, "2"]
+    assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+    return job_id
+
+
+def resumed(found: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Drive a job to its end: its figures, the parts that were there, and those that were kept now."""
+    calls, owner = Calls(found.connection), new_owner()
+    told = claim(calls, job_id, owner, LEASE_MS)
+    run = NotingRun(calls, told, owner)
+    run.noted, before = {}, dict(run.kept())
+    job = find_job(told.name)
+    arguments = job.checked(told.arguments)
+    figures = drive(run, lambda: job.function(run, found.connection, spark, **arguments))
+    assert figures is not None
+    assert told.attempts == 2
+    return figures, before, run.noted
+
+
+def fragments_of(parts: Iterable[str]) -> list[list[int]]:
+    """The fragments of segments, as they were kept."""
+    return sorted(sorted(map(int, json.loads(text)["seen"])) for text in parts)
+
+
+def segments(parts: Mapping[str, str]) -> list[str]:
+    return [text for key, text in parts.items() if key.startswith("segment-")]
+
+
+def test_index_whose_driver_was_killed_builds_only_what_is_left(
+    served: ServerProcess,
+    environ: dict[str, str],
+    spark: SparkSession,
+    found: Table,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job_id = killed(served, environ, found, "index", "segment-", **VECTORS)
+    monkeypatch.setattr(building, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
+    figures, before, after = resumed(found, spark, job_id)
+    assert "model" in before and "model" not in after
+    once = fragments_of(segments(before)) + [one for one in fragments_of(segments(after)) if len(one) == 1]
+    assert sorted(once) == [[0], [1], [2], [3]]
+    assert (figures["rows"], figures["segments"]) == (str(ROWS), "1")
+    nearest = {"column": "vector", "q": [0.5] * DIMENSION, "k": 10, "nprobes": 2}
+    ids = [found.dataset().to_table(nearest={**nearest, "use_index": use})["id"] for use in (True, False)]
+    assert ids[0] == ids[1]
+
+
+def test_optimize_whose_driver_was_killed_rewrites_only_what_is_left(
+    served: ServerProcess, environ: dict[str, str], spark: SparkSession, found: Table
+) -> None:
+    found.dataset().delete("id % 5 = 0")
+    expected = found.dataset().to_table().sort_by("id")
+    asked = {"rows_per_fragment": 100}  # fragments are rewritten one by one, for the rows deleted
+    job_id = killed(served, environ, found, "optimize", "compacted-", **asked)
+    assert found.dataset().to_table().sort_by("id").equals(expected)
+    figures, before, after = resumed(found, spark, job_id)
+    assert (len(before), len(before.keys() | after.keys()), before.keys() & after.keys()) == (2, 4, set())
+    assert figures["fragments_removed"] == "4"
+    there = found.dataset()
+    assert [one.metadata.num_deletions for one in there.get_fragments()] == [0] * len(there.get_fragments())
+    assert there.to_table().sort_by("id").equals(expected)
+
+
+def test_index_beside_a_compaction_builds_only_what_was_replaced(
+    spark: SparkSession, catalog: Connection, found: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
+    commit = indexing._commit
+    once = iter([None])
+
+    def late(*arguments: Any) -> bool:
+        for _ in once:  # the first two fragments become one
+            dataset = found.dataset()
+            plan = Compaction.plan(dataset, {"target_rows_per_fragment": 2 * ROWS_OF_A_SEGMENT})
+            Compaction.commit(dataset, [plan.tasks[0].execute(dataset)])
+        return commit(*arguments)
+
+    monkeypatch.setattr(indexing, "_commit", late)
+    run = LocalRun()
+    figures = index(run, catalog, spark, found.path[0], **VECTORS)
+    assert (figures["rows"], figures["segments"]) == (ROWS, 1)
+    built = [one for one in fragments_of(segments(run.kept())) if len(one) == 1]
+    assert built[:4] == [[0], [1], [2], [3]]
+    assert len(built) == 5
+    folder = Path(found.dataset().uri.removeprefix("file://"))
+    assert not list(folder.glob("_indices/*/centroids.lance"))

@@ -9,6 +9,7 @@ refuses to start on a function whose name the specification does not know; an op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -32,16 +33,30 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """A response that comes without a thread that waits: `finish` makes it of what the future will have."""
+
+    future: Future[Any]
+    finish: Callable[[Any], Any]
+
+    def result(self) -> Any:
+        """The response, waited for. Raises what the operation raises."""
+        return self.finish(self.future.result())
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """A function, what it needs, and how it may run.
 
     `inline(ctx, request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
-    (SQLite), the server then answers on its event loop, without a thread.
+    (SQLite), the server then answers on its event loop, without a thread. `begin` takes what the function takes, does
+    what little comes before the long part, and answers a `Later`, or None where the function itself has to run.
     """
 
     function: Callable[..., Any]
     inline: Callable[[Any, Any], bool]
     needs: Needs | None
+    begin: Callable[..., Later | None] | None = None
 
     def admit(self, ctx: Any, request: Any) -> Any:
         """The context to run in, if whoever asks may do this. Raises as `Needs` says."""
@@ -72,17 +87,25 @@ def never(ctx: Any, request: Any) -> bool:
 def operation(function: Function, /) -> Function: ...
 @overload
 def operation(
-    *, needs: Needs | None = None, inline: Callable[[Any, Any], bool] = never
+    *,
+    needs: Needs | None = None,
+    inline: Callable[[Any, Any], bool] = never,
+    begin: Callable[..., Later | None] | None = None,
 ) -> Callable[[Function], Function]: ...
 def operation(
-    function: Any = None, /, *, needs: Needs | None = None, inline: Callable[[Any, Any], bool] = never
+    function: Any = None,
+    /,
+    *,
+    needs: Needs | None = None,
+    inline: Callable[[Any, Any], bool] = never,
+    begin: Callable[..., Later | None] | None = None,
 ) -> Any:
     """Serve the operation of this function's name with it, for those who have what it needs."""
 
     def register(function: Function) -> Function:
         if function.__name__ in _served:
             raise UnknownOperationError(f"Two functions serve {function.__name__}.")
-        _served[function.__name__] = Served(function, inline, needs)
+        _served[function.__name__] = Served(function, inline, needs, begin)
         return function
 
     return register if function is None else register(function)

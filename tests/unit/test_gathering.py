@@ -20,7 +20,7 @@ def test_submit_alone_runs_at_once() -> None:
     def run(group: Sequence[Waiting[int]]) -> None:
         group[0].outcome = group[0].item + 1
 
-    assert Gathering().submit("key", 1, run) == 2
+    assert Gathering().submit("key", 1, run).result(10) == 2
 
 
 def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
@@ -40,7 +40,7 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
     def call(number: int) -> None:
         at_the_door.release()
         try:
-            results[number] = gathering.submit(number % 2, number, run)
+            results[number] = gathering.submit(number % 2, number, run).result(10)
         except ValueError as error:
             results[number] = str(error)
 
@@ -66,7 +66,7 @@ def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
 
     def call(number: int) -> None:
         with pytest.raises(RuntimeError):
-            gathering.submit("key", number, run)
+            gathering.submit("key", number, run).result(10)
         failed.append(number)
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(20)]
@@ -75,6 +75,24 @@ def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
     for thread in threads:
         thread.join(timeout=10)
     assert sorted(failed) == list(range(20))
+
+
+def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
+    gathering, begun, go_on, done = Gathering(), threading.Event(), threading.Event(), []
+
+    def run(group: Sequence[Waiting[int]]) -> None:
+        begun.set()
+        go_on.wait(10)
+        for member in group:
+            done.append(member.item)
+            member.outcome = member.item
+
+    first = gathering.submit("key", 1, run)
+    assert begun.wait(10)
+    second = gathering.submit("key", 2, run)
+    assert not second.cancel()
+    go_on.set()
+    assert (first.result(10), second.result(10), done) == (1, 2, [1, 2])
 
 
 def test_hold_lets_one_in_at_a_time() -> None:

@@ -31,6 +31,7 @@ from tiltyard.api.threads import Threads
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
+from tiltyard.operations import Later
 from tiltyard.spec import JSON, Shape
 
 Send = Callable[[Any], Awaitable[None]]
@@ -40,6 +41,8 @@ Scope = dict[str, Any]
 log = logging.getLogger("tiltyard.api")
 
 LONGEST_REQUEST_ID = 128
+INLINE_BODY = 16 << 10
+"""Bytes of an Arrow body that is read on the event loop: to hand it to a thread would take longer."""
 BESIDE = frozenset({*plain.PAGES, oauth.PATH, metrics.PATH})
 """Paths that lead to no operation."""
 
@@ -205,19 +208,26 @@ class Api:
     ) -> Any:
         assert route.served is not None
         served, pool = route.served, self._threads.of(route.operation)
+        begin = served.begin or _never_later
         loop = asyncio.get_running_loop()
         feeding = loop.create_task(upload.feed()) if isinstance(upload, StreamedBody) else None
 
         def work(ctx: Context) -> Any:
             if once is not None:
                 ctx = served.admit(ctx, request)
+            elif later := begin(ctx, request, upload):
+                return later
             result = served.function(ctx, request, upload)
             reach(Point.BEFORE_ANSWER)
             return result
 
         try:
             if once is None:
-                return await loop.run_in_executor(pool, work, ctx)
+                small = self._inline and upload.size is not None and upload.size <= INLINE_BODY
+                result = begin(ctx, request, upload) if small else None
+                if result is None:
+                    result = await loop.run_in_executor(pool, work, ctx)
+                return await _came(result) if isinstance(result, Later) else result
             once.watch(_gone(receive, feeding))
             return await once.run(ctx, request, upload, work, pool)
         except Exception as error:
@@ -329,6 +339,17 @@ async def _gone(receive: Receive, feeding: asyncio.Task[None] | None = None) -> 
         await asyncio.wait([feeding])
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _never_later(ctx: Context, request: Any, upload: Any) -> None:
+    """How an operation begins that has no way to begin apart from its function."""
+
+
+async def _came(later: Later) -> Any:
+    """The response that another thread gives."""
+    result = later.finish(await asyncio.wrap_future(later.future))
+    reach(Point.BEFORE_ANSWER)
+    return result
 
 
 def _bare(result: Any) -> Any:

@@ -1,13 +1,14 @@
-"""Group commit: what several threads want to do to one thing at once is done in one go.
+"""Group commit: what several callers want to do to one thing at once is done in one go.
 
-The first to come leads: it takes all that is waiting, runs it, and hands the lead to the next in line. Under load a
-group is whatever came while the one before it ran, so nobody waits for company.
+A thread takes all that is waiting, runs it, and comes again for what came meanwhile: nobody waits for company, and no
+caller needs a thread of its own to wait in.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -16,28 +17,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
+_THREADS = 64
+"""As many keys are served at once."""
 
 
 class Waiting(Generic[T]):
-    """One caller's work; whoever leads sets its `outcome` or its `error`."""
+    """One caller's work; `run` sets its `outcome` or its `error`."""
 
-    __slots__ = ("_ready", "error", "item", "leads", "outcome")
+    __slots__ = ("error", "future", "item", "outcome", "run")
 
-    def __init__(self, item: T) -> None:
+    def __init__(self, item: T, run: Callable[[Sequence[Waiting[T]]], None]) -> None:
         self.item = item
+        self.run = run
         self.outcome: Any = None
         self.error: BaseException | None = None
-        self.leads = False
-        self._ready = threading.Event()
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # it is done, whoever gave up waiting
 
-    def wait(self) -> None:
-        """Until the work is done, or the lead is handed over."""
-        self._ready.wait()
-        self._ready.clear()
-
-    def wake(self) -> None:
-        """Let `wait` return."""
-        self._ready.set()
+    def settle(self) -> None:
+        """Tell the caller."""
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.outcome)
 
 
 class Gathering:
@@ -46,50 +48,42 @@ class Gathering:
     def __init__(self) -> None:
         self._lines: dict[Hashable, deque[Waiting[Any]]] = {}
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, "gathered")
 
-    def submit(self, key: Hashable, item: T, run: Callable[[Sequence[Waiting[T]]], None]) -> Any:
-        """Run `item` with others of the same key and return its outcome, or raise its error.
+    def submit(self, key: Hashable, item: T, run: Callable[[Sequence[Waiting[T]]], None]) -> Future[Any]:
+        """Have `item` run with others of the same key; the future has its outcome, or its error.
 
-        `run` is given a group with `item` in it, and sets every member's outcome or error; what it raises is the
-        error of all that have neither.
+        `run` is that of the first of a group. It is given the group, and sets every member's outcome or error; what it
+        raises is the error of all that have neither.
         """
-        mine = Waiting(item)
+        mine = Waiting(item, run)
         with self._lock:
             line = self._lines.get(key)
-            if line is None:
-                self._lines[key] = deque()
-                mine.leads = True
-            else:
+            if line is not None:
                 line.append(mine)
-        if not mine.leads:
-            mine.wait()
-        if mine.leads:
-            self._lead(key, mine, run)
-        if mine.error is not None:
-            raise mine.error
-        return mine.outcome
+                return mine.future
+            self._lines[key] = deque([mine])
+        self._threads.submit(self._lead, key)
+        return mine.future
 
-    def _lead(self, key: Hashable, mine: Waiting[T], run: Callable[[Sequence[Waiting[T]]], None]) -> None:
+    def _lead(self, key: Hashable) -> None:
         with self._lock:
             line = self._lines[key]
-            group = [mine, *(line.popleft() for _ in range(min(len(line), MOST_AT_ONCE - 1)))]
+            group = [line.popleft() for _ in range(min(len(line), MOST_AT_ONCE))]
         try:
-            run(group)
+            group[0].run(group)
         except BaseException as error:  # noqa: BLE001  # whatever it is, nobody may wait for ever
             for member in group:
                 if member.outcome is None and member.error is None:
                     member.error = error
         finally:
-            self._hand_over(key)
-            for member in group[1:]:
-                member.wake()
+            self._go_on(key)
+            for member in group:
+                member.settle()
 
-    def _hand_over(self, key: Hashable) -> None:
+    def _go_on(self, key: Hashable) -> None:
         with self._lock:
-            line = self._lines[key]
-            if not line:
+            if not self._lines[key]:
                 del self._lines[key]
                 return
-            heir = line.popleft()
-        heir.leads = True
-        heir.wake()
+        self._threads.submit(self._lead, key)

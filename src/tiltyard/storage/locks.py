@@ -17,7 +17,8 @@ from lance_namespace.errors import ConcurrentModificationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PAUSE_SECONDS = 0.005
+_FIRST_PAUSE = 0.0002
+_LONGEST_PAUSE = 0.005
 _FILES = 1024
 
 
@@ -67,6 +68,7 @@ class Locks:
         """A lock on one of a fixed number of files: two tables may share one, and then wait for each other."""
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _FILES
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        pause = _FIRST_PAUSE
         with (self._folder / str(number)).open("w") as file:
             while True:
                 try:
@@ -74,7 +76,8 @@ class Locks:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise _busy() from None
-                    time.sleep(_PAUSE_SECONDS)
+                    time.sleep(pause)
+                    pause = min(pause * 2, _LONGEST_PAUSE)
                 else:
                     yield  # closing the file frees the lock
                     return

@@ -62,7 +62,6 @@ class Storage:
         self._roots = self.places.roots
         self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes)
         self.appends = Gathering()
-        self.turn = threading.Lock()
         self.locks = Locks()
         self._files: dict[str, Files] = {"": LocalFiles()}
         self._ignoring_case: dict[str, bool] = {}

@@ -6,7 +6,6 @@ A commit costs two to three milliseconds, whether it brings one row or a thousan
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,12 +14,14 @@ from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import commit_append, count_rows, discard, discard_failed, write_rows
+from tiltyard.tables.beginning import adopt_columns, begin
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.marks import marks
 from tiltyard.tables.target import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
 
     import lance
     from lance.fragment import FragmentMetadata
@@ -32,13 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one caller adds: rows in memory that fit `schema`, or fragments already written against a version."""
+    """What one caller adds: rows in memory, or fragments already written against a version."""
 
+    target: Target
     rows: pa.Table | None = None
-    schema: pa.Schema | None = None
     fragments: tuple[FragmentMetadata, ...] = ()
     read_version: int = 0
-    claims: tuple[Claim, ...] = ()
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """The requests that it fulfils."""
+        return self.target.ctx.claims
 
     @property
     def num_rows(self) -> int:
@@ -46,12 +51,13 @@ class Addition:
         return count_rows(self.fragments) if self.rows is None else self.rows.num_rows
 
 
-def append_rows(target: Target, rows: pa.Table, schema: pa.Schema) -> int:
-    """Append rows that fit a table's schema, together with whoever appends now. Returns the version that has them.
+def append_rows(target: Target, rows: pa.Table) -> Future[int]:
+    """Append rows to a table, together with whoever appends now. The future has the version that has them.
 
-    Raises TableSchemaValidationError, ConcurrentModificationError, InvalidTableStateError, ServiceUnavailableError.
+    They may be the first rows of a declared table. It raises TableSchemaValidationError, ConcurrentModificationError,
+    InvalidTableStateError, TableBranchNotFoundError, ServiceUnavailableError.
     """
-    return _submit(target, Addition(rows=rows, schema=schema, claims=target.ctx.claims))
+    return target.ctx.storage.appends.submit(target.key, Addition(target, rows), _run)
 
 
 def append_fragments(
@@ -66,26 +72,29 @@ def append_fragments(
     except BaseException:
         discard(target.ctx.storage, dataset.uri, fragments)
         raise
+    addition = Addition(target, None, tuple(fragments), read_version)
     try:
-        return _submit(target, Addition(None, None, tuple(fragments), read_version, target.ctx.claims))
+        version: int = target.ctx.storage.appends.submit(target.key, addition, _run).result()
     except BaseException as error:
         discard_failed(target.ctx.storage, dataset.uri, fragments, error)
         raise
-
-
-def _submit(target: Target, addition: Addition) -> int:
-    version: int = target.ctx.storage.appends.submit(target.key, addition, partial(_run, target))
     return version
 
 
-def _run(target: Target, group: Sequence[Waiting[Addition]]) -> None:
-    """Commit a group; if that fails, its halves, until what is wrong fails alone."""
+def _run(group: Sequence[Waiting[Addition]]) -> None:
+    """Commit a group; if that fails, its halves, until what is wrong fails alone.
+
+    Other processes of this machine wait meanwhile: commits that meet are tried again, which takes far longer.
+    """
+    target = group[0].item.target
     patience = Patience(target.ctx.settings.conflict_timeout)
     parts = [list(group)]
     while parts:
         part = parts.pop()
         try:
-            dataset = _append(target, [member.item for member in part], patience)
+            with target.leaving_nothing(), target.ctx.storage.locks.hold(f"{target.key}+", patience.left):
+                part = _after_the_first(part)
+                _append(part, patience)
         except LanceNamespaceError as error:
             if len(part) > 1 and not isinstance(error, ServiceUnavailableError):
                 middle = len(part) // 2
@@ -93,61 +102,119 @@ def _run(target: Target, group: Sequence[Waiting[Addition]]) -> None:
                 continue
             for member in part:
                 member.error = error
-        else:
-            version = target.committed(dataset, plain=True)
-            for member in part:
-                member.outcome = version
 
 
-def _append(target: Target, additions: Sequence[Addition], patience: Patience) -> lance.LanceDataset:
-    """One commit of several additions, tried again after a conflict that goes away."""
-    brought = [fragment for addition in additions for fragment in addition.fragments]
-    versions = [addition.read_version for addition in additions if addition.fragments]
-    claims = tuple(claim for addition in additions for claim in addition.claims)
-    target = replace(target, ctx=replace(target.ctx, claims=claims))
-    properties = marks({claim.id: addition.num_rows for addition in additions for claim in addition.claims})
-    while True:
-        dataset = target.dataset()
+def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:
+    """What is left to append once a table that was only declared has its first version."""
+    first = part[0]
+    target = first.item.target
+    if first.item.rows is not None and target.dataset_if_written() is None:
+        with lance_errors():
+            first.outcome = begin(target, first.item.rows)
+        if first.outcome is not None:
+            return part[1:]
+    return part
+
+
+def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
+    """One commit of several additions, tried again after a conflict that goes away. Sets their outcomes and errors."""
+    while part:
+        target = part[0].item.target
+        dataset = _with_columns(target, part)
         with lance_errors(dataset):
-            written = _write(target, additions, dataset)
+            alike, members = _fitted(part, dataset.schema)
+            additions = [member.item for member in members]
+            claims = tuple(claim for addition in additions for claim in addition.claims)
+            target = replace(target, ctx=replace(target.ctx, claims=claims))
+            written = _write(target, alike, dataset)
             try:
-                read_version = min([dataset.version, *versions])
-                fragments = [*brought, *written]
-                return commit_append(dataset, fragments, read_version, patience.left, properties, target.road)
+                committed = _commit(target, dataset, additions, written, patience)
             except BaseException as error:
                 discard_failed(target.ctx.storage, dataset.uri, written, error)
-                if brought and isinstance(error, CommitConflictError) and not error.retryable:
-                    raise  # the table was overwritten: fragments of the old one cannot join it
-                patience.or_raise(error)
+                if not isinstance(error, CommitConflictError) or error.retryable or not any(_brought(additions)):
+                    patience.or_raise(error)
+                    continue
+                raise  # the table was overwritten: fragments of the old one cannot join it
+        version = target.committed(committed, plain=True)
+        for member in members:
+            member.outcome = version
+        return
 
 
-def _write(target: Target, additions: Sequence[Addition], dataset: lance.LanceDataset) -> list[FragmentMetadata]:
+def _with_columns(target: Target, part: Sequence[Waiting[Addition]]) -> lance.LanceDataset:
+    """The table's latest version; one without columns gets those of the first rows."""
+    dataset = target.dataset()
+    rows = part[0].item.rows
+    return dataset if dataset.schema.names or rows is None else adopt_columns(target, rows.schema)
+
+
+def _fitted(
+    part: Sequence[Waiting[Addition]], schema: pa.Schema
+) -> tuple[list[list[pa.Table]], list[Waiting[Addition]]]:
+    """The rows in memory as the table has them, those that look alike together, and whose they are.
+
+    What does not fit fails alone.
+    """
+    alike: list[tuple[pa.Schema, list[pa.Table]]] = []
+    fittings: list[tuple[pa.Schema, Fitting]] = []
+    members = []
+    for member in part:
+        member.error = None
+        rows = member.item.rows
+        if rows is not None:
+            try:
+                rows = _fitting(fittings, rows.schema, schema).table(rows)
+            except LanceNamespaceError as error:
+                member.error = error
+                continue
+            same = next((tables for seen, tables in alike if seen.equals(rows.schema, check_metadata=True)), None)
+            if same is None:
+                alike.append((rows.schema, [rows]))
+            else:
+                same.append(rows)
+        members.append(member)
+    return [tables for _, tables in alike], members
+
+
+def _fitting(known: list[tuple[pa.Schema, Fitting]], source: pa.Schema, table: pa.Schema) -> Fitting:
+    """From one schema to the table's: callers who add at once mostly send the same."""
+    for seen, fitting in known:
+        if seen.equals(source, check_metadata=True):
+            return fitting
+    fitting = Fitting(source, table)
+    known.append((source, fitting))
+    return fitting
+
+
+def _write(target: Target, alike: Iterable[list[pa.Table]], dataset: lance.LanceDataset) -> list[FragmentMetadata]:
     """Write the rows in memory: one fragment for all that look alike."""
-    schema = dataset.schema
-    alike: list[list[pa.Table]] = []
-    for addition in additions:
-        if addition.rows is None:
-            continue
-        rows = _fitted(addition, schema)
-        for tables in alike:
-            if tables[0].schema.equals(rows.schema, check_metadata=True):
-                tables.append(rows)
-                break
-        else:
-            alike.append([rows])
     written: list[FragmentMetadata] = []
     try:
         for tables in alike:
-            written += write_rows(pa.concat_tables(tables).combine_chunks().unify_dictionaries(), dataset)
+            rows = pa.concat_tables(tables)
+            if rows.num_rows:
+                written += write_rows(rows.combine_chunks().unify_dictionaries(), dataset)
     except BaseException:
         discard(target.ctx.storage, dataset.uri, written)
         raise
     return written
 
 
-def _fitted(addition: Addition, schema: pa.Schema) -> pa.Table:
-    """The rows, fitted again if the table's schema moved on since the caller did it."""
-    rows: pa.Table = addition.rows
-    if addition.schema is not None and addition.schema.equals(schema, check_metadata=True):
-        return rows
-    return Fitting(rows.schema, schema).table(rows)
+def _commit(
+    target: Target,
+    dataset: lance.LanceDataset,
+    additions: Sequence[Addition],
+    written: Sequence[FragmentMetadata],
+    patience: Patience,
+) -> lance.LanceDataset:
+    """Commit what was written and what was brought; no row at all is in the version that is there."""
+    fragments = [*_brought(additions), *written]
+    if not fragments:
+        return dataset
+    read_version = min([dataset.version, *(addition.read_version for addition in additions if addition.fragments)])
+    properties = marks({claim.id: addition.num_rows for addition in additions for claim in addition.claims})
+    return commit_append(dataset, fragments, read_version, patience.left, properties, target.road)
+
+
+def _brought(additions: Iterable[Addition]) -> list[FragmentMetadata]:
+    return [fragment for addition in additions for fragment in addition.fragments]

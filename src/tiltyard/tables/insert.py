@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
@@ -11,7 +9,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.modes import InsertMode, parse_mode
-from tiltyard.operations import operation
+from tiltyard.operations import Later, operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import (
@@ -21,27 +19,43 @@ from tiltyard.storage.writing import (
     discard_failed,
     fragments_of,
     has_schema,
-    publish_first,
     write_first,
     write_rows,
     write_table,
 )
 from tiltyard.tables.appends import append_fragments, append_rows
+from tiltyard.tables.beginning import adopt_columns, begin, publish
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.multipart import insert_part
-from tiltyard.tables.opening import find_table, open_to_commit
+from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Patience, Target
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
     from tiltyard.bodies import ArrowBody
     from tiltyard.context import Context
 
 
-@operation(needs=on_table(Privilege.WRITE))
+def begin_insert(ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody) -> Later | None:
+    """Rows of a small body on their way into a table, together with others': no thread waits for them.
+
+    None for what is no append of a small body. Raises as `insert_into_table` does.
+    """
+    if data.size is None or request.upload_id or _mode(request) is not InsertMode.APPEND:
+        return None
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    incoming = Incoming(data)
+    incoming.require_columns()
+    rows = incoming.table()
+    return Later(
+        append_rows(target, rows),
+        lambda version: models.InsertIntoTableResponse(version=version, num_inserted_rows=rows.num_rows),
+    )
+
+
+@operation(needs=on_table(Privilege.WRITE), begin=begin_insert)
 def insert_into_table(
     ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody
 ) -> models.InsertIntoTableResponse:
@@ -51,44 +65,37 @@ def insert_into_table(
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableSchemaValidationError,
     InvalidInputError, ConcurrentModificationError, TransactionNotFoundError (no such multipart write).
     """
-    mode = parse_mode(InsertMode, request.mode, InsertMode.APPEND)
+    if later := begin_insert(ctx, request, data):
+        response: models.InsertIntoTableResponse = later.result()
+        return response
     target = Target(ctx, find_table(ctx, request.id), request.branch)
-    with _turn(target, data):
-        incoming = Incoming(data)
+    incoming = Incoming(data)
     incoming.require_columns()
     with target.leaving_nothing():
         if request.upload_id:
-            rows = insert_part(target, request.upload_id, request.upload_part_id, mode, incoming)
+            rows = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)
             return models.InsertIntoTableResponse(num_inserted_rows=rows)
-        version, rows = (append if mode is InsertMode.APPEND else overwrite)(target, incoming)
+        version, rows = (append if _mode(request) is InsertMode.APPEND else overwrite)(target, incoming)
     return models.InsertIntoTableResponse(version=version, num_inserted_rows=rows)
 
 
-def _turn(target: Target, data: ArrowBody) -> AbstractContextManager[object]:
-    """Small bodies are read one after the other.
-
-    Threads that read them at once mostly wait for the interpreter, and so does the thread that commits for all of
-    them: taking turns, 32 callers insert half as much again.
-    """
-    return nullcontext() if data.size is None else target.ctx.storage.turn
+def _mode(request: models.InsertIntoTableRequest) -> InsertMode:
+    return parse_mode(InsertMode, request.mode, InsertMode.APPEND)
 
 
 def append(target: Target, incoming: Incoming) -> tuple[int, int]:
     """Add rows to a table. Returns the version that has them, and their number."""
-    rows = incoming.table() if incoming.is_small else None
+    if incoming.is_small:
+        rows = incoming.table()
+        return append_rows(target, rows).result(), rows.num_rows
     dataset = target.dataset_if_written()
     if dataset is None:
-        if begun := _begin(target, incoming, rows):
+        if begun := _begin(target, incoming):
             return begun
         dataset = target.dataset()
     if not dataset.schema.names:
-        dataset = _adopt_columns(target, incoming)
-    schema = dataset.schema
-    fitting = Fitting(incoming.schema, schema)
-    if rows is not None:
-        fitted = fitting.table(rows)
-        version = append_rows(target, fitted, schema) if rows.num_rows else target.written(dataset.version)
-        return version, rows.num_rows
+        dataset = adopt_columns(target, incoming.schema)
+    fitting = Fitting(incoming.schema, dataset.schema)
     with incoming.errors(dataset):
         fragments = write_rows(incoming.reader(fitting), dataset)
     if not fragments:
@@ -96,44 +103,24 @@ def append(target: Target, incoming: Incoming) -> tuple[int, int]:
     return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
 
 
-def _begin(target: Target, incoming: Incoming, rows: pa.Table | None) -> tuple[int, int] | None:
-    """Make the first version of a declared table; None if another did it first and the rows are still to be added."""
+def _begin(target: Target, incoming: Incoming) -> tuple[int, int] | None:
+    """Make a body that streams the first version of a declared table; None if there was one before it began."""
     storage, location = target.ctx.storage, target.location
     try:
         with incoming.errors():
-            first = write_first(storage, location, incoming.reader() if rows is None else rows, {})
+            first = write_first(storage, location, incoming.reader(), {})
     except TableAlreadyExistsError:
         return None
     fragments = fragments_of(first)
-    first.transaction_properties = target.marks(count_rows(fragments))
-    try:
-        publish_first(storage, location, first, target.road)
-    except TableAlreadyExistsError:
-        dataset = target.dataset()
-        if has_schema(dataset, incoming.schema) and fragments:
-            return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
-        discard(storage, location, fragments)
-        if rows is not None:
-            return None
-        raise ConcurrentModificationError(
-            "Another request gave this table its first rows, with other columns: describe it, then insert again."
-        ) from None
-    except BaseException as error:
-        discard_failed(storage, location, fragments, error)
-        raise
-    return target.written(1), count_rows(fragments)
-
-
-def _adopt_columns(target: Target, incoming: Incoming) -> lance.LanceDataset:
-    """Give a table that was created from an empty stream the columns of its first rows."""
-    storage = target.ctx.storage
-    with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
-        preparing = replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
-        dataset = open_to_commit(preparing, target.record, target.branch)
-        if not dataset.schema.names:
-            with lance_errors(dataset):
-                dataset.add_columns(incoming.schema)
-    return target.dataset()
+    if publish(target, first):
+        return 1, count_rows(fragments)
+    dataset = target.dataset()
+    if has_schema(dataset, incoming.schema) and fragments:
+        return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
+    discard(storage, location, fragments)
+    raise ConcurrentModificationError(
+        "Another request gave this table its first rows, with other columns: describe it, then insert again."
+    )
 
 
 def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
@@ -141,7 +128,12 @@ def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
     rows = incoming.table() if incoming.is_small else None
     dataset = target.dataset_if_written()
     if dataset is None:
-        if begun := _begin(target, incoming, rows):
+        if rows is None:
+            begun = _begin(target, incoming)
+        else:
+            with incoming.errors():
+                begun = (1, rows.num_rows) if begin(target, rows) else None
+        if begun:
             return begun
         dataset = target.dataset()
     base = dataset.uri

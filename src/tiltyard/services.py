@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from tiltyard.access import Access
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.paging import Paging
 from tiltyard.storage import Storage
-from tiltyard.store import open_store
+from tiltyard.store import open_store, wall_clock
 from tiltyard.tables.own_commits import road
-
-
-def now_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def open_services(settings: Settings) -> Services:
@@ -26,8 +19,7 @@ def open_services(settings: Settings) -> Services:
     database = settings.database_url
     storage = Storage(settings)
     storage.prepare()
-    store = open_store(database, clock=now_ms)
+    store = open_store(database, clock=wall_clock)
     storage.datasets.shares = store.shares
-    return Services(
-        settings, store, storage, Paging(store.secret("paging"), settings.max_page_size), now_ms, Access(store), road
-    )
+    paging = Paging(store.secret("paging"), settings.max_page_size)
+    return Services(settings, store, storage, paging, wall_clock, Access(store), road)

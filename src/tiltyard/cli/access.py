@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import msgspec
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.cli.options import Refuse
 from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -21,7 +22,6 @@ from tiltyard.pipeline.places import Connection
 from tiltyard.principals import Principal
 from tiltyard.spec import models
 
-Refuse = Callable[[str], NoReturn]
 Call = Callable[..., dict[str, Any]]
 
 OPERATOR = Principal("operator", method="command line", administrator=True)

@@ -14,11 +14,10 @@ import msgspec
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.audit import entry
-from tiltyard.cli.serving import Refuse
+from tiltyard.cli.options import Refuse
 from tiltyard.config import ConfigError, Settings
 from tiltyard.modes import Outcome, parse_mode
-from tiltyard.services import now_ms
-from tiltyard.store import AuditFilter, AuditRecord, Store, StoreVersionError, open_store
+from tiltyard.store import AuditFilter, AuditRecord, Store, StoreVersionError, open_store, wall_clock
 
 PAGE = 1000
 FOLLOW_SECONDS = 1.0
@@ -79,7 +78,7 @@ def _followed(store: Store, wanted: AuditFilter) -> Iterator[AuditRecord]:
             if key not in shown:
                 shown[key] = None
                 yield record
-        since = max(wanted.since or 0, now_ms() - LATE_MS)
+        since = max(wanted.since or 0, wall_clock() - LATE_MS)
         wanted = replace(wanted, since=since)
         shown = {key: None for key in shown if key[0] >= since}
         time.sleep(FOLLOW_SECONDS)
@@ -90,7 +89,7 @@ def _moment(text: str | None, refuse: Refuse) -> int | None:
     if text is None:
         return None
     if ago := re.fullmatch(r"(\d+)([smhd])", text):
-        return now_ms() - int(ago[1]) * _UNITS[ago[2]]
+        return wall_clock() - int(ago[1]) * _UNITS[ago[2]]
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:

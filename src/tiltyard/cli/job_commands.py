@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from lance_namespace.errors import InvalidTableStateError
 
 from tiltyard.cli.bar import progress_bar
 from tiltyard.cli.jobs import Reach, drive_here, reach_options, refusing
+from tiltyard.cli.options import Refuse
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.driving import claim, new_owner
 from tiltyard.pipeline.jobs import find_job
-
-Refuse = Callable[[str], NoReturn]
 
 LOOK_SECONDS = 0.5
 ENDED = ("Succeeded", "Failed", "Canceled")

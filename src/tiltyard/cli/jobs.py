@@ -13,6 +13,7 @@ import click
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.cli.bar import progress_bar
+from tiltyard.cli.options import Refuse
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.pipeline.applications import application_facts
 from tiltyard.pipeline.calls import Calls
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tiltyard.pipeline.places import Connection
-
-Refuse = Callable[[str], NoReturn]
 
 INTERRUPTED = 130
 """The status of a command that Ctrl-C ended, as shells have it."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import NoReturn
 
 import click
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard import store as stores
-from tiltyard.config import ConfigError, Settings
+from tiltyard.cli.options import Refuse
+from tiltyard.config import DAY_MS, ConfigError, Settings
 from tiltyard.identity import keys
 from tiltyard.identity.keys import KeyWish, NewKey
 from tiltyard.ids import check_name
 from tiltyard.store import KeyRecord, Store, StoreVersionError
 
-Refuse = Callable[[str], NoReturn]
-
-DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 PAGE = 1_000
 

@@ -13,6 +13,8 @@ import click
 from tiltyard.config import ConfigError, Settings, load_settings
 
 Command = Callable[..., None]
+Refuse = Callable[[str], NoReturn]
+"""How a command stops: `refuse`."""
 
 DATABASE = ("root", "db")
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import msgspec
 
 from tiltyard.cli.jobs import Reach, modes, pairs, reach_options, refusing, run_job
+from tiltyard.cli.options import Refuse
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.plans.files import described, read_plan
-
-Refuse = Callable[[str], NoReturn]
 
 
 def pipeline_command(name: str, refuse: Refuse) -> click.Command | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from tiltyard.cli.access import Refuse, reaching
+from tiltyard.cli.access import reaching
+from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
 from tiltyard.ids import DEFAULT_DELIMITER, parse_id
 

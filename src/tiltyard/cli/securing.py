@@ -6,14 +6,12 @@ import ipaddress
 import logging
 import ssl
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
+from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.identity.keys import FIRST_NAME, first_key
-
-Refuse = Callable[[str], NoReturn]
 
 ONLY_HTTPS = ("strict-transport-security", "max-age=31536000")
 """To browsers: a year without plain HTTP."""

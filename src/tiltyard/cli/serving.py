@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -21,6 +21,7 @@ from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
 from tiltyard.audit import check_audit
 from tiltyard.cli.memory import keep_large_buffers
+from tiltyard.cli.options import Refuse
 from tiltyard.cli.securing import greet, network, require_safe, scheme
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
@@ -29,8 +30,6 @@ from tiltyard.services import open_services
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
 from tiltyard.worker import Drivers, Worker
-
-Refuse = Callable[[str], NoReturn]
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import NoReturn
 
 import click
 from lance_namespace.errors import LanceNamespaceError
@@ -13,6 +12,7 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.catalog.deletion import sweep
 from tiltyard.catalog.garbage import all_tables, remove_folders, unknown_folders
 from tiltyard.catalog.undo import list_dropped_namespaces, list_dropped_tables, undrop_namespace, undrop_table
+from tiltyard.cli.options import Refuse
 from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -23,8 +23,6 @@ from tiltyard.store import TableRecord
 from tiltyard.tables.garbage import checked_wish, collect, try_collect
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.repair import repair
-
-Refuse = Callable[[str], NoReturn]
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NoReturn
 
 import click
 import msgspec
-from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.audit import entry
+from tiltyard.cli.database import opened
 from tiltyard.cli.options import Refuse
-from tiltyard.config import ConfigError, Settings
+from tiltyard.config import Settings
 from tiltyard.modes import Outcome, parse_mode
-from tiltyard.store import AuditFilter, AuditRecord, Store, StoreVersionError, open_store, wall_clock
+from tiltyard.store import AuditFilter, AuditRecord, Store, wall_clock
 
 PAGE = 1000
 FOLLOW_SECONDS = 1.0
@@ -41,7 +41,7 @@ def run_audit(
     as_json: bool,
 ) -> None:
     """Print records, oldest first; with `follow`, until a signal ends it."""
-    try:
+    with suppress(KeyboardInterrupt), opened(settings, refuse) as store:
         wanted = AuditFilter(
             since=_moment(since, refuse),
             until=_moment(until, refuse),
@@ -50,13 +50,8 @@ def run_audit(
             object=object,
             outcome=None if outcome is None else parse_mode(Outcome, outcome, Outcome.OK, "outcome").value,
         )
-        with open_store(settings.database_url) as store:
-            for record in _followed(store, wanted) if follow else _found(store, wanted):
-                click.echo(_json(record) if as_json else _line(record))
-    except (LanceNamespaceError, StoreVersionError, ConfigError, ValueError) as error:
-        refuse(str(error))
-    except KeyboardInterrupt:
-        return
+        for record in _followed(store, wanted) if follow else _found(store, wanted):
+            click.echo(_json(record) if as_json else _line(record))
 
 
 def _found(store: Store, wanted: AuditFilter) -> list[AuditRecord]:
@@ -93,11 +88,7 @@ def _moment(text: str | None, refuse: Refuse) -> int | None:
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        return _no_moment(text, refuse)
-
-
-def _no_moment(text: str, refuse: Refuse) -> NoReturn:
-    refuse(f"'{text}' is no time: write 2026-05-01, 2026-05-01T12:00Z, or 30m, 12h, 7d for how long ago.")
+        refuse(f"'{text}' is no time: write 2026-05-01, 2026-05-01T12:00Z, or 30m, 12h, 7d for how long ago.")
 
 
 def _json(record: AuditRecord) -> str:

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import click
-from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard import store as stores
+from tiltyard.cli.database import opened
 from tiltyard.cli.options import Refuse
-from tiltyard.config import DAY_MS, ConfigError, Settings
+from tiltyard.config import DAY_MS, Settings
 from tiltyard.identity import keys
 from tiltyard.identity.keys import KeyWish, NewKey
 from tiltyard.ids import check_name
-from tiltyard.store import KeyRecord, Store, StoreVersionError
+from tiltyard.store import KeyRecord, wall_clock
 
 HOUR_MS = 3_600_000
 PAGE = 1_000
-
-
-@contextmanager
-def _store(settings: Settings, refuse: Refuse) -> Iterator[Store]:
-    """The catalog's database; what goes wrong is one sentence to the operator."""
-    try:
-        with stores.open_store(settings.database_url) as store:
-            yield store
-    except (LanceNamespaceError, StoreVersionError, ConfigError, ValueError) as error:
-        refuse(str(error))
 
 
 def run_create(
     settings: Settings, refuse: Refuse, principal: str, administrator: bool, expires_days: float | None, note: str
 ) -> None:
     """Create a key and print it."""
-    with _store(settings, refuse) as store:
+    with opened(settings, refuse) as store:
         wish = KeyWish(note, _in_days(expires_days))
-        made = keys.create_key(store, stores.wall_clock, principal, wish, administrator=administrator)
+        made = keys.create_key(store, wall_clock, principal, wish, administrator=administrator)
     _print(made)
 
 
@@ -45,9 +32,9 @@ def run_rotate(
     settings: Settings, refuse: Refuse, key_id: str, overlap_hours: float, expires_days: float | None
 ) -> None:
     """Create a key in the place of another, and print it."""
-    with _store(settings, refuse) as store:
+    with opened(settings, refuse) as store:
         wish = KeyWish(expires_at=_in_days(expires_days))
-        made = keys.rotate_key(store, stores.wall_clock, key_id, wish, int(overlap_hours * HOUR_MS))
+        made = keys.rotate_key(store, wall_clock, key_id, wish, int(overlap_hours * HOUR_MS))
     _print(made)
 
 
@@ -55,7 +42,7 @@ def run_revoke(settings: Settings, refuse: Refuse, key_ids: tuple[str, ...], *, 
     """End keys, or all tokens."""
     if not key_ids and not all_tokens:
         refuse("Name the keys to revoke, or say --all-tokens.")
-    with _store(settings, refuse) as store:
+    with opened(settings, refuse) as store:
         for key_id in key_ids:
             keys.existing_key(store, key_id)
         for key_id in key_ids:
@@ -68,7 +55,7 @@ def run_revoke(settings: Settings, refuse: Refuse, key_ids: tuple[str, ...], *, 
 
 def run_list(settings: Settings, refuse: Refuse, principal: str | None) -> None:
     """Print keys, a line each."""
-    with _store(settings, refuse) as store:
+    with opened(settings, refuse) as store:
         after: tuple[object, ...] | None = None
         while page := store.list_keys(principal, after, PAGE):
             for key in page:
@@ -78,7 +65,7 @@ def run_list(settings: Settings, refuse: Refuse, principal: str | None) -> None:
 
 def run_list_principals(settings: Settings, refuse: Refuse) -> None:
     """Print principals, a line each."""
-    with _store(settings, refuse) as store:
+    with opened(settings, refuse) as store:
         after: str | None = None
         while page := store.list_principals(after, PAGE):
             for one in page:
@@ -93,7 +80,7 @@ def run_alter_principal(
     """Change a principal."""
     if administrator is None and disabled is None:
         refuse("Say what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with _store(settings, refuse) as store:
+    with opened(settings, refuse) as store:
         record = keys.alter_principal(store, check_name(name, "principal's name"), administrator, disabled)
     is_ = "disabled" if record.disabled else "enabled"
     click.echo(f"{record.name} is {is_}, {'an' if record.administrator else 'no'} administrator.")
@@ -119,4 +106,4 @@ def _date(ms: int) -> str:
 
 
 def _in_days(days: float | None) -> int | None:
-    return None if days is None else stores.wall_clock() + int(days * DAY_MS)
+    return None if days is None else wall_clock() + int(days * DAY_MS)

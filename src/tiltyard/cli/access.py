@@ -86,13 +86,8 @@ def run_list(settings: Settings, refuse: Refuse, *, what: str, whom: str, url: s
     asked = _grantee(whom) if whom and not what else {**_object(what), "grantee": whom or None}
     with reaching(settings, refuse, url, key) as call:
         for one in _pages(call, "ListGrants", "grants", asked):
-            path = tuple(one.get("id") or ())
-            kind = one["object_kind"]
-            shown = (
-                kind if kind == "server" else f"{kind}:{display(path) if one.get('id') is not None else '(dropped)'}"
-            )
             grantee = f"{one['grantee_kind']}:{one['grantee']}"
-            click.echo(f"{shown}  {grantee}  {','.join(one['privileges'])}  by {one['granted_by']}")
+            click.echo(f"{_shown(one)}  {grantee}  {','.join(one['privileges'])}  by {one['granted_by']}")
 
 
 def _shown(grant: dict[str, Any]) -> str:

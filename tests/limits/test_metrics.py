@@ -44,6 +44,7 @@ def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
     assert found["tiltyard_catalog_up",] == 1
     assert {key[2] for key in found if key[0] == "tiltyard_process_load"} >= {
         "queries waiting for a thread",
+        "identity waiting for a thread",
         "catalog writes waiting",
         "audit records waiting",
         "audit records lost",

@@ -26,6 +26,12 @@ class Threads:
         self.identity = ThreadPoolExecutor(IDENTITY_THREADS, "identity")
         self._queries = ThreadPoolExecutor(max(8, 4 * processors), "query")
         self._writes = ThreadPoolExecutor(WRITE_THREADS, "write")
+        self._pools = {
+            "catalog": self.catalog,
+            "identity": self.identity,
+            "queries": self._queries,
+            "writes": self._writes,
+        }
 
     def of(self, operation: Operation) -> ThreadPoolExecutor:
         """The pool for an operation: uploads and other changes of data wait for each other, so they get the most."""
@@ -35,10 +41,9 @@ class Threads:
 
     def waiting(self) -> dict[str, float]:
         """How much waits for a thread of each pool."""
-        pools = {"catalog": self.catalog, "queries": self._queries, "writes": self._writes}
-        return {f"{name} waiting for a thread": pool._work_queue.qsize() for name, pool in pools.items()}
+        return {f"{name} waiting for a thread": pool._work_queue.qsize() for name, pool in self._pools.items()}
 
     def close(self) -> None:
         """Start nothing more. The server has drained by now: what still runs is not waited for."""
-        for pool in (self.catalog, self.identity, self._queries, self._writes):
+        for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

@@ -65,7 +65,7 @@ class Paging:
         return entries[:size], self.token(scope, key_of(entries[size - 1]))
 
 
-def page_size(limit: int | None, largest: int = LARGEST_PAGE) -> int:
+def page_size(limit: int | None, largest: int) -> int:
     """How many entries a page holds: `largest` unless asked for fewer. Raises InvalidInputError below 1."""
     if limit is None:
         return largest

@@ -51,4 +51,4 @@ def test_page_walks_the_whole_list_and_ends_without_a_token() -> None:
 @pytest.mark.parametrize("limit", [0, -1])
 def test_page_size_refuses_less_than_one(limit: int) -> None:
     with pytest.raises(InvalidInputError):
-        page_size(limit)
+        page_size(limit, 10)

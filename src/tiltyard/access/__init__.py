@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
-__all__ = ["ALL", "Access", "Privilege", "Rights", "is_administrator", "narrowing_of", "roles_of", "table_privileges"]
+__all__ = ["ALL", "Access", "Privilege", "Rights", "is_administrator", "narrowing_of", "table_privileges"]
 
 
 _EVERYTHING = Privilege(ALL)
@@ -21,11 +21,6 @@ _EVERYTHING = Privilege(ALL)
 def is_administrator(ctx: Context) -> bool:
     """Whether the one who asks may do everything: by itself, or by a grant on the server."""
     return ctx.principal.administrator or bool(ctx.access.of(ctx.principal).server & Privilege.ADMINISTER)
-
-
-def roles_of(ctx: Context) -> tuple[str, ...]:
-    """The roles of the one who asks, by its name and its groups, sorted. Raises ServiceUnavailableError."""
-    return ctx.access.of(ctx.principal).roles
 
 
 def narrowing_of(ctx: Context, record: TableRecord) -> Narrowing | None:

@@ -7,7 +7,7 @@ its table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError
@@ -20,8 +20,6 @@ from tiltyard.operations import Needs
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-
-Admit = Callable[["Context", Any], "Context"]
 
 
 def said(wanted: int) -> str:

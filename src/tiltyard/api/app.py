@@ -183,7 +183,7 @@ class Api:
     ) -> None:
         """The operation in a thread, within the limits of queries."""
         settings = self._services.settings
-        slot = self._limits.enter(route.operation.name, ctx, exchange.call.address)
+        slot = self._limits.enter(ctx, exchange.call.address)
         try:
             deadline = Deadline.after(settings.query_timeout)
             query = Query(self._threads.of(route.operation), deadline, slot, settings.max_result_bytes)

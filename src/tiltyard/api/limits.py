@@ -112,9 +112,9 @@ class Limits:
         if wait:
             raise _throttled("The server is sent too many requests", wait)
 
-    def enter(self, operation: str, ctx: Context, address: str) -> Slot | None:
-        """A place for a query, None for what needs none. Raises HttpError 429."""
-        if not self._slotted or operation not in QUERIES:
+    def enter(self, ctx: Context, address: str) -> Slot | None:
+        """A place for a query, None where there is no limit. Raises HttpError 429."""
+        if not self._slotted:
             return None
         name = caller(ctx, address)
         most, most_total = self._settings.max_queries, self._settings.max_queries_total

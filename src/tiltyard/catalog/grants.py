@@ -146,7 +146,8 @@ def _privileges_of(ctx: Context, target: Target, whom: Grantee, groups: tuple[st
     above = target.home if target.kind is ObjectKind.TABLE else target.number
     bits = ctx.store.privileges_on(ObjectKind.SERVER, 0, [str(whom)])
     if target.kind is not ObjectKind.SERVER:
-        bits |= ctx.store.privileges_above(above, [str(whom)])
+        bits |= ctx.store.privileges_above(above, [str(whom)])  # a namespace itself is among them
+    if target.kind is ObjectKind.TABLE:
         bits |= ctx.store.privileges_on(target.kind, target.number, [str(whom)])
     return implied(bits)
 

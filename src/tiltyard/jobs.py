@@ -49,6 +49,16 @@ PIPELINE_JOBS: Mapping[str, str] = {
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""
 
 
+MOST_ATTEMPTS = 5
+"""How often work is begun before it fails for good, by servers and by drivers."""
+RETRY_MS = 1_000
+"""How long work waits at least before it is begun again."""
+
+ORDERS = "TILTYARD_JOB_CATALOG"
+"""A driver's variable: how to reach the catalog (JSON). Other users can read its arguments, but not this."""
+UDFS = "TILTYARD_JOB_UDFS"
+"""A driver's variable: `off` where the worker runs no code of clients."""
+
 ENTRY_POINTS = "tiltyard.jobs"
 """The group of entry points by which packages bring jobs of their own: `name = "their.module"`."""
 

@@ -6,11 +6,10 @@ import os
 
 from lance_namespace.errors import PermissionDeniedError
 
-VARIABLE = "TILTYARD_JOB_UDFS"
-"""A driver's variable: `off` where the worker's setting `udfs` is."""
+from tiltyard.jobs import UDFS
 
 
 def check_udfs() -> None:
     """Raise PermissionDeniedError where clients' code may not run. Called before any of it is unpickled or imported."""
-    if os.environ.get(VARIABLE) == "off":
+    if os.environ.get(UDFS) == "off":
         raise PermissionDeniedError("This worker runs no code of clients: its setting 'udfs' allows it.")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lance_namespace.errors import LanceNamespaceError
 
+from tiltyard.jobs import ORDERS
 from tiltyard.pipeline.allowing import check_udfs
 from tiltyard.pipeline.applications import application_facts
 from tiltyard.pipeline.calls import Calls
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
-
-ORDERS = "TILTYARD_JOB_CATALOG"
 
 log = logging.getLogger("tiltyard.pipeline")
 

@@ -19,6 +19,7 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
+from tiltyard.jobs import MOST_ATTEMPTS, RETRY_MS
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
@@ -33,8 +34,6 @@ LOOK_SECONDS = 0.4
 """How often a driver looks whether its job was canceled."""
 TELL_SECONDS = 1.0
 """How often it tells its figures, at most."""
-MOST_ATTEMPTS = 5
-RETRY_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailab
 
 from tiltyard.config import Settings
 from tiltyard.context import Services
-from tiltyard.jobs import pipeline_jobs
+from tiltyard.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
 from tiltyard.modes import TransactionStatus
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.guarding import guarded
@@ -31,8 +31,6 @@ log = logging.getLogger("tiltyard.worker")
 
 START_LEASE_MS = 60_000
 """For how long a job is a driver's that has not begun yet: Python takes a while to start."""
-MOST_ATTEMPTS = 5
-RETRY_MS = 1_000
 POLL_SECONDS = 0.25
 IDLE_SECONDS = 600.0
 """How long the warm driver waits for a job before its memory is given back."""

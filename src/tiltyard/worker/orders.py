@@ -14,12 +14,9 @@ from typing import Any
 import msgspec
 
 from tiltyard.config import Settings
+from tiltyard.jobs import ORDERS, UDFS
 from tiltyard.store import TransactionRecord
 
-ORDERS = "TILTYARD_JOB_CATALOG"
-"""The variable that holds it: only the same user can read a process's variables, and anybody its arguments."""
-UDFS = "TILTYARD_JOB_UDFS"
-"""The variable that says whether code of clients may run."""
 DRIVER = "tiltyard.pipeline.driver"
 SUBMITTED = Path(__file__).parent.parent / "pipeline" / "submitted" / "spark_driver.py"
 """Files and modules of a driver, which is a client in a process of its own: nothing here imports them."""

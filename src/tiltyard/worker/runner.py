@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.context import Context, Services
-from tiltyard.jobs import JOBS, Job, JobCanceledError
+from tiltyard.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, Job, JobCanceledError
 from tiltyard.modes import TransactionStatus
 from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
@@ -32,11 +32,9 @@ from tiltyard.worker.sweeping import sweep_leftovers, sweep_old
 log = logging.getLogger("tiltyard.worker")
 
 LEASE_MS = 30_000
-MOST_ATTEMPTS = 5
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
 SWEEP_OLD_SECONDS = 60.0
-RETRY_MS = 1_000
 
 
 class Worker:

@@ -65,7 +65,8 @@ def test_claim_transaction_takes_over_when_the_lease_ends(store: Store, clock: C
     made = store.create_transaction("index", None, {}, {})
     store.claim_transaction("one", 1000)
     clock.advance(900)
-    assert store.heartbeat(made.id, "one", 1000, {"progress": "5"}) is Status.RUNNING
+    assert store.heartbeat(made.id, "one", 1000) is Status.RUNNING
+    store.join_properties(made.id, {"progress": "5"})
     clock.advance(900)
     assert store.claim_transaction("two", 1000) is None
     clock.advance(200)
@@ -76,8 +77,8 @@ def test_claim_transaction_takes_over_when_the_lease_ends(store: Store, clock: C
         store.heartbeat(made.id, "one", 1000)
     with pytest.raises(ConcurrentModificationError):
         store.finish_transaction(made.id, "one", Status.SUCCEEDED)
-    done = store.finish_transaction(made.id, "two", Status.SUCCEEDED, {"rows": "1"})
-    assert (done.status, done.properties, done.lease_owner) == (Status.SUCCEEDED, {"rows": "1"}, None)
+    done = store.finish_transaction(made.id, "two", Status.SUCCEEDED)
+    assert (done.status, done.properties, done.lease_owner) == (Status.SUCCEEDED, {"progress": "5"}, None)
     with pytest.raises(ConcurrentModificationError):
         store.finish_transaction(made.id, "two", Status.FAILED)
     clock.advance(10_000)
@@ -94,6 +95,18 @@ def test_finish_transaction_can_put_it_back_for_later(store: Store, clock: Clock
     again = store.claim_transaction("one", 1000)
     assert again
     assert again.attempts == 2
+
+
+def test_join_properties_adds_and_replaces_and_changes_nothing_else(store: Store) -> None:
+    made = store.create_transaction("index", None, {}, {"asked": "now", "progress": "0"})
+    claimed = store.claim_transaction("one", 1000)
+    assert claimed
+    store.join_properties(made.id, {"progress": "5", "rows": "1"})
+    found = store.describe_transaction(made.id)
+    assert found.properties == {"asked": "now", "progress": "5", "rows": "1"}
+    assert (found.status, found.lease_owner, found.available_at) == (Status.RUNNING, "one", claimed.available_at)
+    with pytest.raises(TransactionNotFoundError):
+        store.join_properties("nothing", {"progress": "5"})
 
 
 def test_heartbeat_tells_a_worker_that_it_is_canceled(store: Store) -> None:

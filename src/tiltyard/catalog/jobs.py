@@ -130,7 +130,7 @@ def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResp
     def work(catalog: UnitOfWork) -> TransactionStatus:
         status = catalog.heartbeat(job_id, request.owner, lease)
         if request.properties and not status.finished:
-            _join(catalog, job_id, request.properties)
+            catalog.join_properties(job_id, request.properties)
         return status
 
     return models.BeatJobResponse(status=ctx.store.transact(work))
@@ -177,7 +177,7 @@ def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJ
     def work(catalog: UnitOfWork) -> TransactionStatus:
         ended = catalog.finish_transaction(job_id, request.owner, status, error=request.error, available_at=due)
         if request.properties:
-            _join(catalog, job_id, request.properties)
+            catalog.join_properties(job_id, request.properties)
         if status is TransactionStatus.SUCCEEDED:
             catalog.forget_parts(job_id)
         return ended.status
@@ -230,10 +230,6 @@ def _job(ctx: Context, job_id: str) -> TransactionRecord:
     if record.kind not in pipeline_jobs():
         raise InvalidTableStateError(f"The transaction {job_id} is no job: it is {record.kind}, the server's own work.")
     return record
-
-
-def _join(catalog: UnitOfWork, job_id: str, properties: Mapping[str, str]) -> None:
-    catalog.alter_transaction(job_id, lambda status, seen: (status, {**seen, **properties}))
 
 
 def _lease(request: models.SubmitJobRequest | models.ClaimJobRequest | models.BeatJobRequest) -> int:

@@ -35,12 +35,11 @@ CLAIM = f"""
 """
 WAITS = "SELECT 1 FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {kinds} LIMIT 1"
 HEARTBEAT = """
-    UPDATE transactions SET available_at = ?, properties = COALESCE(?, properties), updated_at = ?
+    UPDATE transactions SET available_at = ?, updated_at = ?
     WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING status
 """
 FINISH = f"""
-    UPDATE transactions SET status = ?, properties = COALESCE(?, properties), error = ?, lease_owner = NULL,
-        available_at = ?, updated_at = ?
+    UPDATE transactions SET status = ?, error = ?, lease_owner = NULL, available_at = ?, updated_at = ?
     WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING {TransactionRecord.COLUMNS}
 """
 ALTER = f"""
@@ -111,15 +110,13 @@ class Transactions(Scope):
         return TransactionRecord.of(row) if row else None
 
     @writes
-    def heartbeat(
-        self, transaction_id: str, owner: str, lease_ms: int, properties: Properties | None = None
-    ) -> TransactionStatus:
-        """Extend the lease, replace the properties if given, and return the status now: stop unless it is Running.
+    def heartbeat(self, transaction_id: str, owner: str, lease_ms: int) -> TransactionStatus:
+        """Extend the lease, and return the status now: stop unless it is Running.
 
         Raises TransactionNotFoundError, ConcurrentModificationError when another worker has it.
         """
-        now, text = self._clock(), None if properties is None else encode(dict(properties))
-        if row := self.connection.row(HEARTBEAT, now + lease_ms, text, now, transaction_id, owner):
+        now = self._clock()
+        if row := self.connection.row(HEARTBEAT, now + lease_ms, now, transaction_id, owner):
             return TransactionStatus(row[0])
         record = self._described(DESCRIBE, transaction_id)
         if not record.status.finished:
@@ -132,7 +129,6 @@ class Transactions(Scope):
         transaction_id: str,
         owner: str,
         status: TransactionStatus,
-        properties: Properties | None = None,
         error: str | None = None,
         *,
         available_at: int | None = None,
@@ -141,9 +137,9 @@ class Transactions(Scope):
 
         Raises TransactionNotFoundError, ConcurrentModificationError when it is canceled or another worker has it.
         """
-        now, text = self._clock(), None if properties is None else encode(dict(properties))
+        now = self._clock()
         due = now if available_at is None else available_at
-        row = self.connection.row(FINISH, status.value, text, error, due, now, transaction_id, owner)
+        row = self.connection.row(FINISH, status.value, error, due, now, transaction_id, owner)
         if row is None:
             self._described(DESCRIBE, transaction_id)
             raise _lost(transaction_id)
@@ -160,6 +156,14 @@ class Transactions(Scope):
         released = status is not TransactionStatus.RUNNING
         values = status.value, encode(dict(properties)), self._clock(), released, transaction_id
         return self._described(ALTER, *values)
+
+    @writes
+    def join_properties(self, transaction_id: str, properties: Properties) -> None:
+        """Let properties join those that are there, of whomever; of the same name they replace them.
+
+        Raises TransactionNotFoundError.
+        """
+        self.alter_transaction(transaction_id, lambda status, seen: (status, {**seen, **properties}))
 
     @reads
     def unfinished_transactions(self, table_id: int, kind: str | None = None) -> list[TransactionRecord]:

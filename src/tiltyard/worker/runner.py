@@ -146,7 +146,7 @@ class _Run:
 
         def work(catalog: UnitOfWork) -> TransactionStatus:
             if properties:
-                catalog.alter_transaction(self._record.id, lambda status, seen: (status, {**seen, **properties}))
+                catalog.join_properties(self._record.id, properties)
             return catalog.heartbeat(self._record.id, self._owner, LEASE_MS)
 
         try:

@@ -56,6 +56,11 @@ def table_id(names: Sequence[str] | None) -> Id:
     return checked(tuple(names))
 
 
+def namespace_id(names: Sequence[str] | None) -> Id:
+    """The id of a namespace, from a request; the root is (). Raises InvalidInputError for a bad name."""
+    return checked(tuple(names or ()))
+
+
 def check_name(name: str, what: str = "name") -> str:
     """The same name: 1 to 256 characters of Unicode without control characters or lone surrogates, not '.' or '..'."""
     if not name:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
-from tiltyard.access.needs import namespace_path
 from tiltyard.access.policies import refusal
 from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
-from tiltyard.ids import Id, table_id
+from tiltyard.ids import Id, namespace_id, table_id
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import Needs
 from tiltyard.store import Owner
@@ -50,7 +49,7 @@ def check_new_table(ctx: Context, path: Id, location: str | None) -> Mapping[Id,
 
 
 def _namespace(ctx: Context, request: Any) -> Context:
-    path = namespace_path(request.id)
+    path = namespace_id(request.id)
     wanted = Privilege.CREATE.value
     if parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE:
         wanted |= Privilege.DROP.value

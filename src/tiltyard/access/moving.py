@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
-from tiltyard.access.needs import namespace_path
 from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import rights_of, seen_namespace, seen_table
-from tiltyard.ids import table_id
+from tiltyard.ids import namespace_id, table_id
 from tiltyard.operations import Needs
 from tiltyard.store.paths import shown
 
@@ -24,14 +23,14 @@ MOVING = Privilege.DROP | Privilege.MANAGE_GRANTS
 
 def _rename(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
-    home = path[:-1] if request.new_namespace_id is None else namespace_path(request.new_namespace_id)
+    home = path[:-1] if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
     record = seen_table(ctx, path, int(MOVING) if home != path[:-1] else Privilege.ALTER.value)
     return ctx.having({path: record}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 def _undrop_table(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
-    home = path[:-1] if request.new_namespace_id is None else namespace_path(request.new_namespace_id)
+    home = path[:-1] if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
     removed = ctx.store.find_removed_table(path, request.dropped_id)
     wanted = MOVING if home != path[:-1] else Privilege.DROP
     bits = rights_of(ctx).on_table(removed.id, removed.namespace_id)
@@ -42,8 +41,8 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
 
 
 def _undrop_namespace(ctx: Context, request: Any) -> Context:
-    path = namespace_path(request.id)
-    home = (path if request.new_namespace_id is None else namespace_path(request.new_namespace_id))[:-1]
+    path = namespace_id(request.id)
+    home = (path if request.new_namespace_id is None else namespace_id(request.new_namespace_id))[:-1]
     if not path:
         return ctx  # which is refused as what it is
     removed = ctx.store.find_removed_namespace(path, request.dropped_id)

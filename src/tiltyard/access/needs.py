@@ -7,14 +7,13 @@ its table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError
 
 from tiltyard.access.privileges import Privilege, words
 from tiltyard.access.seeing import check_server, seen_namespace, seen_table
-from tiltyard.ids import Id, checked, table_id
+from tiltyard.ids import namespace_id, table_id
 from tiltyard.modes import DropMode, parse_mode
 from tiltyard.operations import Needs
 
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 def said(wanted: int) -> str:
     """Privileges as the documentation has them."""
     return ", ".join(f"`{word}`" for word in words(wanted))
-
-
-def namespace_path(names: Sequence[str] | None) -> Id:
-    """The path of a namespace, from a request; the root is (). Raises InvalidInputError for a bad name."""
-    return checked(tuple(names or ()))
 
 
 def on_table(privileges: Privilege, *, narrowed: bool = False) -> Needs:
@@ -51,7 +45,7 @@ def on_namespace(privileges: Privilege) -> Needs:
     wanted = int(privileges)
 
     def admit(ctx: Context, request: Any) -> Context:
-        path = namespace_path(request.id)
+        path = namespace_id(request.id)
         return ctx.having({}, {path: seen_namespace(ctx, path, wanted)})
 
     return Needs(f"{said(wanted)} on the namespace", admit)
@@ -69,7 +63,7 @@ def on_server(privileges: Privilege) -> Needs:
 
 
 def _seeing(ctx: Context, request: Any) -> Context:
-    seen_namespace(ctx, namespace_path(request.id), 0)
+    seen_namespace(ctx, namespace_id(request.id), 0)
     return ctx
 
 
@@ -78,7 +72,7 @@ def _anybody(ctx: Context, request: Any) -> Context:
 
 
 def _drop_namespace(ctx: Context, request: Any) -> Context:
-    path = namespace_path(request.id)
+    path = namespace_id(request.id)
     try:
         number = seen_namespace(ctx, path, Privilege.DROP.value)
     except NamespaceNotFoundError:

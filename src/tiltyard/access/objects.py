@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.needs import namespace_path
 from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.rights import Rights
 from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
-from tiltyard.ids import Id, display, table_id
+from tiltyard.ids import Id, display, namespace_id, table_id
 from tiltyard.modes import parse_mode
 from tiltyard.operations import Needs
 
@@ -56,7 +55,7 @@ def find_object(ctx: Context, kind: str | None, names: Sequence[str] | None) -> 
             table = ctx.table(table_id(names))
             return Target(ObjectKind.TABLE, table.id, table.namespace_id, table_id(names))
         case ObjectKind.NAMESPACE:
-            path = namespace_path(names)
+            path = namespace_id(names)
             number = ctx.checked_space(path)
             return Target(ObjectKind.NAMESPACE, number or ctx.store.describe_namespace(path).id, 0, path)
         case ObjectKind.SERVER if names:
@@ -76,7 +75,7 @@ def _checked(ctx: Context, request: Any, wanted: int) -> Context:
             path = table_id(request.id)
             return ctx.having({path: seen_table(ctx, path, wanted, narrowed=True)})  # grants tell nothing of rows
         case ObjectKind.NAMESPACE:
-            path = namespace_path(request.id)
+            path = namespace_id(request.id)
             return ctx.having({}, {path: seen_namespace(ctx, path, wanted)})
         case ObjectKind.SERVER if wanted:
             check_server(ctx, wanted)

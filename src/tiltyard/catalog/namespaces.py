@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
 
 from tiltyard.access import Privilege
@@ -13,7 +11,7 @@ from tiltyard.access.lists import short
 from tiltyard.access.needs import DROPPING, SEEING_NAMESPACE, on_namespace
 from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
-from tiltyard.ids import Id, checked
+from tiltyard.ids import Id, namespace_id
 from tiltyard.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.modes import TransactionStatus as Status
 from tiltyard.operations import always, operation
@@ -23,11 +21,6 @@ from tiltyard.store import UnitOfWork
 from tiltyard.store.paths import no_namespace
 
 DROP_NAMESPACE = "drop_namespace"
-
-
-def namespace_id(names: Sequence[str] | None) -> Id:
-    """The id of a namespace, from a request; the root is (). Raises InvalidInputError for a bad name."""
-    return checked(tuple(names or ()))
 
 
 @operation(needs=CREATE_NAMESPACE)

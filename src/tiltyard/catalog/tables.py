@@ -16,9 +16,8 @@ from tiltyard.access.lists import list_tables as visible_tables
 from tiltyard.access.lists import short
 from tiltyard.access.moving import RENAME_TABLE
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
-from tiltyard.catalog.namespaces import namespace_id
 from tiltyard.context import Context
-from tiltyard.ids import DEFAULT_DELIMITER, table_id
+from tiltyard.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.modes import RegisterMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.paging import tables_scope

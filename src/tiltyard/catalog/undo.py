@@ -9,8 +9,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, short
 from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE
 from tiltyard.access.needs import ANYBODY
-from tiltyard.catalog.namespaces import namespace_id
-from tiltyard.ids import table_id
+from tiltyard.ids import namespace_id, table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 

@@ -16,21 +16,29 @@ from tiltyard.operations import Needs
 from tiltyard.store.paths import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.context import Context
+    from tiltyard.ids import Id
 
 MOVING = Privilege.DROP | Privilege.MANAGE_GRANTS
 
 
+def new_home(path: Id, new_namespace: Sequence[str] | None) -> Id:
+    """The namespace that a table is to be in: the one it is in, unless another is named. Raises InvalidInputError."""
+    return path[:-1] if new_namespace is None else namespace_id(new_namespace)
+
+
 def _rename(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
-    home = path[:-1] if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
+    home = new_home(path, request.new_namespace_id)
     record = seen_table(ctx, path, int(MOVING) if home != path[:-1] else Privilege.ALTER.value)
     return ctx.having({path: record}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 def _undrop_table(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
-    home = path[:-1] if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
+    home = new_home(path, request.new_namespace_id)
     removed = ctx.store.find_removed_table(path, request.dropped_id)
     wanted = MOVING if home != path[:-1] else Privilege.DROP
     bits = rights_of(ctx).on_table(removed.id, removed.namespace_id)

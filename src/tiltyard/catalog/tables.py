@@ -14,7 +14,7 @@ from tiltyard.access.creating import DECLARE_TABLE, REGISTER_TABLE, owner
 from tiltyard.access.lists import list_all_tables as all_visible_tables
 from tiltyard.access.lists import list_tables as visible_tables
 from tiltyard.access.lists import short
-from tiltyard.access.moving import RENAME_TABLE
+from tiltyard.access.moving import RENAME_TABLE, new_home
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
 from tiltyard.context import Context
 from tiltyard.ids import DEFAULT_DELIMITER, namespace_id, table_id
@@ -224,9 +224,9 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     Raises TableNotFoundError, NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError.
     """
     path = table_id(request.id)
-    parent = path[:-1] if request.new_namespace_id is None else tuple(request.new_namespace_id)
-    new_path, home = table_id([*parent, request.new_table_name]), ctx.checked_space(parent)
-    ctx.store.rename_table(path, new_path, only=ctx.checked_table(path), home=home)
+    home = new_home(path, request.new_namespace_id)
+    new_path = table_id([*home, request.new_table_name])
+    ctx.store.rename_table(path, new_path, only=ctx.checked_table(path), home=ctx.checked_space(home))
     return models.RenameTableResponse()
 
 

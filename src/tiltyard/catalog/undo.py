@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, short
-from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE
+from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE, new_home
 from tiltyard.access.needs import ANYBODY
 from tiltyard.ids import namespace_id, table_id
 from tiltyard.operations import operation
@@ -76,10 +76,10 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     name another), InvalidInputError (its location was registered again).
     """
     path = table_id(request.id)
-    parent = path[:-1] if request.new_namespace_id is None else tuple(request.new_namespace_id)
+    home = new_home(path, request.new_namespace_id)
     name = path[-1] if request.new_table_name is None else request.new_table_name
-    new_path = table_id([*parent, name])
-    record = ctx.store.restore_table(path, new_path, request.dropped_id, home=ctx.checked_space(new_path[:-1]))
+    new_path = table_id([*home, name])
+    record = ctx.store.restore_table(path, new_path, request.dropped_id, home=ctx.checked_space(home))
     ctx.storage.datasets.forget(record.location)
     return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 

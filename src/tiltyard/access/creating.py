@@ -13,7 +13,7 @@ from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, Pe
 
 from tiltyard.access.policies import refusal
 from tiltyard.access.privileges import ALL, Privilege
-from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
+from tiltyard.access.seeing import check_record, check_server, rights_of, seen_namespace, seen_table
 from tiltyard.ids import Id, namespace_id, table_id
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import Needs
@@ -75,9 +75,9 @@ def check_table(ctx: Context, path: Id, mode: CreateMode, location: str | None) 
     if record is None:
         return ctx.having({path: None}, check_new_table(ctx, path, location))
     if mode is CreateMode.OVERWRITE:
-        record = seen_table(ctx, path, Privilege.WRITE | Privilege.ALTER)
+        check_record(ctx, path, record, Privilege.WRITE | Privilege.ALTER)
     elif record.declared:
-        record = seen_table(ctx, path, Privilege.WRITE.value)
+        check_record(ctx, path, record, Privilege.WRITE.value)
     return ctx.having({path: record})
 
 

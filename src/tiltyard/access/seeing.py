@@ -44,16 +44,22 @@ def seen_table(ctx: Context, path: Id, wanted: int, *, narrowed: bool = False) -
     than they leave: `narrowed`. Raises TableNotFoundError, NamespaceNotFoundError (none that one may see),
     PermissionDeniedError.
     """
-    wanted |= Privilege.USE.value
-    rights = rights_of(ctx)
     try:
         record = ctx.store.describe_table(path)
     except (TableNotFoundError, NamespaceNotFoundError):
         raise hidden_table(ctx, path) from None
+    check_record(ctx, path, record, wanted, narrowed=narrowed)
+    return record
+
+
+def check_record(ctx: Context, path: Id, record: TableRecord, wanted: int, *, narrowed: bool = False) -> None:
+    """Check what `seen_table` does of a table that was found already; raises the same."""
+    wanted |= Privilege.USE.value
+    rights = rights_of(ctx)
     if rights.allow(record, wanted):
         if not narrowed and rights.narrowing(record.id) is not None:
             raise refusal(f"the table {display(path)}")
-        return record
+        return
     bits = rights.on_table(record.id, record.namespace_id)
     if not bits:
         raise hidden_table(ctx, path)

@@ -270,3 +270,16 @@ def test_revoke_ends_what_was_granted(catalog: Catalog) -> None:
     catalog.store.revoke("principal:ann", "table", number, 0)
     catalog.changed()
     assert type(refusal(ann.count_table_rows, {"id": ["t"]})) is TableNotFoundError
+
+
+def test_creator_has_all_privileges_but_to_run_code_and_to_administer(catalog: Catalog) -> None:
+    """Jobs run as the worker does and read what it can: to create a table is not to be let near that."""
+    catalog.grant("ann", "create", namespace=())
+    ann = catalog.as_("ann")
+    ann.create_namespace({"id": ["mine"]})
+    ann.create_table({"id": ["t"]}, ROWS_AS_STREAM)
+    for target in ({"object_kind": "namespace", "id": ["mine"]}, {"object_kind": "table", "id": ["t"]}):
+        asked = {**target, "privileges": ["all"]}
+        assert ann.call("CheckPrivileges", asked)["missing"] == ["run_udfs", "administer"]
+    job = {"name": "export", "table": ["t"], "arguments": {}}
+    assert "run_udfs" in str(refusal(ann.call, "SubmitJob", job))

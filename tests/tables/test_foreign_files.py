@@ -50,7 +50,7 @@ def test_cve_2026_42812_manifest_that_names_files_elsewhere_is_not_committed(
     namespace.create_table({"id": ["t"]}, stream(ROWS))
     location = namespace.describe_table({"id": ["t"]}).location
     content = stolen(location, places[which], tmp_path)
-    assert check_manifest(content, 2) == [str(places[which])]
+    assert check_manifest(content, 2).bases == [str(places[which])]
     staged = Path(location) / "_versions" / f"{2**64 - 1 - 2}.manifest-{uuid4()}"
     staged.write_bytes(content)
     with pytest.raises(InvalidInputError, match="outside the table's folder"):

@@ -1,7 +1,7 @@
 """What creating needs: `create` in the namespace; a name that is taken already needs what is done to the object there.
 
 A place on storage that the one who asks has chosen is no table's yet, so nothing was granted on it: that is for those
-who administer the server. Whoever creates an object gets all privileges on it.
+who administer the server. Whoever creates an object owns it (OWNED).
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
+OWNED = ALL & ~(Privilege.RUN_UDFS | Privilege.ADMINISTER)
+"""What creators have. Not to run code over it: jobs run as the worker does, and read what it can."""
 OWN_LOCATION = "the server to name a location"
 
 
 def owner(ctx: Context, parent: Id) -> Owner | None:
-    """Who is given all privileges on what this request creates in a namespace: nobody who has them there already.
+    """Who is given what creators have on what this request creates in a namespace: nobody who has it there already.
 
     Raises NamespaceNotFoundError, ServiceUnavailableError.
     """
     if ctx.principal.administrator:
         return None
-    if rights_of(ctx).on_namespace(ctx.store.describe_namespace(parent).id) == ALL:
+    if rights_of(ctx).on_namespace(ctx.store.describe_namespace(parent).id) & OWNED == OWNED:
         return None
-    return Owner(ctx.principal.name, ALL)
+    return Owner(ctx.principal.name, OWNED)
 
 
 def check_new_table(ctx: Context, path: Id, location: str | None) -> Mapping[Id, int]:

@@ -1,25 +1,29 @@
 """Manifests: how their files are named, and what one has to hold.
 
 Follows Lance's table format: a manifest file ends with the position of its protobuf message, a format version and the
-magic `LANC`; field 3 of the message is the table's version, field 18 each place outside its folder that has files of
-it, whose own field 4 is where that is.
+magic `LANC`; field 1 of the message is each column, whose own field 10 is each pair of its metadata, field 3 the
+table's version, field 18 each place outside its folder that has files of it, whose own field 4 is where that is.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.ids import MAIN_BRANCH
+from tiltyard.virtual import PREFIX
 
 LAST_VERSION = 2**64 - 1
 _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"LANC"
+_COLUMNS_FIELD = 1
+_METADATA_FIELD = 10
 _VERSION_FIELD = 3
 _BASES_FIELD = 18
 _BASE_PATH_FIELD = 4
@@ -44,8 +48,26 @@ def versions_folder(branch: str | None) -> str:
     return "_versions" if not branch or branch == MAIN_BRANCH else f"tree/{branch}/_versions"
 
 
-def check_manifest(content: bytes, version: int) -> list[str]:
-    """The places outside the table's folder that a manifest names.
+Code: TypeAlias = frozenset[tuple[bytes, bytes]]
+"""What one column declares of code, as pairs of its metadata."""
+
+_CODE = PREFIX.encode()
+
+
+@dataclass(slots=True)
+class Manifest:
+    """What a manifest says, as far as it matters here.
+
+    `bases` are the places outside the table's folder that it names, `declared` the code that its columns declare.
+    """
+
+    version: int = 0
+    bases: list[str] = field(default_factory=list)
+    declared: list[Code] = field(default_factory=list)
+
+
+def check_manifest(content: bytes, version: int) -> Manifest:
+    """What a manifest says.
 
     Raises InvalidInputError unless this is a whole manifest of that version.
     """
@@ -56,34 +78,44 @@ def check_manifest(content: bytes, version: int) -> list[str]:
         raise InvalidInputError(
             f"The staged manifest is of version {found.version}, not {version}: nothing was committed."
         )
-    return found.bases
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Manifest:
-    version: int
-    bases: list[str]
-
-
-def _read(content: bytes) -> _Manifest | None:
+def _read(content: bytes) -> Manifest | None:
     """What a manifest says; None if it is none."""
+    found = Manifest()
     try:
         position, _, _, magic = _FOOTER.unpack(content[-_FOOTER.size :])
         (length,) = _LENGTH.unpack_from(content, position)
         message = content[position + _LENGTH.size : -_FOOTER.size]
         if magic != _MAGIC or len(message) != length:
             return None
-        version, bases = 0, []
-        for field, value in _fields(message):
-            if field == _VERSION_FIELD and isinstance(value, int):
-                version = value
-            elif field == _BASES_FIELD and isinstance(value, bytes):
-                bases += [
-                    path.decode() for key, path in _fields(value) if key == _BASE_PATH_FIELD and isinstance(path, bytes)
-                ]
+        for key, value in _fields(message):
+            if key == _VERSION_FIELD and isinstance(value, int):
+                found.version = value
+            elif key == _BASES_FIELD and isinstance(value, bytes):
+                found.bases += [path.decode() for path in _texts(value, _BASE_PATH_FIELD)]
+            elif key == _COLUMNS_FIELD and isinstance(value, bytes) and _CODE in value:  # few do
+                found.declared.append(_code(value))
     except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
         return None
-    return _Manifest(version, bases)
+    return found
+
+
+def _texts(message: bytes, wanted: int) -> Iterator[bytes]:
+    """The texts of one field of a message."""
+    return (value for key, value in _fields(message) if key == wanted and isinstance(value, bytes))
+
+
+def _code(column: bytes) -> Code:
+    """What a column declares of code."""
+    pairs = (dict(_fields(pair)) for pair in _texts(column, _METADATA_FIELD))
+    told = ((pair.get(1, b""), pair.get(2, b"")) for pair in pairs)
+    return frozenset(
+        (name, text)
+        for name, text in told
+        if isinstance(name, bytes) and isinstance(text, bytes) and name.startswith(_CODE)
+    )
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
@@ -94,17 +126,17 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
-        field, wire = key >> 3, key & 7
+        number, wire = key >> 3, key & 7
         if wire == 0:
             value, at = _varint(message, at)
-            yield field, value
+            yield number, value
         elif wire == 2:
             length, at = _varint(message, at)
-            yield field, message[at : at + length]
+            yield number, message[at : at + length]
             at += length
         else:
             at += _FIXED_WIDTHS.get(wire, len(message) + 1)
-            yield field, None
+            yield number, None
     if at != len(message):
         raise IndexError("the message ends early")
 

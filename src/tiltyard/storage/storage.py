@@ -31,7 +31,7 @@ from tiltyard.storage.locations import (
     new_folder,
 )
 from tiltyard.storage.locks import Locks
-from tiltyard.storage.manifests import check_manifest
+from tiltyard.storage.manifests import Code, check_manifest
 from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
@@ -198,15 +198,19 @@ class Storage:
         check_no_links(target)
         return target
 
-    def check_manifest(self, location: str, path: str, version: int) -> None:
-        """Raise InvalidInputError unless a file inside a table's folder is a manifest of this version, with its files
+    def check_manifest(self, location: str, path: str, version: int) -> list[Code]:
+        """The code that the columns of a staged manifest declare.
+
+        Raises InvalidInputError unless a file inside a table's folder is a manifest of this version, with its files
         in that folder or where the catalog knows of some.
         """
-        for base in check_manifest(self.read_file(location, path), version):
+        found = check_manifest(self.read_file(location, path), version)
+        for base in found.bases:
             if not self.datasets.may_use(location, base):
                 raise InvalidInputError(
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
+        return found.declared
 
     def foreign_bases(self, location: str) -> list[str]:
         """Where files of a table's latest version lie outside its folder: shallow clones have some.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.declaring import plain
 from tiltyard.tables.fitting import Fitting
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class Incoming:
     def __init__(self, data: ArrowBody) -> None:
         """Read the schema. Raises InvalidInputError for a body that is no Arrow IPC stream."""
         self._data = data
-        self._reader = data.reader()
+        reader = data.reader()
+        undeclared = plain(reader.schema)
+        self._reader = reader if undeclared is None else reader.cast(undeclared)
         self._failure: BaseException | None = None
         self._first: list[pa.RecordBatch] = []
         self._taken = 0

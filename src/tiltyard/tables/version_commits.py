@@ -25,12 +25,13 @@ from tiltyard.access import Privilege
 from tiltyard.access.batches import BATCH_CREATE_VERSIONS
 from tiltyard.access.needs import on_table
 from tiltyard.faults import Point, reach
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.ids import MAIN_BRANCH, table_id
 from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
+from tiltyard.tables.declaring import check_declared
 from tiltyard.tables.opening import find_table, open_for_reading
 
 if TYPE_CHECKING:
@@ -154,13 +155,14 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
     """
     new = _named_version(ctx, table, entry)
     try:
-        ctx.storage.check_manifest(table.location, new.staged_path, entry.version)
+        declared = ctx.storage.check_manifest(table.location, new.staged_path, entry.version)
     except InvalidInputError:
         if ctx.storage.stat(table.location, new.staged_path) is not None:
             raise
         if not _is_recorded(ctx, new):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
+    check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
     if latest is not None or not _follows(ctx, table, new):
         _check_next(ctx, new, entry, latest)
     return new

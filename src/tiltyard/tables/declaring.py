@@ -1,0 +1,81 @@
+"""Declarations of code that come round AlterTableAddColumns: with rows, or in a manifest that a client staged.
+
+Whoever has a column filled runs the code that it declares, so only who may run code over a table declares some. Rows
+are values and nothing else: what their schema declares is left out. A manifest is committed as it is, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError, InvalidTableStateError, UnsupportedOperationError
+
+from tiltyard.access import Privilege
+from tiltyard.access.seeing import seen_namespace, seen_table
+from tiltyard.ids import display
+from tiltyard.virtual import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tiltyard.context import Context
+    from tiltyard.ids import Id
+    from tiltyard.storage.manifests import Code
+    from tiltyard.store import TableRecord
+
+_MARK = PREFIX.encode()
+_IMAGE = f"{PREFIX}image".encode()
+
+
+def plain(schema: pa.Schema) -> pa.Schema | None:
+    """A schema whose columns declare no code; None if it is that already."""
+    if not any(_code(field.metadata) for field in schema):
+        return None
+    return pa.schema([field.with_metadata(_without_code(field.metadata)) for field in schema], schema.metadata)
+
+
+def check_declared(ctx: Context, path: Id, table: TableRecord, branch: str | None, declared: Iterable[Code]) -> None:
+    """Raise unless the code that a staged manifest declares is the table's already, or its sender may declare it.
+
+    A table of id 0 is one that the same request makes. Raises UnsupportedOperationError (code of clients is switched
+    off), PermissionDeniedError, InvalidInputError (an image that may not be named).
+    """
+    new = frozenset(declared)
+    if not new or not (new := new - _known(ctx, table, branch)):
+        return
+    if not ctx.settings.udfs:
+        raise UnsupportedOperationError(
+            f"The manifest of {display(path)} declares code that computes columns, which is switched off: the server's "
+            "setting 'udfs' allows it."
+        )
+    if not ctx.principal.administrator:
+        if table.id:
+            seen_table(ctx, path, Privilege.RUN_UDFS.value)
+        else:
+            seen_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
+    for image in (value.decode(errors="replace") for code in new for key, value in code if key == _IMAGE):
+        if image not in ctx.settings.udf_images:
+            raise InvalidInputError(
+                f"The manifest of {display(path)} declares code for the image '{image}', which is not among those of "
+                "the server's setting 'udf_images'."
+            )
+
+
+def _known(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[Code]:
+    """The code that a table declares as it is."""
+    if not table.id:
+        return frozenset()
+    try:
+        dataset = ctx.storage.datasets.reader(table.location, ctx.storage.options(table.location), branch)
+    except InvalidTableStateError:  # it has no version yet
+        return frozenset()
+    return frozenset(_code(field.metadata) for field in dataset.schema)
+
+
+def _code(metadata: Mapping[bytes, bytes] | None) -> Code:
+    return frozenset(pair for pair in (metadata or {}).items() if pair[0].startswith(_MARK))
+
+
+def _without_code(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
+    return {key: value for key, value in (metadata or {}).items() if not key.startswith(_MARK)}

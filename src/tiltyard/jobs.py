@@ -44,6 +44,7 @@ PIPELINE_JOBS: Mapping[str, str] = {
     "backfill": "tiltyard.pipeline.backfill",
     "delete": "tiltyard.pipeline.delete",
     "export": "tiltyard.pipeline.export",
+    "refresh": "tiltyard.pipeline.refresh",
     "upsert": "tiltyard.pipeline.upsert",
 }
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""

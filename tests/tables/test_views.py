@@ -11,10 +11,15 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, UnsupportedOperationError
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+    UnsupportedOperationError,
+)
 from tests.tables.served import Server, ask
 
-from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.spec import models
 from tiltyard.tables.views import create_materialized_view, refresh_materialized_view
 
@@ -31,13 +36,10 @@ CHUNKER = {
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A server that has the job, and allows clients' code."""
-    monkeypatch.setitem(PIPELINE_JOBS, "refresh", "nowhere")
-    pipeline_jobs.cache_clear()
+def served(tmp_path: Path) -> Any:
+    """A server that allows clients' code."""
     server = Server(tmp_path, udfs=True)
     yield server
-    pipeline_jobs.cache_clear()
     server.services.store.close()
 
 
@@ -46,6 +48,12 @@ def create(server: Server, name: str = "v", **changes: Any) -> models.CreateMate
     fields = {"kind": "query", "source_query": "SELECT year, v FROM films", "output_schema": schema, **changes}
     request = msgspec.convert({"id": [name], **fields}, models.CreateMaterializedViewRequest)
     return create_materialized_view(server.ctx, request)
+
+
+def films(server: Server) -> str:
+    """The table that the views read; where it lies."""
+    server.create("films", pa.table({"year": pa.array([1999], pa.int32())}))
+    return server.services.store.describe_table(("films",)).location
 
 
 def refresh(server: Server, name: str = "v", **fields: Any) -> str:
@@ -70,10 +78,14 @@ def test_create_materialized_view_is_an_empty_table_that_knows_its_query(served:
 
 
 def test_create_materialized_view_with_data_queues_its_first_refresh(served: Server) -> None:
+    with pytest.raises(TableNotFoundError, match="films"):
+        create(served, with_no_data=False)
+    location = films(served)
     made = create(served, with_no_data=False)
     assert made.job_id is not None
     record = served.services.store.describe_transaction(made.job_id)
-    assert (record.kind, record.payload["arguments"]) == ("refresh", {"table": "v"})
+    assert (record.kind, record.payload["arguments"]["table"]) == ("refresh", "v")
+    assert record.payload["arguments"]["sources"] == {"films": location}
     assert record.table_id == served.services.store.describe_table(("v",)).id
 
 
@@ -112,8 +124,15 @@ def test_create_materialized_view_with_code_where_it_is_switched_off_names_the_s
 
 def test_refresh_materialized_view_queues_the_job_with_what_was_asked(served: Server) -> None:
     create(served)
+    location = films(served)
     record = served.services.store.describe_transaction(refresh(served, src_version=3, max_rows_per_fragment=10))
-    assert record.payload["arguments"] == {"table": "v", "source_version": 3, "rows_per_fragment": 10}
+    arguments = dict(record.payload["arguments"])
+    digest = arguments.pop("definition")
+    told = {"table": "v", "source_version": 3, "rows_per_fragment": 10, "sources": {"films": location}}
+    assert arguments == told
+    view = served.services.store.describe_view(served.services.store.describe_table(("v",)).id)
+    assert view is not None
+    assert view.definition == digest
 
 
 def test_refresh_of_what_is_no_view_or_no_chunker_is_invalid_input(served: Server) -> None:
@@ -123,3 +142,26 @@ def test_refresh_of_what_is_no_view_or_no_chunker_is_invalid_input(served: Serve
     create(served)
     with pytest.raises(InvalidInputError, match="output_limit"):
         refresh(served, output_limit=3)
+
+
+def test_refresh_of_a_view_that_this_catalog_did_not_make_is_refused(served: Server) -> None:
+    metadata = {"tiltyard.view.kind": "query", "tiltyard.view.query": "SELECT year FROM films"}
+    served.create("found", pa.table({"year": [1]}).replace_schema_metadata(metadata))
+    with pytest.raises(InvalidTableStateError, match="create it anew"):
+        refresh(served, "found")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"error_handling": {"retry": 1}}, UnsupportedOperationError, "error_handling"),
+        ({"manifest": json.dumps({"worker_image": "evil:1"})}, InvalidInputError, "udf_images"),
+        ({"manifest": "{"}, InvalidInputError, "no JSON"),
+    ],
+)
+def test_create_materialized_view_with_code_that_may_not_run_creates_nothing(
+    served: Server, fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        create(served, kind="chunker", udtf_spec={**CHUNKER, **fields})
+    assert served.services.store.list_all_tables(None, 10) == []

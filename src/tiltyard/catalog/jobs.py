@@ -7,6 +7,7 @@ takes the job over when its lease ended, makes all of that fail, and so the driv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableNotFoundError
@@ -26,12 +27,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiltyard.context import Context
+    from tiltyard.ids import Id
     from tiltyard.store import TransactionRecord, UnitOfWork
 
 LEASE_MS = 30_000
 LONGEST_LEASE_MS = 3_600_000
 PARTS = 1_000
 """How many parts an answer holds at most."""
+
+
+JobCheck = Callable[["Context", "Id", "Mapping[str, Any]"], "Mapping[str, Any]"]
+
+_CHECKS: dict[str, JobCheck] = {}
+
+
+def job_check(name: str) -> Callable[[JobCheck], JobCheck]:
+    """Let a function `(ctx, table, arguments)` look at a job before it is queued; it gives the arguments to queue.
+
+    It raises what the one who asks is to be refused with.
+    """
+
+    def register(function: JobCheck) -> JobCheck:
+        _CHECKS[name] = function
+        return function
+
+    return register
 
 
 def queue_job(
@@ -64,8 +84,8 @@ def queue_job(
 def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJobResponse:
     """Queue a job, or begin one for the driver `owner`, which then has it under a lease.
 
-    The server does not look into `arguments`: the driver does. The table need not exist, for a job may make it. Raises
-    InvalidInputError (no such job, a lease out of bounds).
+    The server does not look into `arguments`, unless the job has a `job_check`: the driver does. The table need not
+    exist, for a job may make it. Raises InvalidInputError (no such job, a lease out of bounds).
     """
     if request.name not in pipeline_jobs():
         known = ", ".join(sorted(pipeline_jobs()))
@@ -74,7 +94,7 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     record = queue_job(
         ctx,
         request.name,
-        request.arguments or {},
+        _checked(ctx, request.name, table, request.arguments or {}),
         record_id=_record_id(ctx, table),
         table=table,
         spark=_spark(request),
@@ -83,6 +103,10 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         lease_ms=_lease(request) if request.owner else LEASE_MS,
     )
     return models.SubmitJobResponse(job=entry(record))
+
+
+def _checked(ctx: Context, name: str, table: Sequence[str], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _CHECKS[name](ctx, table_id(table), arguments) if name in _CHECKS else arguments
 
 
 def _spark(request: models.SubmitJobRequest) -> Mapping[str, str] | None:

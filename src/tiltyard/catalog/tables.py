@@ -28,6 +28,7 @@ from tiltyard.tables.credentials import may_wait, storage_options
 from tiltyard.tables.managed import new_is_managed, registered_is_managed
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.stats import basic_stats
+from tiltyard.tables.view_sources import made_of
 
 
 @operation(needs=DECLARE_TABLE)
@@ -164,6 +165,7 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     if narrowing_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which tell of rows
     response.metadata = _text_metadata(dataset.schema.metadata)
+    response.properties = {**(response.properties or {}), **made_of(dataset)}
 
 
 def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from lance import LanceOperation
 
+from tiltyard.pipeline.compactions import make_readable
+
 if TYPE_CHECKING:
     import lance
     from lance.dataset import Transaction
     from lance.fragment import FragmentMetadata
+
+make_readable()
 
 _FEW_COMMITS = 16
 

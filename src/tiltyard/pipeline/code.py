@@ -7,9 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tiltyard.pipeline.refusing import RefusedError
+
+
+class Loadable(Protocol):
+    """What has a function that tasks call: a caller's own code, or that of a view."""
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises RefusedError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

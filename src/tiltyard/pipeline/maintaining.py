@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lance_namespace.errors import (
+    InvalidInputError,
     InvalidTableStateError,
     NamespaceNotFoundError,
+    PermissionDeniedError,
     TableNotFoundError,
+    UnsupportedOperationError,
 )
 
 from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id
@@ -21,6 +24,7 @@ from tiltyard.virtual import VIEW
 log = logging.getLogger("tiltyard.pipeline")
 
 OPTIMIZE, REFRESH = "optimize", "refresh"
+_REFUSALS = (InvalidInputError, InvalidTableStateError, PermissionDeniedError, UnsupportedOperationError)
 UNFINISHED = ("Queued", "Running")
 
 
@@ -46,7 +50,8 @@ class Need:
 def maintain(calls: Calls, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False) -> Iterator[Need]:
     """Queue what these tables need, or all; each as it is found. Jobs that wait or run are not queued twice.
 
-    A table that has no data yet, or is dropped meanwhile, needs nothing. Raises lance_namespace.errors.
+    A table that has no data yet, or is dropped meanwhile, needs nothing; among all tables, a view that may not be
+    refreshed is logged and passed over. Raises lance_namespace.errors.
     """
     unfinished = {(job, table): number for job in (OPTIMIZE, REFRESH) for table, number in _unfinished(calls, job)}
     for name in tables or _all_tables(calls):
@@ -64,7 +69,13 @@ def maintain(calls: Calls, tables: Sequence[str], thresholds: Thresholds, *, dry
             elif dry_run:
                 yield need
             else:
-                queued = submit(calls, find_job(need.job), {"table": need.table}, properties={"why": need.why})
+                try:
+                    queued = submit(calls, find_job(need.job), {"table": need.table}, properties={"why": need.why})
+                except _REFUSALS as error:
+                    if tables:
+                        raise
+                    log.warning("%s: %s is not queued: %s", need.table, need.job, error)
+                    continue
                 yield Need(need.table, need.job, need.why, queued.id)
 
 

@@ -118,6 +118,7 @@ class StrictTable:
         step: str = "",
         *,
         verify: Callable[[lance.LanceDataset], bool] | None = None,
+        told: Mapping[str, str] | None = None,
     ) -> int:
         """Commit on top of `dataset`; the new version.
 
@@ -125,10 +126,11 @@ class StrictTable:
         if it says no, or is not there, nothing is committed. It runs between Lance's look for collisions and the
         catalog's unique key, so nobody can come in between unseen.
 
-        The run's id and `step` become properties of Lance's transaction: `done` finds them. A commit whose answer got
-        lost is looked for. Raises OvertakenError (nothing happened), else what Lance raises.
+        The run's id and `step` become properties of Lance's transaction, by which `done` finds it, beside those of
+        `told`. A commit whose answer got lost is looked for. Raises OvertakenError (nothing happened), else what Lance
+        raises.
         """
-        properties = {RUN: run.id, _STEP: step}
+        properties = {**(told or {}), RUN: run.id, _STEP: step}
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), properties)
         self._guard.base, self._guard.refused = int(dataset.version), False
         self._guard.verify = None if verify is None else lambda version: verify(self._at(version))

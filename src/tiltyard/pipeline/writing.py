@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.casts import Column, applied, fit
 from tiltyard.pipeline.checks import Check, Tally
-from tiltyard.pipeline.code import Code
+from tiltyard.pipeline.code import Loadable
 from tiltyard.pipeline.fragments import Target, discard, write
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.opening import write_file
@@ -39,7 +39,7 @@ class Recipe:
     run: str
     target: Target
     columns: tuple[Column, ...]
-    udf: Code | None = None
+    udf: Loadable | None = None
     fitted: tuple[Column, ...] | None = None
     checks: tuple[Check, ...] = ()
     rejects: str | None = None

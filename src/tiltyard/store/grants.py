@@ -80,7 +80,7 @@ LIST_TO = f"""
     ORDER BY kind, object_id LIMIT ?
 """
 FORGET = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
-FORGET_POLICIES = "DELETE FROM policies WHERE table_id IN ({ids})"
+FORGET_OF_TABLES = tuple(f"DELETE FROM {kind} WHERE table_id IN ({{ids}})" for kind in ("policies", "views"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,11 @@ def own(connection: Connection, kind: str, object_id: int, owner: Owner | None, 
 
 
 def forget(connection: Connection, kind: str, ids: str, *values: object) -> None:
-    """Forget the grants on objects that are gone for good, and tables' policies; `ids` is SQL that yields their ids."""
+    """Forget the grants on objects that are gone for good, and what else hangs on tables; `ids` is SQL of ids."""
     connection.change(FORGET.format(kind=kind, ids=ids), *values)
     if kind == TABLE:
-        connection.change(FORGET_POLICIES.format(ids=ids), *values)
+        for statement in FORGET_OF_TABLES:
+            connection.change(statement.format(ids=ids), *values)
 
 
 class Grants(Scope):

@@ -26,6 +26,7 @@ from tiltyard.store.transactions import Transactions
 from tiltyard.store.upkeep import Upkeep
 from tiltyard.store.uploads import Uploads
 from tiltyard.store.versions import Versions
+from tiltyard.store.views import Views
 from tiltyard.store.visibility import Visibility
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class UnitOfWork(
     Roles,
     Grants,
     Policies,
+    Views,
     Visibility,
 ):
     """All methods of the store. Bound to one transaction, they succeed or fail together."""

@@ -9,42 +9,37 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.access import Privilege
-from tiltyard.access.creating import check_new_table
+from tiltyard.access.creating import check_table
 from tiltyard.access.needs import on_table
-from tiltyard.access.seeing import seen_namespace
-from tiltyard.catalog.jobs import queue_job
+from tiltyard.access.seeing import seen_namespace, seen_table
+from tiltyard.catalog.jobs import job_check, queue_job
 from tiltyard.ids import display, table_id
 from tiltyard.jobs import pipeline_jobs
+from tiltyard.modes import CreateMode
 from tiltyard.operations import Needs, operation
 from tiltyard.sound import check_names
 from tiltyard.spec import models
 from tiltyard.tables.create import create_table
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.virtual import VIEW
+from tiltyard.tables.view_sources import check_definition, readable_sources, remember_view
+from tiltyard.tables.virtual_columns import check_image
+from tiltyard.views import ViewDefinition, ViewKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from tiltyard.context import Context
+    from tiltyard.ids import Id
 
 REFRESH = "refresh"
-
-
-class ViewKind(StrEnum):
-    """How a view's rows come to be."""
-
-    QUERY = "query"
-    UDTF = "udtf"
-    CHUNKER = "chunker"
 
 
 _ALSO = {"scalar_udtf": ViewKind.CHUNKER}
@@ -66,10 +61,10 @@ class NoRows:
 
 def _admit(ctx: Context, request: models.CreateMaterializedViewRequest) -> Context:
     path = table_id(request.id)
-    check_new_table(ctx, path, None)
+    seen_namespace(ctx, path[:-1], Privilege.CREATE.value)
     if request.udtf_spec is not None:
         seen_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
-    return ctx
+    return check_table(ctx, path, CreateMode.CREATE, None)
 
 
 CREATE_VIEW = Needs("`create` on the namespace; for a view that code computes, `run_udfs` on it too", _admit)
@@ -90,16 +85,17 @@ def create_materialized_view(
     spec = _udtf(ctx, kind, request.udtf_spec)
     if not request.source_query.strip():
         raise InvalidInputError("A view needs a 'source_query'.")
-    own = {"kind": kind.value, "query": request.source_query, "udtf": spec}
-    own["auto_refresh"] = "true" if request.auto_refresh else ""
-    metadata = {f"{VIEW}{name}": text for name, text in own.items() if text}
+    definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh))
     schema = _schema(request.output_schema)
-    schema = schema.with_metadata({**(schema.metadata or {}), **metadata})
-    filled = request.with_no_data is False
-    if filled:
+    schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})
+    sources: Mapping[str, str] = {}
+    if filled := request.with_no_data is False:
         _check_installed()
+        sources = readable_sources(ctx, path, definition.query, ctx.principal)
     made = create_table(ctx, models.CreateTableRequest(id=list(path)), NoRows(schema))
-    job_id = _queued(ctx, path) if filled else None
+    remember_view(ctx, path, definition)
+    given = {"sources": sources, "definition": definition.digest}
+    job_id = _queued(replace(ctx, found=None), path, given) if filled else None
     return models.CreateMaterializedViewResponse(version=made.version or 1, job_id=job_id)
 
 
@@ -109,31 +105,43 @@ def refresh_materialized_view(
 ) -> models.RefreshMaterializedViewResponse:
     """Queue the job that brings a view up to date: incrementally where its query allows it.
 
-    Sizes and concurrencies are hints for another engine. Raises InvalidInputError (a table that is no view, a limit on
-    a view that is no chunker), UnsupportedOperationError (no such job is installed, or code is switched off).
+    Whoever asks, and whoever made the view, must be allowed to read all that its query reads. Sizes and concurrencies
+    are hints for another engine. Raises InvalidInputError (a table that is no view, a query that is none, a limit on a
+    view that is no chunker), InvalidTableStateError (its definition was changed), TableNotFoundError,
+    PermissionDeniedError, UnsupportedOperationError (no such job is installed, or code is switched off).
     """
-    table = open_for_reading(ctx, request.id)
-    told = {key.decode(): value.decode() for key, value in (table.dataset.schema.metadata or {}).items()}
-    kind = told.get(f"{VIEW}kind")
-    if kind is None:
-        raise InvalidInputError(f"The table '{display(table_id(request.id))}' is no materialized view.")
-    if request.output_limit is not None and kind != ViewKind.CHUNKER:
-        raise InvalidInputError(f"Only a chunker's view has an output_limit, and this one is a {kind}.")
-    if kind != ViewKind.QUERY:
-        _check_code(ctx)
+    _check_installed()
     options = {
         "source_version": request.src_version,
         "rows_per_fragment": request.max_rows_per_fragment,
         "output_limit": request.output_limit,
     }
-    _check_installed()
     given = {name: value for name, value in options.items() if value is not None}
-    return models.RefreshMaterializedViewResponse(job_id=_queued(ctx, table_id(request.id), **given))
+    path = table_id(request.id)
+    return models.RefreshMaterializedViewResponse(job_id=_queued(ctx, path, check_refresh(ctx, path, given)))
 
 
-def _queued(ctx: Context, path: Sequence[str], **options: int) -> str:
-    arguments = {"table": display(tuple(path)), **options}
-    return queue_job(ctx, REFRESH, arguments, record_id=find_table(ctx, path).id, table=path).id
+@job_check(REFRESH)
+def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a refresh, with what it may read for whoever asks. Raises as `refresh_materialized_view`."""
+    table = open_for_reading(ctx, path)
+    definition = ViewDefinition.of(table.dataset.schema.metadata)
+    if definition is None:
+        raise InvalidInputError(f"The table '{display(path)}' is no materialized view.")
+    if arguments.get("output_limit") is not None and definition.kind is not ViewKind.CHUNKER:
+        raise InvalidInputError(f"Only a chunker's view has an output_limit, and this one is a {definition.kind}.")
+    if definition.kind is not ViewKind.QUERY:
+        _check_code(ctx)
+        if not ctx.principal.administrator:
+            seen_table(ctx, path, Privilege.RUN_UDFS.value)
+    definer = check_definition(ctx, table.record, definition)
+    sources = readable_sources(ctx, path, definition.query, definer)
+    return {**arguments, "sources": sources, "definition": definition.digest}
+
+
+def _queued(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> str:
+    given = {**arguments, "table": display(path)}
+    return queue_job(ctx, REFRESH, given, record_id=find_table(ctx, path).id, table=path).id
 
 
 def _check_installed() -> None:
@@ -170,7 +178,23 @@ def _udtf(ctx: Context, kind: ViewKind, spec: models.MaterializedViewUdtfEntry |
         raise InvalidInputError(f"The udtf_spec is of kind '{spec.kind}', and the view '{kind}'.")
     if spec.udtf_sha.lower() not in {hashlib.sha256(one).hexdigest() for one in _readings(spec.udtf)}:
         raise InvalidInputError("The udtf is not what its udtf_sha says.")
-    return json.dumps(msgspec.to_builtins(spec))
+    if spec.error_handling:
+        raise UnsupportedOperationError("Code that fails ends the refresh: leave 'error_handling' out.")
+    _check_images(ctx, spec.manifest)
+    return json.dumps({name: value for name, value in msgspec.to_builtins(spec).items() if value is not None})
+
+
+def _check_images(ctx: Context, manifest: str | None) -> None:
+    """Images that a manifest names are such as may be run. Raises InvalidInputError."""
+    if not manifest:
+        return
+    try:
+        told = msgspec.json.decode(manifest)
+    except msgspec.DecodeError as error:
+        raise InvalidInputError(f"The manifest is no JSON: {error}.") from error
+    for key, value in told.items() if isinstance(told, dict) else ():
+        if key.endswith("image") and value:
+            check_image(ctx, str(value))
 
 
 def _readings(text: str) -> list[bytes]:

@@ -52,7 +52,7 @@ def virtual_fields(ctx: Context, names: Sequence[str] | None, entry: models.AddC
         version=_said("udf_version", wanted.udf_version),
         code=_code(wanted.udf),
         inputs=tuple(wanted.input_columns),
-        image=_image(ctx, wanted.image),
+        image=check_image(ctx, wanted.image),
         backend=wanted.udf_backend or "",
         manifest=_manifest(wanted.manifest, wanted.manifest_checksum),
         manifest_checksum=wanted.manifest_checksum or "",
@@ -126,7 +126,7 @@ def altered_metadata(
         version=wanted.udf_version,
         code=None if wanted.udf is None else _code(wanted.udf),
         inputs=None if wanted.input_columns is None else tuple(wanted.input_columns),
-        image=None if wanted.image is None else _image(ctx, wanted.image),
+        image=None if wanted.image is None else check_image(ctx, wanted.image),
         backend=wanted.udf_backend,
         manifest=None if wanted.manifest is None else _manifest(wanted.manifest, wanted.manifest_checksum),
         manifest_checksum=wanted.manifest_checksum,
@@ -197,7 +197,8 @@ def _code(text: str) -> str:
     return text
 
 
-def _image(ctx: Context, image: str) -> str:
+def check_image(ctx: Context, image: str) -> str:
+    """The image, if the server's setting has it. Raises InvalidInputError."""
     allowed = ctx.settings.udf_images
     if image not in allowed:
         known = ", ".join(allowed) or "none"

@@ -8,26 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import lance
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.casts import Column, fit
-from tiltyard.pipeline.datasource.reading import grouped
-from tiltyard.pipeline.fragments import read_files
 from tiltyard.pipeline.frames import frame_recipe, write_partitions
 from tiltyard.pipeline.ingest import WITHDRAWN, forgotten, source_recipe, write_source
 from tiltyard.pipeline.landing import Landing, land
-from tiltyard.pipeline.lines import Bad
-from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.plans.model import Plan, TablePlan
 from tiltyard.pipeline.plans.parts import PartOfRun
 from tiltyard.pipeline.recipes import check_written
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.showing import Rows, rows_of_version, shown
 from tiltyard.pipeline.sources import TASK_BYTES, find_source
-from tiltyard.pipeline.spark_types import batch_schema, spark_schema
 from tiltyard.pipeline.writing import Written
 
 if TYPE_CHECKING:
@@ -51,22 +45,6 @@ class Filled:
     def fragments(self) -> list[str]:
         """All its new fragments."""
         return [fragment for part in self.written for fragment in part.fragments]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A task: rows of fragments of a version, or else those of files that no version names."""
-
-    place: Place
-    version: int
-    fragments: tuple[int, ...] = ()
-    files: tuple[str, ...] = ()
-
-    def read(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        if self.files:
-            yield from read_files(self.place, self.files, columns)
-        else:
-            yield from self.place.scanned(self.version, self.fragments, columns=columns)
 
 
 def fill(run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan: TablePlan) -> Filled:
@@ -127,7 +105,8 @@ def views(where: Connection, spark: SparkSession, plan: Plan) -> Iterator[dict[s
         for name, source in plan.reads.items():
             table = connecting.table(where, source)
             dataset = table.dataset()
-            show(spark, made, name, _frame(spark, dataset.schema, _of_version(spark, table.place(), dataset)))
+            tasks = rows_of_version(spark, table.place(), dataset)
+            show(spark, made, name, shown(spark, dataset.schema, tasks))
         yield made
     finally:
         for name in made:
@@ -142,31 +121,8 @@ def show(spark: SparkSession, made: dict[str, DataFrame], name: str, frame: Data
 
 def frame_of(spark: SparkSession, table: Filled) -> DataFrame:
     """The rows that this run has written to a table, before they are published. Raises RefusedError."""
-    tasks = [_Rows(table.landing.place, 0, files=(fragment,)) for fragment in table.fragments]
-    return _frame(spark, table.schema, tasks)
-
-
-def _of_version(spark: SparkSession, place: Place, dataset: lance.LanceDataset) -> list[_Rows]:
-    sizes = [(part.fragment_id, part.metadata.num_rows) for part in dataset.get_fragments()]
-    return [_Rows(place, int(dataset.version), group) for group in grouped(sizes, slots(spark) * 2)]
-
-
-def _frame(spark: SparkSession, schema: pa.Schema, tasks: list[_Rows]) -> DataFrame:
-    shape = spark_schema(schema)
-    wanted = batch_schema(shape)
-    columns = [Column(field.with_nullable(True), field.name) for field in wanted]
-
-    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            for batch in tasks[number].read(wanted.names):
-                for fitted in fit(batch, columns):
-                    if isinstance(fitted, Bad):
-                        raise RefusedError(f"A value is more than Spark's type can hold: {fitted.reason}.")
-                    yield pa.RecordBatch.from_arrays(fitted.columns, schema=wanted)
-
-    if not tasks:
-        return spark.createDataFrame([], shape)
-    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(rows, shape)
+    tasks = [Rows(table.landing.place, 0, files=(fragment,)) for fragment in table.fragments]
+    return shown(spark, table.schema, tasks)
 
 
 def _query(spark: SparkSession, text: str) -> DataFrame:

@@ -1,0 +1,71 @@
+"""Rows of Lance files as DataFrames: each task reads the fragments that it is told of, with pylance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+
+from tiltyard.pipeline.casts import Column, fit
+from tiltyard.pipeline.datasource.reading import grouped
+from tiltyard.pipeline.fragments import read_files
+from tiltyard.pipeline.lines import Bad
+from tiltyard.pipeline.places import Place
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.spark_types import batch_schema, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A task: rows of fragments of a version, or else those of files that no version names."""
+
+    place: Place
+    version: int
+    fragments: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def read(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, with these columns."""
+        if self.files:
+            yield from read_files(self.place, self.files, columns)
+        else:
+            yield from self.place.scanned(self.version, self.fragments, columns=columns)
+
+
+def rows_of_version(
+    spark: SparkSession, place: Place, dataset: lance.LanceDataset, only: frozenset[int] | None = None
+) -> list[Rows]:
+    """Tasks for all fragments of a version, or for some of them."""
+    parts = [part for part in dataset.get_fragments() if only is None or part.fragment_id in only]
+    sizes = [(part.fragment_id, part.metadata.num_rows) for part in parts]
+    return [Rows(place, int(dataset.version), group) for group in grouped(sizes, slots(spark) * 2)]
+
+
+def shown(
+    spark: SparkSession, schema: pa.Schema, tasks: Sequence[Rows], needed: frozenset[str] | None = None
+) -> DataFrame:
+    """The rows of tasks as a DataFrame. Columns that are not `needed` are null: they are not read.
+
+    Raises RefusedError for a column that Spark has no type for; a task raises it for such a value.
+    """
+    shape = spark_schema(schema)
+    wanted = batch_schema(shape)
+    read = [name for name in wanted.names if needed is None or name in needed] or wanted.names[:1]
+    columns = [Column(field.with_nullable(True), field.name if field.name in read else None) for field in wanted]
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            for batch in tasks[number].read(read):
+                for fitted in fit(batch, columns):
+                    if isinstance(fitted, Bad):
+                        raise RefusedError(f"A value is more than Spark's type can hold: {fitted.reason}.")
+                    yield pa.RecordBatch.from_arrays(fitted.columns, schema=wanted)
+
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(rows, shape)

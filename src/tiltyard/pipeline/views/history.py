@@ -1,0 +1,38 @@
+"""What a table's commits did to its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance import LanceOperation
+
+from tiltyard.pipeline.changes import fragments_of, same
+
+if TYPE_CHECKING:
+    import lance
+    from lance.dataset import Transaction
+
+
+def commit_of(dataset: lance.LanceDataset, version: int) -> Transaction | None:
+    """The commit that made a version; None where that is not kept any more."""
+    try:
+        return dataset.read_transaction(version)
+    except (OSError, ValueError) as error:
+        if "not found" not in str(error).lower():
+            raise
+        return None
+
+
+def keeps_rows(dataset: lance.LanceDataset, version: int, commit: Transaction | None) -> bool:
+    """Whether a commit left the rows as they were: an index, a compaction, or one that left all fragments alone."""
+    if commit is None:
+        return False
+    if isinstance(commit.operation, (LanceOperation.CreateIndex, LanceOperation.Rewrite)):
+        return True
+    if version == 1:
+        return False
+    try:
+        before, after = (fragments_of(dataset.checkout_version(one)) for one in (version - 1, version))
+    except ValueError:  # one of them was removed: then nobody can tell
+        return False
+    return before.keys() == after.keys() and all(same(one, after[number]) for number, one in before.items())

@@ -1,0 +1,122 @@
+"""What a view reads, and whether those may read it on whose behalf its rows are made.
+
+A refresh runs with all that a worker may read, and its rows are for whoever may read the view. So the one who asks for
+it and the one who made the view must each have `read` on every table of its query, with no policy between: else a view
+would be a way round grants and policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
+
+from tiltyard.access import Privilege
+from tiltyard.access.seeing import seen_table
+from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id, table_id
+from tiltyard.principals import Principal
+from tiltyard.store.views import ViewRecord
+from tiltyard.views import Made, ViewDefinition, sources_of
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.ids import Id
+    from tiltyard.store import TableRecord
+
+_LOOKED_AT = 100
+"""How many versions are looked through for a refresh: index builds and compactions come between two of them."""
+
+
+def remember_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
+    """Note who made a view, and of what."""
+    definer = msgspec.json.encode(ctx.principal).decode()
+    ctx.store.set_view(ctx.store.describe_table(path).id, ViewRecord(definition.digest, definer))
+
+
+def check_definition(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Principal:
+    """Who made a view. Raises InvalidTableStateError if what its metadata says is not what was made."""
+    known = ctx.store.describe_view(record.id)
+    if known is None:
+        raise InvalidTableStateError(
+            "This catalog has not made this view, only found its table: create it anew, and it can be refreshed."
+        )
+    if known.definition != definition.digest:
+        raise InvalidTableStateError(
+            "The definition of this view was changed in its table's metadata: create it anew, and it can be refreshed."
+        )
+    return _as_known(ctx, msgspec.json.decode(known.definer, type=Principal))
+
+
+def readable_sources(ctx: Context, view: Id, query: str, definer: Principal) -> dict[str, str]:
+    """The location of each table of a query, by its id, all of which both may read.
+
+    Raises InvalidInputError (no query, or one of the view itself), TableNotFoundError, NamespaceNotFoundError (none
+    that whoever asks may see), PermissionDeniedError.
+    """
+    found = {}
+    for name in sources_of(query):
+        path = table_id(parse_id(name, DEFAULT_DELIMITER))
+        if path == view:
+            raise InvalidInputError("A view cannot read itself.")
+        record = _readable(ctx, path)
+        if definer.name != ctx.principal.name:
+            _check_definer(replace(ctx, principal=definer, found=None), path)
+        found[name] = record.location
+    return found
+
+
+def _readable(ctx: Context, path: Id) -> TableRecord:
+    if ctx.principal.administrator:
+        return ctx.store.describe_table(path)
+    return seen_table(replace(ctx, found=None), path, Privilege.READ.value)
+
+
+def _check_definer(ctx: Context, path: Id) -> None:
+    try:
+        _readable(ctx, path)
+    except (PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError) as error:
+        raise PermissionDeniedError(
+            f"The view would show rows of {display(path)} to all who may read the view, and {ctx.principal.name}, "
+            "who made it, may not read all of them: let somebody make it who may."
+        ) from error
+
+
+def _as_known(ctx: Context, definer: Principal) -> Principal:
+    """An administrator when the view was made need not be one now."""
+    if not definer.administrator:
+        return definer
+    known = ctx.store.describe_principal(definer.name)
+    return definer if known is None else replace(definer, administrator=known.administrator and not known.disabled)
+
+
+def made_of(dataset: lance.LanceDataset) -> dict[str, str]:
+    """From which versions a view was made, as properties of the table; none for one that was not refreshed lately."""
+    if ViewDefinition.of(dataset.schema.metadata) is None:
+        return {}
+    for version in range(dataset.version, max(0, dataset.version - _LOOKED_AT), -1):
+        made = Made.of(_properties(dataset, version))
+        if made is not None:
+            sources = {name: one.version for name, one in made.sources.items()}
+            return {"tiltyard.view.sources": msgspec.json.encode(sources).decode()}
+    return {}
+
+
+def _properties(dataset: lance.LanceDataset, version: int) -> dict[str, str] | None:
+    """Those of the commit that made a version; None where that is not kept any more."""
+    try:
+        found = dataset.read_transaction(version)
+    except (OSError, ValueError) as error:
+        if "not found" not in str(error).lower():
+            raise
+        return None
+    return None if found is None else found.transaction_properties

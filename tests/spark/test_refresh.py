@@ -1,0 +1,275 @@
+"""Views that queries make: by new rows alone where that is enough, anew where it is not, each time in one commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+
+from tests.spark.views import contents, create_view, numbers, write
+from tiltyard.pipeline.connecting import Connection, table
+from tiltyard.pipeline.refresh import refresh
+from tiltyard.pipeline.runs import LocalRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Fresh = Callable[[str], str]
+Refreshed = Callable[..., Mapping[str, Any]]
+
+COUNTS = pa.schema([("id", pa.int64()), ("rows", pa.int64())])
+
+
+@pytest.fixture
+def refreshed(spark: SparkSession, catalog: Connection) -> Refreshed:
+    """Refreshes a view here; its figures."""
+    return lambda name, **given: refresh(LocalRun(), catalog, spark, name, **given)
+
+
+def dataset(catalog: Connection, name: str) -> lance.LanceDataset:
+    return table(catalog, name).dataset()
+
+
+def even(first: int, end: int) -> pa.Table:
+    """What the query below makes of rows."""
+    rows = numbers(first, end)
+    kept = rows.filter(pa.array(number % 2 == 0 for number in range(first, end)))
+    return kept.set_column(1, "text", pc.utf8_upper(kept["text"]))
+
+
+def films(catalog: Connection, fresh: Fresh, rows: int = 100) -> tuple[str, str]:
+    """A table, and a view of its even rows."""
+    source, view = fresh("source"), fresh("view")
+    write(catalog, source, numbers(0, rows))
+    create_view(catalog, view, f"SELECT id, upper(text) AS text FROM {source} WHERE id % 2 = 0")
+    return source, view
+
+
+def test_refresh_after_appends_adds_their_rows_alone_in_one_commit(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    source, view = films(catalog, fresh)
+    first = refreshed(view)
+    assert (first["mode"], first["rows"], first["version"], first["reason"]) == (
+        "full", 50, 2, "it is the first refresh",
+    )  # fmt: skip
+    assert contents(catalog, view).equals(even(0, 100))
+    for start in (100, 110):
+        write(catalog, source, numbers(start, start + 10), "append")
+    second = refreshed(view)
+    assert (second["mode"], second["rows"], second["version"]) == ("incremental", 10, 3)
+    assert json.loads(second["sources"]) == {source: 3}
+    assert contents(catalog, view).equals(even(0, 120))
+    again = refreshed(view)
+    assert (again["mode"], again["version"], dataset(catalog, view).version) == ("unchanged", 3, 3)
+
+
+@pytest.mark.parametrize("change", ["delete", "update", "drop column", "overwrite"])
+def test_refresh_after_rows_changed_makes_all_anew_and_says_why(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed, change: str
+) -> None:
+    source, view = films(catalog, fresh)
+    refreshed(view)
+    wanted = even(0, 100)
+    changed = dataset(catalog, source)
+    if change == "delete":
+        changed.delete("id < 50")
+        wanted = even(50, 100)
+    elif change == "update":
+        changed.update({"text": "'x'"}, where="id = 0")
+        wanted = wanted.set_column(1, "text", pa.array(["X", *wanted["text"].to_pylist()[1:]]))
+    elif change == "overwrite":
+        write(catalog, source, numbers(7, 9), "overwrite")
+        wanted = even(7, 9)
+    else:
+        changed.add_columns({"more": "id + 1"})
+    figures = refreshed(view)
+    assert figures["mode"] == "full"
+    assert source in figures["reason"]
+    assert contents(catalog, view).equals(wanted)
+    assert refreshed(view)["mode"] == "unchanged"
+
+
+def test_refresh_after_compaction_follows_the_rows_as_long_as_old_and_new_stay_apart(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    source, view = films(catalog, fresh)
+    write(catalog, source, numbers(100, 110), "append")
+    refreshed(view)
+    dataset(catalog, source).optimize.compact_files()
+    assert refreshed(view)["mode"] == "unchanged"
+    write(catalog, source, numbers(110, 120), "append")
+    dataset(catalog, source).create_scalar_index("id", "BTREE")
+    assert refreshed(view)["mode"] == "incremental"
+    assert contents(catalog, view).equals(even(0, 120))
+    write(catalog, source, numbers(120, 130), "append")
+    dataset(catalog, source).optimize.compact_files()
+    mixed = refreshed(view)
+    assert (mixed["mode"], "old and new rows together" in mixed["reason"]) == ("full", True)
+    assert contents(catalog, view).equals(even(0, 130))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id % 3 AS id, count(*) AS rows FROM {0} GROUP BY 1",
+        "SELECT a.id, 2L AS rows FROM {0} a JOIN {0} b ON a.id = b.id WHERE a.id > (SELECT avg(id) FROM {0})",
+    ],
+)
+def test_refresh_of_a_query_that_needs_all_rows_is_full_and_is_what_spark_says(
+    spark: SparkSession, catalog: Connection, fresh: Fresh, refreshed: Refreshed, query: str
+) -> None:
+    source, view = fresh("source"), fresh("view")
+    write(catalog, source, numbers(0, 10))
+    create_view(catalog, view, query.format(source), COUNTS)
+    refreshed(view)
+    write(catalog, source, numbers(10, 20), "append")
+    assert refreshed(view)["mode"] == "full"
+    spark.createDataFrame(numbers(0, 20).to_pandas()).createOrReplaceTempView(source)
+    wanted = [(row["id"], row["rows"]) for row in spark.sql(query.format(source)).collect()]
+    found = contents(catalog, view)
+    assert sorted(zip(found["id"].to_pylist(), found["rows"].to_pylist(), strict=True)) == sorted(wanted)
+    assert refreshed(view)["mode"] == "unchanged"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id, text FROM {0} UNION ALL SELECT id, text FROM {1}",
+        (
+            "WITH a AS (SELECT * FROM {0}), b AS (SELECT * FROM {1} WHERE id >= 0) "
+            "SELECT id, text FROM a UNION ALL SELECT id, text FROM (SELECT text, id FROM b)"
+        ),
+        (
+            "SELECT word.id, word.text FROM (SELECT explode(array(struct(id, text))) AS word FROM {0} "
+            "UNION ALL SELECT struct(id, text) FROM {1})"
+        ),
+        "SELECT id, w AS text FROM {0} LATERAL VIEW explode(array(text)) t AS w UNION ALL SELECT * FROM {1}",
+    ],
+)
+def test_refresh_of_several_tables_row_by_row_adds_the_new_rows_of_each(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed, query: str
+) -> None:
+    one, other, view = fresh("one"), fresh("other"), fresh("view")
+    write(catalog, one, numbers(0, 10))
+    write(catalog, other, numbers(100, 110))
+    create_view(catalog, view, query.format(one, other))
+    refreshed(view)
+    write(catalog, one, numbers(10, 20), "append")
+    assert refreshed(view)["mode"] == "incremental"
+    write(catalog, other, numbers(110, 115), "append")
+    write(catalog, one, numbers(20, 30), "append")
+    figures = refreshed(view)
+    assert (figures["mode"], figures["rows"]) == ("incremental", 15)
+    assert contents(catalog, view).equals(pa.concat_tables([numbers(0, 30), numbers(100, 115)]).combine_chunks())
+
+
+def test_refresh_keeps_types_and_vectors_and_reads_only_columns_that_are_needed(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    source, view = fresh("source"), fresh("view")
+    schema = pa.schema(
+        [
+            pa.field("id", pa.uint64()),
+            pa.field("vector", pa.list_(pa.float16(), 2), metadata={"unit": "1"}),
+            pa.field("seen", pa.timestamp("us", "UTC")),
+            pa.field("unread", pa.list_(pa.float32(), 3)),
+        ]
+    )
+    rows = {"id": [1, 2, 2**63], "vector": [[0.5, 1], None, [2, 3]], "seen": [None, 1, 2], "unread": [[1, 2, 3]] * 3}
+    write(catalog, source, pa.table(rows, schema))
+    create_view(catalog, view, f"SELECT seen, vector, id FROM {source}", schema.remove(3))
+    refreshed(view)
+    found = dataset(catalog, view).to_table()
+    assert found.schema.equals(schema.remove(3), check_metadata=False)
+    assert found.equals(pa.table(rows, schema).drop_columns(["unread"]).cast(found.schema))
+    assert found.schema.field("vector").metadata == {b"unit": b"1"}
+
+
+def test_refresh_full_keeps_indexes_of_the_view(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+    source, view = films(catalog, fresh)
+    refreshed(view)
+    dataset(catalog, view).create_scalar_index("id", "BTREE")
+    dataset(catalog, source).delete("id >= 50")
+    assert refreshed(view)["mode"] == "full"
+    assert [index.name for index in dataset(catalog, view).describe_indices()] == ["id_idx"]
+    assert dataset(catalog, view).to_table(filter="id = 8")["text"].to_pylist() == ["ROW 8"]
+    assert contents(catalog, view).equals(even(0, 50))
+
+
+def test_refresh_of_a_view_that_others_wrote_to_makes_it_what_its_query_says(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    _, view = films(catalog, fresh)
+    refreshed(view)
+    write(catalog, view, numbers(1000, 1005), "append")
+    figures = refreshed(view)
+    assert (figures["mode"], "others wrote to the view" in figures["reason"]) == ("full", True)
+    assert contents(catalog, view).equals(even(0, 100))
+
+
+def test_refresh_with_a_source_version_is_of_that_one(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+    source, view = films(catalog, fresh)
+    write(catalog, source, numbers(100, 110), "append")
+    assert json.loads(refreshed(view, source_version=1)["sources"]) == {source: 1}
+    assert contents(catalog, view).equals(even(0, 100))
+    assert refreshed(view)["mode"] == "incremental"
+    assert "is older" in refreshed(view, source_version=1)["reason"]
+    assert contents(catalog, view).equals(even(0, 100))
+
+
+def test_refresh_with_rows_per_fragment_makes_files_of_so_many(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    _, view = films(catalog, fresh)
+    refreshed(view, rows_per_fragment=20)
+    assert [part.count_rows() for part in dataset(catalog, view).get_fragments()] == [20, 20, 10]
+
+
+def test_refresh_full_on_demand_makes_all_rows_anew(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+    _, view = films(catalog, fresh)
+    refreshed(view)
+    assert (refreshed(view, full=True)["mode"], dataset(catalog, view).version) == ("full", 3)
+    assert contents(catalog, view).equals(even(0, 100))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT id FROM {0}", "'text' of the table"),
+        ("SELECT id, text, 1 AS more FROM {0}", "no column 'more'"),
+        ("DROP TABLE {0}", "one SELECT"),
+    ],
+)
+def test_refresh_of_what_does_more_than_read_or_fits_not_changes_nothing(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed, query: str, message: str
+) -> None:
+    source, view = fresh("source"), fresh("view")
+    write(catalog, source, numbers(0, 3))
+    create_view(catalog, view, query.format(source))
+    with pytest.raises(InvalidInputError, match=message):
+        refreshed(view)
+    assert dataset(catalog, view).version == 1
+    assert contents(catalog, source).equals(numbers(0, 3))
+
+
+def test_refresh_of_a_table_that_was_exchanged_is_refused(
+    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+) -> None:
+    source, view = films(catalog, fresh)
+    with pytest.raises(PermissionDeniedError, match="Another table is called"):
+        refreshed(view, sources={source: "file:///elsewhere"})
+    assert dataset(catalog, view).version == 1
+
+
+def test_refresh_of_no_view_says_so(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+    name = fresh("table")
+    write(catalog, name, pa.table({"id": [1]}))
+    with pytest.raises(InvalidInputError, match="no materialized view"):
+        refreshed(name)

@@ -1,0 +1,71 @@
+"""Views for tests: made through the server by its client, read by plain pylance."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance_namespace import CreateMaterializedViewRequest
+from pyspark import cloudpickle
+
+from tiltyard.pipeline.connecting import Connection, table
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+
+def write(catalog: Connection, name: str, rows: pa.Table, mode: str = "create") -> None:
+    """Rows into a table, by stock pylance."""
+    lance.write_dataset(rows, namespace_client=catalog.client(), table_id=[name], mode=mode)
+
+
+def numbers(first: int, end: int) -> pa.Table:
+    """Rows with these ids."""
+    return pa.table({"id": range(first, end), "text": [f"row {number}" for number in range(first, end)]}, SCHEMA)
+
+
+def create_view(catalog: Connection, name: str, query: str, schema: pa.Schema = SCHEMA, **fields: Any) -> None:
+    """A view, by upstream's own operation."""
+    given = {"kind": "query", "source_query": query, **fields}
+    output = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    catalog.client().create_materialized_view(CreateMaterializedViewRequest(id=[name], output_schema=output, **given))
+
+
+def spec(kind: str, function: Callable[..., Any], inputs: list[str] | None, **fields: Any) -> dict[str, Any]:
+    """The udtf_spec of a function, in the envelope that Lance's clients send."""
+    envelope = json.dumps({f"{kind}_payload": base64.b64encode(cloudpickle.dumps(function)).decode()}).encode()
+    told = {"kind": kind, "udtf_name": "f", "udtf_version": "1", "input_columns": inputs, **fields}
+    return {**told, "udtf": base64.b64encode(envelope).decode(), "udtf_sha": hashlib.sha256(envelope).hexdigest()}
+
+
+def contents(catalog: Connection, name: str, key: str = "id") -> pa.Table:
+    """A table's rows, by plain pylance from its files."""
+    place = table(catalog, name).place()
+    return lance.dataset(place.uri).to_table().sort_by(key).replace_schema_metadata(None)
+
+
+def words(id: int, text: str) -> Any:  # noqa: A002  # the column's name
+    """A chunker: the words of a text, numbered; of the first row none."""
+    return [{"word": word, "number": number} for number, word in enumerate(text.split())] if id else None
+
+
+def whole(text: pa.Array, __source_row_id: pa.Array) -> pa.RecordBatch:
+    """A chunker of whole batches: each text twice."""
+    rows = [number for number in __source_row_id.to_pylist() for _ in range(2)]
+    made = {"__source_row_id": rows, "word": text.take(pa.array(rows)), "number": [0, 1] * len(text)}
+    return pa.RecordBatch.from_pydict(made)
+
+
+def failing(text: str) -> Any:
+    """A chunker that fails."""
+    raise ValueError("no words")
+
+
+def totals(rows: pa.Table) -> Any:
+    """A UDTF: how many rows of a group there are, and their sum."""
+    groups = set(rows["group"].to_pylist())
+    yield pa.record_batch({"id": [min(groups)], "count": [rows.num_rows], "sum": [sum(rows["id"].to_pylist())]})

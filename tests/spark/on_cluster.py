@@ -29,7 +29,7 @@ def notes(folder: Path) -> list[str]:
 
 
 def _until(done: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while not done.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(str(done))

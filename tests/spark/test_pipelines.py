@@ -136,6 +136,19 @@ def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no
     assert not set(names) & set(there)
 
 
+def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
+    spark: SparkSession, catalog: Connection, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    run, file = LocalRun(), laid_out(tmp_path, names)
+    plan = file.read_text()
+    file.write_text(plan.replace("udf: embed.py:embed", 'udf: embed.py:embed\n    check: ["rows >= 1000"]'))
+    with pytest.raises(InvalidInputError, match="Nothing was published"):
+        run_here(run, catalog, spark, file)
+    file.write_text(plan)
+    assert run_here(run, catalog, spark, file)["rows"] == 160
+    check_tables(catalog, names, 40)
+
+
 def test_pipeline_that_others_overtake_publishes_on_top_of_them(
     spark: SparkSession,
     catalog: Connection,

@@ -77,7 +77,7 @@ class Landing:
             newest = strict.latest()
             run.check()
             try:
-                return strict.commit(newest, self.operation(fragments, schema), run, verify=_without(run, newest))
+                return strict.commit(newest, self.operation(fragments, schema), run, verify=without(run, newest))
             except OvertakenError:
                 continue
         raise ConcurrentModificationError(f"{self.table} changes all the time: {_TRIES} commits were overtaken.")
@@ -182,8 +182,8 @@ def _declared(table: Table) -> Place:
     return table.placed(str(told.location), told.storage_options)
 
 
-def _without(run: Run, base: lance.LanceDataset) -> Callable[[lance.LanceDataset], bool]:
-    """Whether no version after `base` is a commit of this run."""
+def without(run: Run, base: lance.LanceDataset) -> Callable[[lance.LanceDataset], bool]:
+    """Whether no version after `base` is a commit of this run, made by another driver of it."""
 
     def verify(seen: lance.LanceDataset) -> bool:
         found = transactions(seen, base.version)

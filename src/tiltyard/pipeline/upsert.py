@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import lance
@@ -26,7 +27,7 @@ from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import opened
 from tiltyard.pipeline.ingest import forgotten, source_recipe, write_source
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.landing import WriteMode, land
+from tiltyard.pipeline.landing import WriteMode, land, without
 from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, share_keys
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
@@ -132,9 +133,9 @@ def upsert_fragments(
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
     Done twice it is done once: `since` is the table's version when the run began. Without a session, keys are looked
-    up in threads of this process, in parts that fit in its memory. Raises RefusedError (a key that is null or there
-    twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed), RunCanceledError;
-    nothing is changed then.
+    up in threads of this process, one for each CPU, with a few million rows at once. Raises RefusedError (a key that is
+    null or there twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed),
+    RunCanceledError; nothing is changed then.
     """
     strict = StrictTable(table, branch)
     dataset = strict.latest()
@@ -144,12 +145,13 @@ def upsert_fragments(
     keys = Keys.of(table.place(), on, written)
     plan = _Plan(keys, list(written), dataset, branch)
     plan.look(run, spark, check=True)
+    plan.keep(run)
     while (done := _done(run, strict, since)) is None:
-        plan.keep(run)
         try:
-            strict.commit(plan.dataset, plan.operation(), run, verify=plan.admits)
+            strict.commit(plan.dataset, plan.operation(), run, verify=partial(plan.admits, run))
         except OvertakenError:
             plan.renew(run, spark, strict.latest())
+            plan.keep(run)
     return done
 
 
@@ -212,12 +214,13 @@ class _Plan:
     def _take(self, found: Sequence[Matched]) -> None:
         self.matched.update({one.fragment: one for one in found})
 
-    def admits(self, newer: lance.LanceDataset) -> bool:
+    def admits(self, run: Run, newer: lance.LanceDataset) -> bool:
         """Whether the commit may go behind `newer`: no key of ours came in since, and the schema is the same.
 
-        Lance itself has refused if both touched one fragment.
+        Nor has another driver of this run committed: its keys may be others, if the source changed. Lance itself has
+        refused if both touched one fragment.
         """
-        came = brought(self.seen, newer)
+        came = brought(self.seen, newer) if without(run, self.seen)(newer) else None
         if came is None:
             return False
         theirs = Keys.of(self.keys.place, self.keys.on, came)

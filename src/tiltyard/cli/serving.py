@@ -177,7 +177,7 @@ def spark_drivers(services: Services) -> Drivers | None:
     if services.settings.spark == "off":
         return None
     from tiltyard.pipeline.applications import check_spark
-    from tiltyard.pipeline.session import SparkMissingError
+    from tiltyard.pipeline.java import SparkMissingError
 
     try:
         check_spark(services.settings.spark)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tiltyard.pipeline.session import SparkMissingError, check_java, is_connect
+from tiltyard.pipeline.java import SparkMissingError, check_java
+from tiltyard.pipeline.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from tiltyard.pipeline.opening import delete_files
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.tasks import call, run_tasks
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
@@ -235,7 +235,7 @@ class _Building:
         if self.finished is not None and (kept := self.finished.model(self.seen.place)) is not None:
             return kept
         self.run.progress(stage="train")
-        found: Model = run_tasks(self.spark, self.run, _work, [_Train(self.seen)], name="index: train")[0]
+        found: Model = run_tasks(self.spark, self.run, call, [_Train(self.seen)], name="index: train")[0]
         if self.finished is not None:
             self.finished.keep_model(found)
         return found
@@ -251,7 +251,7 @@ class _Building:
             self.run.progress(stage="build", fragments=built, fragments_total=len(self.there))
 
         builds = [_Build(self.seen, model, group) for group in groups]
-        return run_tasks(self.spark, self.run, _work, builds, on_result=heard, name="index: build")
+        return run_tasks(self.spark, self.run, call, builds, on_result=heard, name="index: build")
 
     def merged(self, segments: Sequence[Any], model: Model | None) -> list[Any]:
         """As few segments as there may be."""
@@ -267,12 +267,8 @@ class _Building:
         def heard(_: int, segment: Any) -> None:
             self._keep(segment, model)
 
-        return [*alone, *run_tasks(self.spark, self.run, _work, merges, on_result=heard, name="index: merge")]
+        return [*alone, *run_tasks(self.spark, self.run, call, merges, on_result=heard, name="index: merge")]
 
     def _keep(self, segment: Any, model: Model | None) -> None:
         if self.finished is not None:
             self.finished.keep(segment, self.there, model)
-
-
-def _work(task: Any) -> Any:
-    return task()

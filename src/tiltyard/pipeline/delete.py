@@ -16,14 +16,14 @@ from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.changes import brought, changed_fragments, fragment, fragments_of, grouped
+from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of, grouped
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.matching import Matched
+from tiltyard.pipeline.matching import Matched, Search
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable
-from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.tasks import call, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,27 +33,6 @@ ROWS_IN_THE_DRIVER = 1_000_000
 """Fragments of so many rows are looked through in this process: Spark starts later."""
 
 _KEPT = "delete"
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """A task: the rows of some fragments for which a condition holds."""
-
-    place: Place
-    version: int
-    fragments: tuple[int, ...]
-    where: str
-
-    def __call__(self) -> list[Matched]:
-        dataset = self.place.open(self.version)
-        found = []
-        for number in self.fragments:
-            part = fragment(dataset, number)
-            left = part.delete(self.where)
-            rows = part.count_rows() - (left.num_rows if left else 0)
-            if rows:
-                found.append(Matched(number, rows, left))
-        return found
 
 
 @job("delete")
@@ -113,19 +92,15 @@ class _Searching:
         rows = {number: there[number].num_rows for number in numbers}
         session = self.spark if sum(rows.values()) > ROWS_IN_THE_DRIVER else None
         groups = grouped(rows, ROWS_OF_A_TASK, slots(session))
-        tasks = [_Search(self.place, int(dataset.version), group, self.condition) for group in groups]
+        tasks = [Search(self.place, int(dataset.version), group, self.condition) for group in groups]
         found: list[Matched] = []
 
         def heard(_: int, some: list[Matched]) -> None:
             found.extend(some)
             self.run.progress(rows=sum(one.rows for one in found), tasks_total=len(tasks))
 
-        run_tasks(session, self.run, _work, tasks, on_result=heard, name="delete")
+        run_tasks(session, self.run, call, tasks, on_result=heard, name="delete")
         return found
-
-
-def _work(task: _Search) -> list[Matched]:
-    return task()
 
 
 def _operation(matched: Mapping[int, Matched], condition: str) -> LanceOperation.Delete:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,12 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.pipeline.casts import chosen_columns
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.landing import Landing, land
-from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.recipes import Asked, finish, recipe_for
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run, RunCanceledError
 from tiltyard.pipeline.spark_types import arrow_schema
 from tiltyard.pipeline.tasks import run_partitions
-from tiltyard.pipeline.writing import Recipe, Written, made, write_rows
+from tiltyard.pipeline.writing import Recipe, Written, schema_of_partition, write_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,12 +53,7 @@ def write_frame(run: Run, frame: DataFrame, table: Table, asked: Asked) -> Mappi
 
 def write_partitions(run: Run, frame: DataFrame, recipe: Recipe) -> list[Written]:
     """Write the rows of each partition; no version names them yet. Raises RefusedError, RunCanceledError."""
-    return run_partitions(frame.sparkSession, run, frame, partial(_write_partition, recipe), name=f"write {run.id}")
-
-
-def _write_partition(recipe: Recipe, number: int, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Runs in a task."""
-    return write_rows(recipe, batches, f"partition-{number}")
+    return run_partitions(frame.sparkSession, run, frame, partial(write_partition, recipe), name=f"write {run.id}")
 
 
 def frame_recipe(run: Run, frame: DataFrame, landing: Landing, asked: Asked) -> Recipe:
@@ -69,15 +63,9 @@ def frame_recipe(run: Run, frame: DataFrame, landing: Landing, asked: Asked) -> 
     if asked.udf is not None:
         trial = Recipe(run.id, landing.target(schema), columns, asked.udf, rejects=asked.rejects)
         few = frame.limit(_TRIED).coalesce(1)
-        found = run_partitions(frame.sparkSession, run, few, partial(_first_schema, trial), name="try the UDF")
+        found = run_partitions(frame.sparkSession, run, few, partial(schema_of_partition, trial), name="try the UDF")
         schema = next((one for one in found if one is not None), None)
         if schema is None:
             raise RefusedError(f"The UDF takes none of the first {_TRIED} rows.")
     storage = dict(landing.table.connection.storage)
     return recipe_for(run, landing, asked, chosen_schema=schema, columns=columns, storage=storage)
-
-
-def _first_schema(recipe: Recipe, _: int, batches: Iterator[pa.RecordBatch]) -> pa.Schema | None:
-    """Runs in a task."""
-    found = [rows.schema for rows in made(recipe, batches) if not isinstance(rows, Bad)]
-    return found[0] if found else None

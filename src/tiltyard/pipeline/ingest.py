@@ -17,10 +17,9 @@ from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, discard
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import Landing, WriteMode, land
-from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
-from tiltyard.pipeline.reading import Format, Piece, Reading
+from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.recipes import Asked, finish, recipe_for
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
@@ -28,7 +27,7 @@ from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, balanced, find_source
 from tiltyard.pipeline.tasks import run_tasks
 from tiltyard.pipeline.types import parse_type
-from tiltyard.pipeline.writing import Recipe, Share, Written, made, write_share
+from tiltyard.pipeline.writing import Recipe, Share, Written, schema_of_piece, write_share
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,17 +129,9 @@ def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landin
     storage = source.reading.storage
     if asked.udf is not None:
         trial = Recipe(run.id, landing.target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage)
-        work = partial(_first_schema, trial, source.reading, source.pieces[0])
-        made_schema = run_tasks(spark, run, lambda _: work(), [None], name="try the UDF")[0]
+        work = partial(schema_of_piece, trial, source.reading)
+        made_schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]
     return recipe_for(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
-
-
-def _first_schema(recipe: Recipe, reading: Reading, piece: Piece) -> pa.Schema:
-    """What the function makes of the first rows that it can take. Runs in a task."""
-    for rows in made(recipe, reading.read(piece)):
-        if not isinstance(rows, Bad):
-            return rows.schema
-    raise RefusedError(f"The UDF takes none of the rows of {piece.path}.")
 
 
 def write_source(

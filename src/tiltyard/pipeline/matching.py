@@ -1,4 +1,4 @@
-"""Which rows of a table have a key of the source: the tasks of an upsert.
+"""Which rows of a table have a key of the source: the tasks of an upsert. Which of them go: those of a delete.
 
 The keys of the source are read from the fragments that were written for it, a few million at a time, and looked up in
 a hash table over Arrow memory: rows of the table pass by it with their key columns only. Nothing is shuffled.
@@ -107,6 +107,28 @@ class CheckKeys:
         if held:
             _refuse_twins(pa.concat_tables(held))
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A task: the rows of some fragments for which a condition holds."""
+
+    place: Place
+    version: int
+    fragments: tuple[int, ...]
+    where: str
+
+    def __call__(self) -> list[Matched]:
+        """One answer for each fragment that has such rows."""
+        dataset = self.place.open(self.version)
+        found = []
+        for number in self.fragments:
+            part = fragment(dataset, number)
+            left = part.delete(self.where)
+            rows = part.count_rows() - (left.num_rows if left else 0)
+            if rows:
+                found.append(Matched(number, rows, left))
+        return found
 
 
 def match(dataset: lance.LanceDataset, fragments: Sequence[int], keys: Keys) -> list[Matched]:

@@ -9,25 +9,21 @@ after a commit that somebody else's spoiled in part. Indexes that have caught up
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lance.optimize import Compaction, CompactionTask, RewriteResult
+from lance.optimize import Compaction, RewriteResult
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.opening import exists
-from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.places import Connection
+from tiltyard.pipeline.rewriting import Rewrite
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.tasks import call, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,38 +34,6 @@ BYTES_IN_THE_DRIVER = 64 << 20
 
 _TRIES = 5
 _CHANGING = ("backfill", "delete", "index", "upsert")
-
-
-@dataclass(frozen=True, slots=True)
-class _Rewrite:
-    """A task: some fragments become one."""
-
-    place: Place
-    task: CompactionTask
-
-    def __call__(self) -> RewriteResult:
-        return self.task.execute(self.place.open(self.task.read_version))
-
-    @property
-    def key(self) -> str:
-        """The same for the same fragments with the same rows: what is kept of it is found by this."""
-        told = json.dumps([one.to_json() for one in self.task.fragments], sort_keys=True)
-        return f"compacted-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
-
-    def kept(self, run: Run) -> RewriteResult | None:
-        """What this run has rewritten before, if its files are still there: nobody but `gc` takes them."""
-        if (text := run.kept().get(self.key)) is None:
-            return None
-        told = zlib.decompress(base64.b64decode(text)).decode()
-        found: RewriteResult = RewriteResult.from_json(told)  # type: ignore[attr-defined]  # not in pylance's stubs
-        files = [file.path for one in found.new_fragments for file in one.files]
-        there = all(exists(f"{self.place.uri}/data/{file}", self.place.options) for file in files)
-        return found if there else None
-
-    def keep(self, run: Run, result: RewriteResult) -> None:
-        """Remember it; small, for it tells where each row has gone."""
-        text: str = result.json()  # type: ignore[attr-defined]  # the same
-        run.keep(self.key, base64.b64encode(zlib.compress(text.encode())).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +101,7 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
         dataset = table.dataset()
         plan = Compaction.plan(dataset, options)
         place = table.place()
-        tasks = [_Rewrite(place, task) for task in plan.tasks]
+        tasks = [Rewrite(place, task) for task in plan.tasks]
         if not tasks:
             return {"fragments_removed": 0, "fragments_added": 0}
         results = _rewritten(run, spark, tasks)
@@ -152,7 +116,7 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
     raise ConcurrentModificationError(f"{table} changed {_TRIES} times while it was compacted: run the job again.")
 
 
-def _rewritten(run: Run, spark: SparkSession, tasks: list[_Rewrite]) -> list[RewriteResult]:
+def _rewritten(run: Run, spark: SparkSession, tasks: list[Rewrite]) -> list[RewriteResult]:
     """What all of them make, now or before, in any order."""
     before = [task.kept(run) for task in tasks]
     found = [one for one in before if one is not None]
@@ -165,16 +129,8 @@ def _rewritten(run: Run, spark: SparkSession, tasks: list[_Rewrite]) -> list[Rew
 
     size = sum(file.file_size_bytes or 0 for task in left for one in task.task.fragments for file in one.files)
     session = None if size <= BYTES_IN_THE_DRIVER else spark
-    run_tasks(session, run, _rewrite, left, on_result=heard, name="optimize: compact")
+    run_tasks(session, run, call, left, on_result=heard, name="optimize: compact")
     return found
-
-
-def _rewrite(task: _Rewrite) -> RewriteResult:
-    return task()
-
-
-def _catch(task: _Catch) -> int:
-    return task()
 
 
 def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
@@ -188,5 +144,5 @@ def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
     run.progress(stage="indexes", indexes_total=len(tasks))
     session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
     for task in tasks:  # one after the other: two commits of indexes at once would only wait for each other
-        run_tasks(session, run, _catch, [task], name="optimize: index")
+        run_tasks(session, run, call, [task], name="optimize: index")
     return {"indexes": len(tasks), "rows_indexed": sum(behind.values())}

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from lance_namespace.errors import InvalidInputError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
-JAVA_NEEDED = 17
 ATTEMPTS = 4
 """How often a task may be tried in local mode, too, where Spark itself tries once: a worker that dies ends nothing."""
 
@@ -27,11 +21,6 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 _LOCAL_MASTER = re.compile(r"local(\[([^,\]]+)\])?")
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-
-
-class SparkMissingError(InvalidInputError):
-    """PySpark or Java is not there; the message is one sentence that says how to get it."""
 
 
 def spark_session(
@@ -47,7 +36,9 @@ def spark_session(
     (`sc://…`); without either, SPARK_REMOTE and spark-submit's configuration decide, and then it is `local[*]`.
     `config` are Spark's own properties. Raises SparkMissingError.
     """
-    sql = _pyspark()
+    from tiltyard.pipeline.java import check_java, pyspark_sql  # noqa: PLC0415  # tasks import this module: see there
+
+    sql = pyspark_sql()
     remote = remote or (None if master else os.environ.get("SPARK_REMOTE"))
     ours = False
     builder = sql.SparkSession.builder.appName(name)
@@ -88,20 +79,6 @@ def slots(spark: SparkSession | None) -> int:
     return int(last.column("last")[0].as_py()) + 1
 
 
-def check_java() -> None:
-    """Raise SparkMissingError if there is no Java 17 or newer."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    needed = f"Spark needs Java {JAVA_NEEDED} or newer"
-    get = f"install it (Debian: `apt install openjdk-{JAVA_NEEDED}-jre-headless`) or set JAVA_HOME"
-    if java is None or not Path(java).exists():
-        raise SparkMissingError(f"{needed}, and there is none: {get}.")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the operator's own Java
-    found = _VERSION.search(told)
-    if found is None or int(found[1]) < JAVA_NEEDED:
-        raise SparkMissingError(f"{needed}, and {java} is {found[1] if found else 'none'}: {get}.")
-
-
 _SUBMITTED = "submitted"
 
 
@@ -114,11 +91,3 @@ def _retrying(master: str) -> str:
     """A local master with attempts."""
     found = _LOCAL_MASTER.fullmatch(master)
     return f"local[{found[2] or 1},{ATTEMPTS}]" if found else master
-
-
-def _pyspark() -> Any:
-    try:
-        from pyspark import sql  # noqa: PLC0415  # an extra: the rest of the package does without
-    except ImportError as error:
-        raise SparkMissingError("PySpark is not installed: pip install 'tiltyard[spark]'.") from error
-    return sql

@@ -7,6 +7,9 @@ payload reaches the driver, and only what results name is committed.
 Results arrive while others still run, so that a job can keep them (`run.keep`) and a driver that dies loses little:
 payloads go to Spark in waves of half the slots there are, three at a time, and the tasks of one wave fill the slots
 that the last tasks of another leave.
+
+Spark's Python workers import this module, and those of the functions and payloads that they are sent. So none of these
+imports the namespace client: that would take a worker longer than many a task.
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ LOOK_SECONDS = 0.2
 """How often a job that waits for its tasks looks whether it is canceled."""
 
 _ANSWER = pa.schema([("i", pa.int64()), ("o", pa.binary())])
+
+
+def call(task: Callable[[], R]) -> R:
+    """The work of payloads that are functions themselves."""
+    return task()
 
 
 @dataclass(frozen=True, slots=True)

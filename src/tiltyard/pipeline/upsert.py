@@ -37,7 +37,7 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, find_source
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
-from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.tasks import call, run_tasks
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
@@ -208,7 +208,7 @@ class _Plan:
         groups = grouped({number: there[number].num_rows for number in asked}, ROWS_OF_A_TASK, at_once)
         matches = [Match(self.keys, int(self.dataset.version), self.branch, group) for group in groups]
         payloads: list[Match | CheckKeys] = [*matches, *checks]
-        for found in run_tasks(session, run, _work, payloads, name="upsert: match", wave=at_once + 1):
+        for found in run_tasks(session, run, call, payloads, name="upsert: match", wave=at_once + 1):
             self._take(found)
 
     def _take(self, found: Sequence[Matched]) -> None:
@@ -237,10 +237,6 @@ class _Plan:
             self.matched.pop(number, None)
         self.dataset = self.seen = newer
         self.look(run, spark, list(changed.came))
-
-
-def _work(payload: Match | CheckKeys) -> list[Matched]:
-    return payload()
 
 
 def _check_schema(old: lance.LanceDataset, new: lance.LanceDataset) -> None:

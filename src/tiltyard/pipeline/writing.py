@@ -112,6 +112,28 @@ def write_rows(recipe: Recipe, rows: Rows, key: str) -> Written:
     return Written(tuple(fragments), count, aside.count, size, tally.wrong)
 
 
+def write_partition(recipe: Recipe, number: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Write a partition of a DataFrame. Runs in a task. Raises RefusedError."""
+    return write_rows(recipe, batches, f"partition-{number}")
+
+
+def schema_of_piece(recipe: Recipe, reading: Reading, piece: Piece) -> pa.Schema:
+    """What the function makes of the first rows of a piece. Runs in a task. Raises RefusedError if it takes none."""
+    for found in made(recipe, reading.read(piece)):
+        if not isinstance(found, Bad):
+            return found.schema
+    raise RefusedError(f"The UDF takes none of the rows of {piece.path}.")
+
+
+def schema_of_partition(recipe: Recipe, _: int, batches: Iterator[pa.RecordBatch]) -> pa.Schema | None:
+    """What the function makes of the first rows of a partition; None if it takes none. Runs in a task.
+
+    All rows are taken: Spark ends a worker that leaves some.
+    """
+    schemas = [found.schema for found in made(recipe, batches) if not isinstance(found, Bad)]
+    return schemas[0] if schemas else None
+
+
 def made(recipe: Recipe, rows: Rows) -> Iterator[pa.RecordBatch | Bad]:
     """The rows of the table that rows of the source become, and those that become none."""
     function = recipe.udf.load() if recipe.udf else None

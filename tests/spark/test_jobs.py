@@ -98,3 +98,11 @@ def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], t
 def test_job_command_help_is_the_functions_docstring(told: dict[str, Any]) -> None:
     done = CliRunner().invoke(main, ["job", "tell", "--help"])
     assert "Nothing more." in done.output and "Keys." in done.output and "[create|append]" in done.output
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINE_JOBS))
+def test_job_command_help_shows_examples_on_lines_of_their_own(name: str) -> None:
+    done = CliRunner().invoke(main, ["job", name, "--help"])
+    assert done.exit_code == 0
+    assert "\\" not in done.output.replace("\\\n", "")
+    assert f"\n    tiltyard job {name} " in done.output

@@ -76,7 +76,7 @@ def backfill(
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 
-    \\b
+    \b
     Examples:
       tiltyard job backfill --uri http://127.0.0.1:2333 films embedding
       tiltyard job backfill --uri http://127.0.0.1:2333 films length --udf words.py:length --inputs title --type int64

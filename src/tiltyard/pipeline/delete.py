@@ -46,7 +46,7 @@ def delete(
 ) -> Mapping[str, object]:
     """Delete the rows of a table for which a condition holds: one commit.
 
-    \\b
+    \b
     Example:
       tiltyard job delete --uri http://127.0.0.1:2333 films --where "year < 1950"
     """

@@ -48,7 +48,7 @@ def index(
 ) -> Mapping[str, object]:
     """Build an index of a column, on all of the cluster.
 
-    \\b
+    \b
     Examples:
       tiltyard job index --uri http://127.0.0.1:2333 films id BTREE
       tiltyard job index --uri http://127.0.0.1:2333 films vector IVF_PQ --parameters num_partitions=256

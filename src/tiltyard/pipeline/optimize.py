@@ -63,7 +63,7 @@ def optimize(
 ) -> Mapping[str, object]:
     """Put small fragments together, bring new rows into the indexes, and have old versions removed.
 
-    \\b
+    \b
     Example:
       tiltyard job optimize --uri http://127.0.0.1:2333 films --keep-versions-days 7
     """

@@ -61,7 +61,7 @@ def refresh(
 ) -> Mapping[str, object]:
     """Bring a materialized view up to date: by the rows that came in where that is enough, else anew.
 
-    \\b
+    \b
     Example:
       tiltyard job refresh --uri http://127.0.0.1:2333 chunks
     """

@@ -44,7 +44,7 @@ def pipeline(
 ) -> Mapping[str, object]:
     """Make several tables from files and SQL, index them, and publish them at once.
 
-    \\b
+    \b
     Example:
       tiltyard job pipeline '{"tables": {"films": {"files": "/data/films.parquet"}}}' --uri http://127.0.0.1:2333
     """

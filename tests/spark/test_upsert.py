@@ -75,6 +75,17 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
     assert lance.dataset(found.place().uri).to_table().num_rows == 1100
 
 
+def test_upsert_of_a_relative_path_means_the_drivers_folder(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upserting, "BYTES_IN_THE_DRIVER", 0)  # tasks have another working directory
+    found = made(catalog, name, range(10))
+    pq.write_table(rows(range(5, 15), "new"), tmp_path / "changed.parquet")
+    monkeypatch.chdir(tmp_path)
+    upsert(LocalRun(), catalog, spark, "changed.parquet", name, on=["id"])
+    assert contents(found) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
+
+
 def test_upsert_all_rows_of_a_fragment_removes_it(
     spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from tiltyard.pipeline.ingest import forgotten, source_recipe, write_source
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import WriteMode, land, without
 from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, share_keys
+from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.recipes import Asked
@@ -79,7 +80,7 @@ def upsert(
       tiltyard job upsert --uri http://127.0.0.1:2333 changed.parquet films --on id
     """
     asked = Asked(WriteMode.APPEND, Chosen((), rename, {}, tuple(null)), find_code(udf) if udf else None)
-    wanted = Wanted(source, Format(format) if format else None, None, None, {}, dict(where.storage))
+    wanted = Wanted(absolute(source), Format(format) if format else None, None, None, {}, dict(where.storage))
     try:
         return _upsert(run, spark, find_source(wanted), connecting.table(where, table), asked, on)
     except RefusedError as refusal:

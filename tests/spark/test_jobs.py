@@ -11,7 +11,9 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.cli import main
 from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
+from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.jobs import find_job, job
+from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.runs import Run
@@ -98,6 +100,13 @@ def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], t
 def test_job_command_help_is_the_functions_docstring(told: dict[str, Any]) -> None:
     done = CliRunner().invoke(main, ["job", "tell", "--help"])
     assert "Nothing more." in done.output and "Keys." in done.output and "[create|append]" in done.output
+
+
+@pytest.mark.parametrize("given", [{"cast": {"a": "foo"}}, {"check": ["foo"]}, {"udf": "no-such-module:f"}])
+def test_job_that_refuses_an_argument_says_so_as_a_mistake_of_the_caller(given: dict[str, Any]) -> None:
+    ingest = find_job("ingest").function
+    with pytest.raises(InvalidInputError):
+        ingest(LocalRun(), connection("nowhere"), None, "rows.parquet", "t", **given)
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINE_JOBS))

@@ -38,7 +38,6 @@ from tiltyard.pipeline.freshness import Column, State, appended_since, states, w
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.opening import delete_files
 from tiltyard.pipeline.places import Connection
-from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
@@ -86,17 +85,14 @@ def backfill(
     found = connecting.table(catalog, table)
     strict = StrictTable(found)
     dataset = strict.latest()
-    try:
-        code = find_code(udf) if udf else None
-        if code is not None and type and column not in dataset.schema.names:
-            found.dataset().add_columns(pa.field(column, parse_type(type)))
-            dataset = strict.latest()
-        filling = _filling(run, found, strict, dataset, column, _Given(code, tuple(inputs), udf_version))
-        if where is not None:
-            check_condition(dataset, where)
-        return filling.run_rounds(spark, where)
-    except RefusedError as refusal:
-        raise InvalidInputError(str(refusal)) from refusal
+    code = find_code(udf) if udf else None
+    if code is not None and type and column not in dataset.schema.names:
+        found.dataset().add_columns(pa.field(column, parse_type(type)))
+        dataset = strict.latest()
+    filling = _filling(run, found, strict, dataset, column, _Given(code, tuple(inputs), udf_version))
+    if where is not None:
+        check_condition(dataset, where)
+    return filling.run_rounds(spark, where)
 
 
 @dataclass(frozen=True, slots=True)

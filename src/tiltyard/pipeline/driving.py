@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
-    InvalidInputError,
     InvalidTableStateError,
     LanceNamespaceError,
     ServiceUnavailableError,
@@ -259,6 +258,5 @@ LONGEST_REASON = 2_000
 
 def reason(error: BaseException) -> str:
     """Why a job failed, in the words of the error; Java's pages are cut off."""
-    known = isinstance(error, LanceNamespaceError | InvalidInputError)
-    text = str(error) if known else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {error}"
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} …"

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import lance
-from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.jobs import job
@@ -53,19 +52,16 @@ def export(
       tiltyard job export --uri http://127.0.0.1:2333 films s3://lake/films --filter 'year >= 2000'
     """
     destination = absolute(destination)
-    try:
-        found = connecting.table(where, table)
-        pinned = run.kept().get(_VERSION)
-        dataset = found.dataset(int(pinned) if pinned else (version if version is not None else tag), branch)
-        if pinned is None:
-            _check_empty(destination, dict(where.storage))
-            run.keep(_VERSION, str(dataset.version))
-        scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
-        schema = dataset.scanner(**scan).projected_schema
-        how = Export(found.place(), dataset.version, branch, scan, schema, compression, dict(where.storage))
-        return _export(run, spark, how, _parts(dataset, destination.rstrip("/"), rows_per_file), destination)
-    except RefusedError as refusal:
-        raise InvalidInputError(str(refusal)) from refusal
+    found = connecting.table(where, table)
+    pinned = run.kept().get(_VERSION)
+    dataset = found.dataset(int(pinned) if pinned else (version if version is not None else tag), branch)
+    if pinned is None:
+        _check_empty(destination, dict(where.storage))
+        run.keep(_VERSION, str(dataset.version))
+    scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
+    schema = dataset.scanner(**scan).projected_schema
+    how = Export(found.place(), dataset.version, branch, scan, schema, compression, dict(where.storage))
+    return _export(run, spark, how, _parts(dataset, destination.rstrip("/"), rows_per_file), destination)
 
 
 def _export(

@@ -88,10 +88,7 @@ def ingest(
         {old_names.get(name, name): dtype for name, dtype in types.items()},
         dict(where.storage),
     )
-    try:
-        return _ingest(run, spark, find_source(wanted), connecting.table(where, table), asked, task_mb << 20)
-    except RefusedError as refusal:
-        raise InvalidInputError(str(refusal)) from refusal
+    return _ingest(run, spark, find_source(wanted), connecting.table(where, table), asked, task_mb << 20)
 
 
 def _ingest(

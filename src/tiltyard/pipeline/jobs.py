@@ -29,19 +29,21 @@ it has changed nothing. A mistake of the caller is one of `lance_namespace.error
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.jobs import pipeline_jobs
+from tiltyard.pipeline.refusing import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 
@@ -126,11 +128,22 @@ _registered: dict[str, RegisteredJob] = {}
 
 
 def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
-    """Register a job function under a name; `spark=False` spares it the start of a session."""
+    """Register a job function under a name; `spark=False` spares it the start of a session.
+
+    A RefusedError of a task, or of what tasks and the driver share, becomes the InvalidInputError that it is to a
+    caller.
+    """
 
     def register(function: Function) -> Function:
-        _registered[name] = RegisteredJob(name, function, spark)
-        return function
+        @functools.wraps(function)
+        def told(*given: Any, **named: Any) -> Mapping[str, object]:
+            try:
+                return function(*given, **named)
+            except RefusedError as refusal:
+                raise InvalidInputError(str(refusal)) from refusal
+
+        _registered[name] = RegisteredJob(name, told, spark)
+        return cast("Function", told)
 
     return register
 

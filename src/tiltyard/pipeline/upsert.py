@@ -81,10 +81,7 @@ def upsert(
     """
     asked = Asked(WriteMode.APPEND, Chosen((), rename, {}, tuple(null)), find_code(udf) if udf else None)
     wanted = Wanted(absolute(source), Format(format) if format else None, None, None, {}, dict(where.storage))
-    try:
-        return _upsert(run, spark, find_source(wanted), connecting.table(where, table), asked, on)
-    except RefusedError as refusal:
-        raise InvalidInputError(str(refusal)) from refusal
+    return _upsert(run, spark, find_source(wanted), connecting.table(where, table), asked, on)
 
 
 def _upsert(

@@ -28,7 +28,6 @@ PATIENCE_SECONDS = 120.0
 KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob"})
 """What is not the same if it is done twice: it goes under a key, and then it is."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-_HEADER = "header."
 _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}
 """The files that a client's `tls.…` properties name, as urllib3 calls them."""
 
@@ -63,7 +62,7 @@ class Calls:
         operation = operations()[name]
         path = operation.path.replace("{id}", quote("$".join(fields.get("id", ())), safe=""))
         url = f"{self._properties['uri'].rstrip('/')}{path}?delimiter=%24"
-        headers = {**({"Idempotency-Key": key} if name in KEYED else {}), **self._headers}
+        headers = {**({"Idempotency-Key": key} if name in KEYED else {}), **self.connection.headers}
         try:
             if operation.method == "GET":
                 url = f"{url}&{urlencode({name: value for name, value in fields.items() if name != 'id'})}"
@@ -83,11 +82,6 @@ class Calls:
             return None
         files: dict[str, Any] = {urllib3s: self._properties.get(f"tls.{own}") for own, urllib3s in _TLS_FILES.items()}
         return PoolManager(retries=False, **{name: file for name, file in files.items() if file})
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        given = self._properties.items()
-        return {name.removeprefix(_HEADER): value for name, value in given if name.startswith(_HEADER)}
 
 
 def _told(status: int, body: bytes) -> Exception:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 EXPIRES = "expires_at_millis"
 """The storage option that says until when the others hold."""
 
+_HEADER = "header."
+"""What the client's properties that are headers begin with."""
+
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -34,6 +37,11 @@ class Connection:
     implementation: str
     properties: Pairs
     storage: Pairs = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that the client sends to a server."""
+        return {name.removeprefix(_HEADER): text for name, text in self.properties if name.startswith(_HEADER)}
 
     def client(self) -> lance_namespace.LanceNamespace:
         """The client of this process."""

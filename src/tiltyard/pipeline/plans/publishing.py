@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tiltyard.pipeline.connecting import Table
     from tiltyard.pipeline.runs import Run
 
-_HEADER = "header."
-
 
 @dataclass(frozen=True, slots=True)
 class StagedPlace(Place):
@@ -67,10 +65,8 @@ def publish_all(
     built. Raises PublishConflictError (nothing is visible, and the files are gone), TableAlreadyExistsError,
     InvalidInputError, RunCanceledError.
     """
-    given = dict(where.properties).items()
-    headers = {name.removeprefix(_HEADER): text for name, text in given if name.startswith(_HEADER)}
     try:
-        with publish(where.client(), headers=headers) as block:
+        with publish(where.client(), headers=where.headers) as block:
             for table in tables:
                 _stage(block, table)
             # From here on a driver that was thought dead cannot publish beside this one; it may have done so before.

@@ -101,6 +101,13 @@ def discard(place: Place, fragments: Iterable[str]) -> None:
 
 def read_files(place: Place, fragments: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Rows of fragments that are not committed."""
-    for file in files_of(fragments):
+    return read_data_files(place, files_of(fragments), columns)
+
+
+def read_data_files(
+    place: Place, files: Iterable[str], columns: Sequence[str], batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Rows of files below the table's folder (`data/…`); credentials that run out meanwhile are renewed."""
+    for file in files:
         reader = LanceFileReader(f"{place.uri}/{file}", dict(place.options) or None, list(columns), **place.refreshes)
-        yield from reader.read_all(batch_size=BATCH_ROWS).to_batches()
+        yield from reader.read_all(batch_size=batch_rows).to_batches()

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.file import LanceFileReader
 
 from tiltyard.pipeline.changes import fragment
+from tiltyard.pipeline.fragments import read_data_files
 from tiltyard.pipeline.refusing import RefusedError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.places import Place
 
+BATCH_ROWS = 65_536
 KEYS_AT_ONCE = 4_000_000
 """How many keys of the source a task holds in memory."""
 
@@ -59,10 +60,9 @@ class Keys:
             yield pa.Table.from_batches(held)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        options = dict(self.place.options) or None
-        for file in self.files:
-            reader = LanceFileReader(f"{self.place.uri}/data/{file}", storage_options=options, columns=list(self.on))
-            yield from (batch.select(list(self.on)) for batch in reader.read_all(batch_size=65_536).to_batches())
+        on = list(self.on)
+        batches = read_data_files(self.place, [f"data/{file}" for file in self.files], on, BATCH_ROWS)
+        return (batch.select(on) for batch in batches)  # in our order: a file has its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Search:
 def match(dataset: lance.LanceDataset, fragments: Sequence[int], keys: Keys) -> list[Matched]:
     """The rows of these fragments that have one of the keys, deleted from what a later commit shall name."""
     wanted = [fragment(dataset, number) for number in fragments]
-    scanner = dataset.scanner(columns=list(keys.on), with_row_address=True, fragments=wanted, batch_size=65_536)
+    scanner = dataset.scanner(columns=list(keys.on), with_row_address=True, fragments=wanted, batch_size=BATCH_ROWS)
     table = scanner.to_table()
     hits = np.zeros(table.num_rows, bool)
     for chunk in keys.chunks():

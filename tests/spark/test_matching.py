@@ -1,0 +1,34 @@
+"""The tasks of an upsert, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lance.file import LanceFileReader
+
+from tiltyard.pipeline import fragments
+from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.fragments import Target, opened, write
+from tiltyard.pipeline.matching import Keys
+from tiltyard.pipeline.places import EXPIRES, Place
+
+
+def test_keys_are_read_with_credentials_that_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"v": ["x"] * 10, "half": [n % 2 for n in range(10)], "id": range(10)})
+    plain = Place(str(tmp_path / "t.lance"), {}, connection(str(tmp_path)), ("t",))
+    written = opened(write(Target(plain, rows.schema, fresh=True), rows.to_batches()))
+    renewed: list[Any] = []
+
+    def reading(path: str, options: Any, columns: Any, **how: Any) -> LanceFileReader:
+        """Lance's own, which on a local disk has nothing to renew."""
+        renewed.append(how.get("table_id"))
+        return LanceFileReader(path, None, columns)
+
+    monkeypatch.setattr(fragments, "LanceFileReader", reading)
+    place = Place(plain.uri, {EXPIRES: "1"}, plain.connection, plain.table)
+    [keys] = Keys.of(place, ["id", "half"], written).chunks()
+    assert keys.to_pydict() == {"id": list(range(10)), "half": [0, 1] * 5}
+    assert renewed == [["t"]]

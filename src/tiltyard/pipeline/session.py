@@ -45,8 +45,9 @@ def spark_session(
     if remote:
         builder = builder.remote(remote)
     else:
-        check_java()
         ours = sql.SparkSession.getActiveSession() is None  # a session that is there keeps its own log level
+        if ours:
+            check_java()
         master = _retrying(master or _submitted() or LOCAL)
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", of whatever environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -11,11 +12,12 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tests.services.server import ServerProcess
 from tiltyard.pipeline import building
 from tiltyard.pipeline import index as indexing
 from tiltyard.pipeline import optimize as optimizing
 from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import Connection, Table, table
+from tiltyard.pipeline.connecting import Connection, Table, connection, table
 from tiltyard.pipeline.index import index
 from tiltyard.pipeline.optimize import optimize
 from tiltyard.pipeline.runs import LocalRun
@@ -217,6 +219,18 @@ def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone
     figures = optimize(LocalRun(), catalog, spark, name)
     assert figures["compaction"] == f"left out: backfill {running['job']['id']} runs"
     assert len(found.dataset().get_fragments()) == 4
+
+
+def test_optimize_sees_the_job_that_changes_its_table_on_a_later_page(spark: SparkSession, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, environ={"TILTYARD_MAX_PAGE_SIZE": "1"})
+    where = connection(server.url)
+    for name in ("one", "two"):
+        lance.write_dataset(rows(range(10)), namespace_client=where.client(), table_id=[name])
+        asked = {"table": name, "column": "id"}
+        Calls(where).call("SubmitJob", name="backfill", table=[name], arguments=asked, owner=name, lease_millis=60_000)
+    told = [optimize(LocalRun(), where, spark, name, indexes=False)["compaction"] for name in ("one", "two")]
+    assert all(str(one).startswith("left out: backfill") for one in told)
+    server.stop()
 
 
 def test_optimize_with_days_to_keep_asks_gc(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -55,6 +55,16 @@ class Calls:
                     raise
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def pages(self, name: str, /, **request: Any) -> Iterator[dict[str, Any]]:
+        """Call an operation that answers in pages, to the last one; each page. Raises as `call` does."""
+        token: str | None = None
+        while True:
+            page = self.call(name, page_token=token, **request)
+            yield page
+            token = page.get("page_token")
+            if not token:
+                return
 
     def _once(self, name: str, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
         if self._pool is None:

@@ -174,14 +174,7 @@ class CatalogRun:
 
 
 def _parts(calls: Calls, job_id: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    token: str | None = None
-    while True:
-        page = calls.call("ListJobParts", id=[job_id], page_token=token)
-        found += page["parts"].items()
-        token = page.get("page_token")
-        if not token:
-            return found
+    return [part for page in calls.pages("ListJobParts", id=[job_id]) for part in page["parts"].items()]
 
 
 def submit(calls: Calls, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:

@@ -100,33 +100,18 @@ def _needs(calls: Calls, path: tuple[str, ...], thresholds: Thresholds) -> Itera
 
 
 def _indexes(calls: Calls, path: tuple[str, ...]) -> Iterator[dict[str, object]]:
-    token: str | None = None
-    while True:
-        page = calls.call("ListTableIndices", id=list(path), page_token=token)
+    for page in calls.pages("ListTableIndices", id=list(path)):
         yield from page["indexes"]
-        token = page.get("page_token")
-        if not token:
-            return
 
 
 def _all_tables(calls: Calls) -> Iterator[str]:
-    token: str | None = None
-    while True:
-        page = calls.call("ListAllTables", page_token=token, limit=500)
+    for page in calls.pages("ListAllTables", limit=500):
         yield from page["tables"]
-        token = page.get("page_token")
-        if not token:
-            return
 
 
 def _unfinished(calls: Calls, job: str) -> Iterator[tuple[str, str]]:
     """The tables for which a job waits or runs, with its id."""
     for status in UNFINISHED:
-        token: str | None = None
-        while True:
-            page = calls.call("ListJobs", name=job, status=status, page_token=token)
+        for page in calls.pages("ListJobs", name=job, status=status):
             for found in page["jobs"]:
                 yield display(tuple(found.get("table") or ())), found["id"]
-            token = page.get("page_token")
-            if not token:
-                break

@@ -85,9 +85,10 @@ def optimize(
 def _busy(calls: Calls, run: Run, table: Table) -> str:
     """The job that changes the table now, besides this one; empty if none does."""
     for name in _CHANGING:
-        for one in calls.call("ListJobs", name=name, status="Running")["jobs"]:
-            if one.get("table") == table.id and one["id"] != run.id:
-                return f"{name} {one['id']} runs"
+        for page in calls.pages("ListJobs", name=name, status="Running"):
+            for one in page["jobs"]:
+                if one.get("table") == table.id and one["id"] != run.id:
+                    return f"{name} {one['id']} runs"
     return ""
 
 

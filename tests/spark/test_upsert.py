@@ -128,6 +128,33 @@ def test_upsert_canceled_changes_nothing(spark: SparkSession, catalog: Connectio
     assert found.dataset().version == 1
 
 
+class StoppingRun(LocalRun):
+    """A run that is canceled as soon as keys are looked up."""
+
+    def progress(self, **figures: object) -> None:
+        if figures.get("stage") == "match":
+            self.canceled.set()
+        super().progress(**figures)
+
+
+def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+) -> None:
+    found = made(catalog, name, range(10))
+    pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
+    stopped = StoppingRun()
+    with pytest.raises(RunCanceledError):
+        upsert(stopped, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
+    data = Path(found.place().uri) / "data"
+    left = set(data.iterdir())
+    assert len(left) == 2
+    upsert(
+        LocalRun(stopped.id, _kept=dict(stopped.kept())), catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"]
+    )
+    assert contents(found) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
+    assert set(data.iterdir()) == left
+
+
 def test_upsert_run_again_after_its_commit_is_done_once(
     spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
 ) -> None:

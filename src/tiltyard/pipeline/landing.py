@@ -29,7 +29,7 @@ from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, discard, opened
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable
+from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable, version_of
 
 _TRIES = 50
 _KEPT = "landing"
@@ -116,9 +116,8 @@ class Landing:
         except Exception:
             if not latest_version(self.table):
                 raise
-        for version, entry in transactions(self.table.dataset(), 0):
-            if (entry.transaction_properties or {}).get(RUN) == run.id:
-                return version
+        if (version := version_of(self.table.dataset(), 0, run.id)) is not None:
+            return version
         raise TableAlreadyExistsError(f"Somebody else has written {self.table} meanwhile: append, or name another.")
 
 

@@ -153,11 +153,16 @@ class StrictTable:
 
     def done(self, run: Run, since: int, step: str = "") -> int | None:
         """The version after `since` that an earlier driver of this run committed, if one did."""
-        for version, entry in transactions(self.latest(), since):
-            told: Mapping[str, str] = entry.transaction_properties or {}
-            if told.get(RUN) == run.id and told.get(_STEP, "") == step:
-                return version
-        return None
+        return version_of(self.latest(), since, run.id, step)
+
+
+def version_of(dataset: lance.LanceDataset, since: int, run_id: str, step: str | None = None) -> int | None:
+    """The newest version after `since` that a run committed, with this step or (None) any; None if there is none."""
+    for version, entry in transactions(dataset, since):
+        told: Mapping[str, str] = entry.transaction_properties or {}
+        if told.get(RUN) == run_id and step in (None, told.get(_STEP, "")):
+            return version
+    return None
 
 
 def _is_conflict(error: Exception) -> bool:

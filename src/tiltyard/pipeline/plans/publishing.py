@@ -17,13 +17,12 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.pipeline.building import built_segments
-from tiltyard.pipeline.changes import transactions
 from tiltyard.pipeline.landing import WriteMode, first_version, latest_version
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.plans.model import Index
 from tiltyard.pipeline.plans.rows import Filled
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.strict import RUN, checked_columns
+from tiltyard.pipeline.strict import RUN, checked_columns, version_of
 from tiltyard.publishing import Publication, publish
 from tiltyard.publishing.staged import OneVersion
 
@@ -118,10 +117,7 @@ def _committed(table: Filled, base: int) -> int | None:
     """The version after `base` that has the rows of this run."""
     if not latest_version(table.landing.table):
         return None
-    for version, entry in transactions(table.landing.table.dataset(), base):
-        if (entry.transaction_properties or {}).get(RUN) == table.run.id:
-            return version
-    return None
+    return version_of(table.landing.table.dataset(), base, table.run.id)
 
 
 def _stage(block: Publication, table: Filled) -> None:

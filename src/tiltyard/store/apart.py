@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.store.paths import among, folders_above
+
 if TYPE_CHECKING:
     from tiltyard.store.database import Connection
 
@@ -26,9 +28,8 @@ def check_apart(connection: Connection, location: str) -> None:
     Whether it is the very folder of another table is left to the unique key.
     """
     connection.row(IN_TURN)
-    parts = location.split("/")
-    above = ["/".join(parts[:end]) for end in range(1, len(parts))]
+    above = folders_above(location)
     below = f"{location}/", f"{location}0"  # "0" is what follows "/"
-    sql = OVERLAPS.format(above=", ".join("?" * len(above)))
+    sql = OVERLAPS.format(above=among(above))
     if connection.row(sql, *above, *above, *below, *below):
         raise InvalidInputError("The location is inside or around the folder of another table: choose one beside it.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.scope import Scope, reads
 
 READ = "SELECT number FROM generations WHERE name = ?"
 COUNT_UP = "UPDATE generations SET number = number + 1 WHERE name = ?"
@@ -17,8 +17,3 @@ class Generations(Scope):
     def generation(self, name: str) -> int:
         """Return the number that every change of the thing counts up."""
         return int(self.connection.rows(READ, name)[0][0])
-
-    @writes
-    def count_up(self, name: str) -> None:
-        """Say, in the transaction that changes the thing, that it has changed."""
-        self.connection.change(COUNT_UP, name)

@@ -14,7 +14,8 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from tiltyard.store.generations import COUNT_UP
-from tiltyard.store.roles import GRANTS, among
+from tiltyard.store.paths import among
+from tiltyard.store.roles import GRANTS
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:

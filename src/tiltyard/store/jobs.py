@@ -10,6 +10,7 @@ from lance_namespace.errors import ConcurrentModificationError, TransactionNotFo
 
 from tiltyard.modes import TransactionStatus
 from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.paths import among
 from tiltyard.store.records import TransactionRecord
 from tiltyard.store.scope import Scope, reads, writes
 
@@ -74,6 +75,6 @@ class Jobs(Scope):
         self, kinds: Sequence[str], status: TransactionStatus | None, before: tuple[int, str] | None, limit: int
     ) -> list[TransactionRecord]:
         """Return up to `limit` transactions of these kinds older than `before`, a (created_at, id); newest first."""
-        text = LIST.format(kinds=", ".join("?" * len(kinds)))
+        text = LIST.format(kinds=among(kinds))
         rows = self.connection.rows(text, *kinds, status and status.value, *(before or LAST), limit)
         return [TransactionRecord.of(row) for row in rows]

@@ -176,12 +176,7 @@ class Namespaces(Scope):
         self.connection.change(DOOM_TABLES, root, now + keep_ms, transaction_id)
         self.connection.change(CANCEL, root, now, transaction_id)
         if not keep_ms:
-            forget(
-                self.connection,
-                TABLE,
-                f"{TREE} SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree)",
-                root,
-            )
+            forget(self.connection, TABLE, TABLES_BELOW, root)
             forget(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", root)
         self.connection.change(DELETE_TABLES, root)
         self.connection.change(DELETE_NAMESPACES, root)

@@ -1,4 +1,4 @@
-"""From a path of names to the id of a namespace."""
+"""From a path of names to the id of a namespace; and how lists of values are put into SQL."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, TableNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tiltyard.store.database import Connection
     from tiltyard.store.records import Path
 
@@ -64,6 +66,17 @@ def no_namespace(path: Path) -> NamespaceNotFoundError:
 def no_table(path: Path) -> TableNotFoundError:
     """Say that a table does not exist."""
     return TableNotFoundError(f"Table not found: {shown(path)}")
+
+
+def among(values: Collection[object]) -> str:
+    """Return the placeholders of a list of values."""
+    return ", ".join("?" * len(values))
+
+
+def folders_above(location: str) -> list[str]:
+    """Return the folders around a location, the outermost first."""
+    parts = location.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def shown(path: Path) -> str:

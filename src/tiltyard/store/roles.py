@@ -8,6 +8,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.generations import COUNT_UP
+from tiltyard.store.paths import among
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
@@ -25,11 +26,6 @@ ADD_MEMBER = "INSERT INTO role_members (role, member, created_at) VALUES (?, ?, 
 DROP_MEMBER = "DELETE FROM role_members WHERE role = ? AND member = ?"
 MEMBERS = "SELECT member FROM role_members WHERE role = ? ORDER BY member"
 ROLES_OF = "SELECT DISTINCT role FROM role_members WHERE member IN ({members}) ORDER BY role"
-
-
-def among(values: Sequence[object]) -> str:
-    """Return the placeholders of a list of values."""
-    return ", ".join("?" * len(values))
 
 
 class Roles(Scope):

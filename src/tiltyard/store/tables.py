@@ -18,7 +18,17 @@ from tiltyard.store.apart import check_apart
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED
 from tiltyard.store.grants import TABLE, forget, own
-from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, no_table, shown, split
+from tiltyard.store.paths import (
+    among,
+    anchor,
+    at_depth,
+    folders_above,
+    namespace_id,
+    no_namespace,
+    no_table,
+    shown,
+    split,
+)
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
 from tiltyard.store.removals import keep_table
 from tiltyard.store.scope import Scope, reads, writes
@@ -149,9 +159,8 @@ class Tables(Scope):
     @reads
     def table_at(self, location: str) -> TableRecord | None:
         """Return the table that lies at a location or around it, or None."""
-        parts = location.split("/")
-        folders = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        row = self.connection.row(AT.format(folders=", ".join("?" * len(folders))), *folders)
+        folders = [*folders_above(location), location]
+        row = self.connection.row(AT.format(folders=among(folders)), *folders)
         return TableRecord.of(row) if row else None
 
     @reads

@@ -11,6 +11,7 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.modes import TransactionStatus
+from tiltyard.store.paths import among
 from tiltyard.store.records import Properties, TransactionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes
 
@@ -184,7 +185,7 @@ class Transactions(Scope):
 
 
 def _among(kinds: Sequence[str] | None) -> str:
-    return "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
+    return "" if kinds is None else f"AND kind IN ({among(kinds)})"
 
 
 def _lost(transaction_id: str) -> ConcurrentModificationError:

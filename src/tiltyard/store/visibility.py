@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiltyard.store.paths import among
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable
 from tiltyard.store.removals import NEWEST
-from tiltyard.store.roles import among
 from tiltyard.store.scope import Scope, reads
 from tiltyard.store.tables import WITH_ANCESTORS, listed
 

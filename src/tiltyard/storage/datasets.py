@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 
 from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locations import canonical, is_below, is_local
+from tiltyard.storage.locations import canonical, is_local, is_within
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.road import Road
 
@@ -88,14 +88,14 @@ class Datasets:
             place = canonical(base)
         except InvalidInputError:
             return False
-        return place == location or is_below(place, location) or self.shares(location, place)
+        return is_within(place, location) or self.shares(location, place)
 
     def bases(self, location: str, options: Mapping[str, str]) -> list[str]:
         """Where files of a table's latest version lie outside its folder. Raises what `writer` raises."""
         with lance_errors():
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             places = [canonical(base.path) for base in dataset.base_paths().values()]
-        return [place for place in places if place != location and not is_below(place, location)]
+        return [place for place in places if not is_within(place, location)]
 
     def reader(
         self,

@@ -103,6 +103,11 @@ def is_below(location: str, root: str) -> bool:
     return location.startswith(root.rstrip("/") + "/")
 
 
+def is_within(location: str, root: str) -> bool:
+    """Whether a canonical location is a canonical root, or lies below it."""
+    return location == root or is_below(location, root)
+
+
 def check_below(location: str, roots: Iterable[str]) -> str:
     """The canonical form of a location below one of the roots: no root itself, around none, and in no table's folder.
 
@@ -112,7 +117,7 @@ def check_below(location: str, roots: Iterable[str]) -> str:
     root = innermost(found, roots)
     if not root:
         raise InvalidInputError("The location is not below the server's root or one of its allowed roots.")
-    if any(other == found or is_below(other, found) for other in roots):
+    if any(is_within(other, found) for other in roots):
         raise InvalidInputError("The location is one of the server's roots, or holds one: choose a folder below it.")
     parents = found[len(root) :].strip("/").split("/")[:-1]
     if any(parent.endswith(SUFFIX) for parent in parents):

@@ -7,6 +7,7 @@ table's version, field 18 each place outside its folder that has files of it, wh
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ _VERSION_FIELD = 3
 _BASES_FIELD = 18
 _BASE_PATH_FIELD = 4
 _FIXED_WIDTHS = {1: 8, 5: 4}
+
+
+FINAL = re.compile(r"^d?\d+\.manifest$")
+"""A manifest's final name; that of a detached version, which is in no line of versions, begins with a d."""
 
 
 class NamingScheme(StrEnum):

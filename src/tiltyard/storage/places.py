@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.named_storages import NamedStorage, SecretError, read_secrets
-from tiltyard.storage.locations import canonical, is_below, is_local
+from tiltyard.storage.locations import canonical, is_local, is_within
 from tiltyard.storage.vending import Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Places:
         Raises PermissionDeniedError for any other location, so that nothing there is read, written or handed out.
         """
         for place in self._places:
-            if location == place.root or is_below(location, place.root):
+            if is_within(location, place.root):
                 return place
         raise PermissionDeniedError(
             "The location is not below the server's root or an allowed root: allow its root, or move the table."
@@ -100,7 +100,7 @@ def _longest_first(place: Place) -> int:
 def _plain(root: str, storages: list[Place], options: Mapping[str, str]) -> Place:
     """A root without a name: the storage around it counts, or what is set for those without a name."""
     for place in storages:
-        if root == place.root or is_below(root, place.root):
+        if is_within(root, place.root):
             return Place(root, place.storage, place.options, place.vendor)
     return Place(root, "", {} if is_local(root) else dict(options))
 

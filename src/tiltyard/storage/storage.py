@@ -31,7 +31,7 @@ from tiltyard.storage.locations import (
     new_folder,
 )
 from tiltyard.storage.locks import Locks
-from tiltyard.storage.manifests import Code, check_manifest
+from tiltyard.storage.manifests import FINAL, Code, check_manifest
 from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.ids import Id
 
-_FINAL = re.compile(r"^d?\d+\.manifest$")
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
@@ -147,7 +146,7 @@ class Storage:
     def has_table(self, location: str) -> bool:
         """Whether there is a table at a location: a manifest that is committed, not just staged."""
         with lance_errors():
-            return any(_FINAL.match(name) for name in self.files(location).names(f"{location}/_versions"))
+            return any(FINAL.match(name) for name in self.files(location).names(f"{location}/_versions"))
 
     def at_hand(self, location: str) -> bool:
         """Whether a table's latest version is known at the cost of looking for a local file."""

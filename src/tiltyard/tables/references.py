@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifests import versions_folder
+from tiltyard.storage.manifests import FINAL, versions_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.storage.files import FoundFile
 
-_FINAL = re.compile(r"^d?\d+\.manifest$")
 _STAGED = re.compile(r"^(?:\.|d?\d+\.manifest[-.])")
 
 
@@ -58,7 +57,7 @@ def table_file(found: FoundFile, branches: Iterable[str]) -> TableFile | None:
     head, _, rest = found.path.removeprefix(start).partition("/")
     if head in _FOLDERS and rest:
         return TableFile(found, _FOLDERS[head], start + _unit(head, rest))
-    if head == "_versions" and _FINAL.match(rest):
+    if head == "_versions" and FINAL.match(rest):
         return TableFile(found, Kind.MANIFEST, found.path)
     if head == "_versions" and _STAGED.match(rest):
         return TableFile(found, Kind.STAGED, found.path)

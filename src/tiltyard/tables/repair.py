@@ -18,7 +18,7 @@ from tiltyard.tables.garbage import cutoff_of, stale_staged
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import Kind, branches_of, open_lines, table_file, tracked
 from tiltyard.tables.version_commits import branch_key, finalize
-from tiltyard.tables.version_records import adopt, cleaned, records_of, unrecorded
+from tiltyard.tables.version_records import adopt, cleaned, forget, records_of, unrecorded
 
 if TYPE_CHECKING:
     import lance
@@ -81,7 +81,7 @@ def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findin
         name = _name(record.version, record.branch)
         if _lost(ctx, table, record):
             if not dry_run:
-                _forget(ctx, record)
+                forget(ctx, table, record.branch, [record])
             found = f"{name} is recorded, and its manifest is nowhere: the commit was lost."
             yield Finding("lost version", found, "The record was deleted." if not dry_run else "")
             continue
@@ -116,8 +116,8 @@ def _records(ctx: Context, table: TableRecord, branch: str, dry_run: bool) -> It
     """Records against manifests: cleaned up or taken away, and committed round the server."""
     gone = cleaned(ctx, table, branch)
     if gone:
-        for record in gone if not dry_run else ():
-            _forget(ctx, record)
+        if not dry_run:
+            forget(ctx, table, branch, gone)
         found = f"{_list(record.version for record in gone)}{_on(branch)} are recorded, and their manifests are gone."
         yield Finding("cleaned versions", found, "The records were deleted." if not dry_run else "")
     strange = unrecorded(ctx, table, branch) if table.managed else []
@@ -138,8 +138,8 @@ def _gone_branches(
         records = list(records_of(ctx, table, branch))
         if any(record.created_at > ctx.clock() - SETTLED_MS for record in records):
             continue
-        for record in records if not dry_run else ():
-            _forget(ctx, record)
+        if not dry_run:
+            forget(ctx, table, branch, records)
         found = f"There are records of the branch {branch}, and no such branch."
         yield Finding("gone branch", found, "The records were deleted." if not dry_run else "")
 
@@ -167,10 +167,6 @@ def _staged(ctx: Context, table: TableRecord, lines: dict[str, lance.LanceDatase
                 ctx.storage.files(table.location).delete(f"{table.location}/{file.found.path}" for file in old)
         found = f"{len(old)} files were staged and never committed."
         yield Finding("staged leftovers", found, "They were deleted." if not dry_run else "")
-
-
-def _forget(ctx: Context, record: VersionRecord) -> None:
-    ctx.store.delete_versions(record.table_id, record.branch, [(record.version, record.version + 1)])
 
 
 def _name(version: int, branch: str) -> str:

@@ -11,7 +11,7 @@ from tiltyard.storage.manifests import LAST_VERSION, NamingScheme, manifest_name
 from tiltyard.store import NewVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tiltyard.context import Context
     from tiltyard.store import TableRecord, VersionRecord
@@ -94,5 +94,9 @@ def cleaned(ctx: Context, table: TableRecord, branch: str = "") -> list[VersionR
 
 def forget_cleaned(ctx: Context, table: TableRecord, branch: str = "") -> int:
     """Delete the records of versions whose manifest is gone; how many there were."""
-    gone = cleaned(ctx, table, branch)
-    return ctx.store.delete_versions(table.id, branch, [(record.version, record.version + 1) for record in gone])
+    return forget(ctx, table, branch, cleaned(ctx, table, branch))
+
+
+def forget(ctx: Context, table: TableRecord, branch: str, records: Iterable[VersionRecord]) -> int:
+    """Delete records of a branch ('' is main) in one transaction; how many were still there."""
+    return ctx.store.delete_versions(table.id, branch, [(record.version, record.version + 1) for record in records])

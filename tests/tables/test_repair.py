@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
+import pytest
 from tests.tables.served import Server, ask
 
 from tiltyard.spec import models
+from tiltyard.storage.files import LocalFiles
 from tiltyard.store import NewVersion
 from tiltyard.tables import repair, version_commits, versions
 from tiltyard.tables.repair import SETTLED_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiltyard.storage.files import FoundFile
     from tiltyard.store import TableRecord
 
 ROWS = pa.table({"id": range(10)})
@@ -150,6 +155,30 @@ def test_repair_deletes_staged_leftovers_once_they_are_old(tmp_path: Path) -> No
     leftover.write_bytes(b"x")
     fully(server, "staged leftovers")
     assert not leftover.exists()
+    server.services.store.close()
+
+
+def test_repair_leaves_staged_manifests_that_are_recorded_while_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path / "root", gc_safety_days=0.0)
+    record, walk = managed(server), LocalFiles.walk
+    late = [Path(record.location) / f"{manifest(version)}-late" for version in range(2, 6)]
+    for staged in late:
+        staged.write_bytes(b"x")
+    taken: list[Path] = []
+
+    def recording(files: LocalFiles, folder: str) -> Iterator[FoundFile]:
+        """Each walk finds the next one, which is recorded before the walk ends."""
+        yield from walk(files, folder)
+        version = len(taken) + 2
+        server.services.store.record_version(NewVersion(record.id, version, str(late[version - 2]), manifest(version)))
+        taken.append(late[version - 2])
+
+    monkeypatch.setattr(LocalFiles, "walk", recording)
+    assert repaired(server) == [("staged leftovers", True)]
+    assert taken
+    assert all(staged.exists() for staged in taken)
     server.services.store.close()
 
 

@@ -26,17 +26,16 @@ from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import (
     Kind,
     TableFile,
-    branches_of,
     lost_manifests,
     open_lines,
     references,
-    table_file,
+    table_files,
 )
 from tiltyard.tables.version_commits import finalize_pending
 from tiltyard.tables.version_records import forget_cleaned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import lance
 
@@ -148,9 +147,7 @@ def collect(
     cutoff = cutoff_of(ctx, table, now)
     if wish.keep_versions_days is not None and lines:
         _clean_versions(ctx, table, lines[MAIN_BRANCH], wish, now, cutoff, found)
-    branches = branches_of(lines)
-    walked = (table_file(file, branches) for file in ctx.storage.files(table.location).walk(table.location))
-    files = [file for file in walked if file is not None]
+    files = table_files(ctx, table.location, lines)
     old = [file for file in files if file.found.modified < cutoff and file.kind is not Kind.MANIFEST]
     staged = stale_staged(ctx, table, old)
     _remove(ctx, table, staged, wish, found, progress)
@@ -173,8 +170,11 @@ def cutoff_of(ctx: Context, table: TableRecord, now: int) -> int:
     return cutoff if oldest is None else min(cutoff, oldest - CLOCKS_MS)
 
 
-def stale_staged(ctx: Context, table: TableRecord, old: Iterable[TableFile]) -> list[TableFile]:
-    """Staged manifests that no record waits for, and what unfinished creations left."""
+def stale_staged(ctx: Context, table: TableRecord, old: Sequence[TableFile]) -> list[TableFile]:
+    """Staged manifests that no record waits for, and what unfinished creations left.
+
+    The files were found before: one that is recorded meanwhile is seen here to be waited for.
+    """
     pending = {record.staged_path for record in ctx.store.pending_versions(table.id)}
     return [
         file

@@ -76,6 +76,13 @@ def _unit(folder: str, rest: str) -> str:
     return f"{folder}/{rest}"
 
 
+def table_files(ctx: Context, location: str, lines: Iterable[str]) -> list[TableFile]:
+    """The files in a table's folder that are known for what they are; `lines` names main and its branches."""
+    branches = branches_of(lines)
+    files = (table_file(found, branches) for found in ctx.storage.files(location).walk(location))
+    return [file for file in files if file is not None]
+
+
 def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
     """Handles of main and of all branches, by their names; none without data.
 

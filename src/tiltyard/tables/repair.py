@@ -16,7 +16,7 @@ from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.garbage import cutoff_of, stale_staged
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.references import Kind, branches_of, open_lines, table_file, tracked
+from tiltyard.tables.references import Kind, TableFile, branches_of, open_lines, table_files, tracked
 from tiltyard.tables.version_commits import branch_key, finalize
 from tiltyard.tables.version_records import adopt, cleaned, forget, records_of, unrecorded
 
@@ -69,8 +69,10 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
     for name in [MAIN_BRANCH, *branches_of(lines)]:
         findings += _records(ctx, table, branch_key(name), dry_run)
     findings += _gone_branches(ctx, table, lines, dry_run)
-    findings += _missing(ctx, table, lines)
-    findings += _staged(ctx, table, lines, dry_run)
+    needed = tracked(table.location, lines)
+    files = table_files(ctx, table.location, lines)
+    findings += _missing(files, needed)
+    findings += _staged(ctx, table, files, dry_run)
     storage.datasets.forget(table.location)
     return findings
 
@@ -144,23 +146,19 @@ def _gone_branches(
         yield Finding("gone branch", found, "The records were deleted." if not dry_run else "")
 
 
-def _missing(ctx: Context, table: TableRecord, lines: dict[str, lance.LanceDataset]) -> Iterator[Finding]:
+def _missing(files: list[TableFile], needed: set[str]) -> Iterator[Finding]:
     """Files that versions need and that are not there: only a backup can help."""
-    needed = tracked(table.location, lines)
-    branches = branches_of(lines)
-    files = (table_file(file, branches) for file in ctx.storage.files(table.location).walk(table.location))
-    there = {file.unit for file in files if file is not None and file.kind in _CONTENT}
+    there = {file.unit for file in files if file.kind in _CONTENT}
     missing = sorted(unit for unit in needed - there if "_transactions/" not in unit)
     if missing:
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         yield Finding("missing files", f"Versions need what is not there: {', '.join(missing[:_MOST_NAMED])}{more}.")
 
 
-def _staged(ctx: Context, table: TableRecord, lines: dict[str, lance.LanceDataset], dry_run: bool) -> Iterator[Finding]:
+def _staged(ctx: Context, table: TableRecord, files: list[TableFile], dry_run: bool) -> Iterator[Finding]:
     """Staged manifests that nobody committed, and is not likely to any more."""
-    cutoff, branches = cutoff_of(ctx, table, ctx.clock()), branches_of(lines)
-    files = (table_file(file, branches) for file in ctx.storage.files(table.location).walk(table.location))
-    old = stale_staged(ctx, table, (file for file in files if file is not None and file.found.modified < cutoff))
+    cutoff = cutoff_of(ctx, table, ctx.clock())
+    old = stale_staged(ctx, table, [file for file in files if file.found.modified < cutoff])
     if old:
         if not dry_run:
             with lance_errors():

@@ -191,6 +191,29 @@ def test_backfill_columns_queues_the_job_under_its_table(server: Server, trap: P
     assert not trap.exists()
 
 
+def test_backfill_columns_of_main_by_its_name_is_one_without_a_branch(server: Server, trap: Path) -> None:
+    add(server, virtual_column=virtual(trap))
+    record = server.services.store.describe_transaction(backfill(server, "v", branch="main"))
+    assert record.payload["arguments"] == {"table": "t", "column": "v"}
+
+
+def test_backfill_columns_of_a_branch_is_refused_before_anything_is_done(server: Server, trap: Path) -> None:
+    add(server, virtual_column=virtual(trap))
+    server.open("t").create_branch("try")
+    with pytest.raises(UnsupportedOperationError, match="fill them on main"):
+        backfill(server, "v", branch="try")
+    new = [{"name": "w", "virtual_column": virtual(trap, auto_backfill=True)}]
+    request = ask(models.AlterTableAddColumnsRequest, id="t", branch="try", new_columns=new)
+    with pytest.raises(UnsupportedOperationError, match="fill them on main"):
+        alter_table_add_columns(server.ctx, request)
+    changed = [{"path": "v", "virtual_column": {"udf_version": "2", "auto_backfill": True}}]
+    alteration = ask(models.AlterTableAlterColumnsRequest, id="t", branch="try", alterations=changed)
+    with pytest.raises(UnsupportedOperationError, match="fill them on main"):
+        alter_table_alter_columns(server.ctx, alteration)
+    assert server.open("t").checkout_version(("try", None)).version == 2
+    assert server.services.store.list_transactions(None, 10) == []
+
+
 def test_add_columns_with_auto_backfill_queues_it_at_once(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap, auto_backfill=True))
     (queued,) = server.services.store.list_transactions(None, 10)

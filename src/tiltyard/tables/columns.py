@@ -14,9 +14,10 @@ from tiltyard.schemas import from_json, parse_type
 from tiltyard.spec import models
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import RESERVED, find_field
-from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.opening import find_table
 from tiltyard.tables.virtual_columns import (
     altered_metadata,
+    check_backfill,
     check_inputs,
     computed_field,
     own_metadata,
@@ -25,7 +26,7 @@ from tiltyard.tables.virtual_columns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
 
     import lance
     import pyarrow as pa
@@ -58,8 +59,11 @@ def alter_table_add_columns(
         check_inputs(dataset, coded)
         dataset.add_columns(expressions or fields)
 
+    fills = _fills(request.new_columns)
+    if fills:
+        check_backfill(request.branch)
     _, version = commit(ctx, request.id, request.branch, change)
-    _fill(ctx, request, entries)
+    _queue_fills(ctx, request.id, fills)
     return models.AlterTableAddColumnsResponse(version=version)
 
 
@@ -81,13 +85,21 @@ def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
         raise InvalidInputError("Columns that are computed now and columns that a backfill fills need two requests.")
 
 
-def _fill(ctx: Context, request: models.AlterTableAddColumnsRequest, entries: Mapping[str, Any]) -> None:
-    """Queue the backfills that were asked for."""
-    for entry in entries.values():
+def _fills(entries: Sequence[models.AddColumnsEntry]) -> list[str]:
+    """The columns that are to be filled at once."""
+    found: list[str] = []
+    for entry in entries:
         if (wanted := entry.virtual_column) is not None and wanted.auto_backfill:
-            table = open_for_reading(ctx, request.id, branch=request.branch)
-            for column in [output.column for output in wanted.outputs or ()] or [entry.name]:
-                queue_backfill(ctx, table, table_id(request.id), column, branch=request.branch)
+            found += [output.column for output in wanted.outputs or ()] or [entry.name]
+    return found
+
+
+def _queue_fills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
+    """Queue a backfill of each column. Raises TableNotFoundError for a table that was dropped meanwhile."""
+    if columns:
+        record = find_table(ctx, names)
+        for column in columns:
+            queue_backfill(ctx, record.id, table_id(names), column)
 
 
 def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
@@ -143,11 +155,11 @@ def _alter_virtual(
             {entry.path: altered_metadata(ctx, dataset, request.id, entry) for entry in request.alterations}
         )
 
+    fills = [one.path for one in request.alterations if one.virtual_column and one.virtual_column.auto_backfill]
+    if fills:
+        check_backfill(request.branch)
     _, version = commit(ctx, request.id, request.branch, change)
-    for entry in request.alterations:
-        if entry.virtual_column is not None and entry.virtual_column.auto_backfill:
-            table = open_for_reading(ctx, request.id, branch=request.branch)
-            queue_backfill(ctx, table, table_id(request.id), entry.path, branch=request.branch)
+    _queue_fills(ctx, request.id, fills)
     return models.AlterTableAlterColumnsResponse(version=version)
 
 

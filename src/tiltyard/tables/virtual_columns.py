@@ -16,14 +16,14 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.access.seeing import seen_table
 from tiltyard.catalog.jobs import queue_job
-from tiltyard.ids import display, table_id
+from tiltyard.ids import MAIN_BRANCH, display, table_id
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.operations import operation
 from tiltyard.schemas import parse_type
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.fields import arrow_field
-from tiltyard.tables.opening import OpenTable, open_for_reading
+from tiltyard.tables.opening import open_for_reading
 from tiltyard.virtual import Computed, Declaration, declared
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def alter_table_backfill_columns(
 
     The sizes and concurrencies of the request are hints for another engine: the job plans by the table's fragments.
     Raises TableColumnNotFoundError, InvalidInputError (an ordinary column, a filter that is no SQL, a version to read
-    from), UnsupportedOperationError (code of clients is switched off).
+    from), UnsupportedOperationError (code of clients is switched off, a branch).
     """
     table = open_for_reading(ctx, request.id, branch=request.branch)
     found = declared(arrow_field(table.dataset, request.column).metadata)
@@ -157,25 +157,25 @@ def alter_table_backfill_columns(
     if request.where is not None:
         with lance_errors(table.dataset):
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
+    check_backfill(request.branch)
     return models.AlterTableBackfillColumnsResponse(
-        job_id=queue_backfill(ctx, table, table_id(request.id), request.column, request.where, request.branch)
+        job_id=queue_backfill(ctx, table.record.id, table_id(request.id), request.column, request.where)
     )
 
 
-def queue_backfill(
-    ctx: Context,
-    table: OpenTable,
-    path: Sequence[str],
-    column: str,
-    where: str | None = None,
-    branch: str | None = None,
-) -> str:
-    """Queue the job that fills a column; its id. Raises UnsupportedOperationError where no such job is installed."""
+def check_backfill(branch: str | None) -> None:
+    """Whether columns of a branch can be filled. Raises UnsupportedOperationError if not."""
     if BACKFILL not in pipeline_jobs():
         raise UnsupportedOperationError("This server has no job that fills columns.")
-    given = {"table": display(tuple(path)), "column": column, "where": where, "branch": branch}
+    if branch not in (None, "", MAIN_BRANCH):
+        raise UnsupportedOperationError("Columns of a branch are not filled: fill them on main, and branch then.")
+
+
+def queue_backfill(ctx: Context, record_id: int, path: Sequence[str], column: str, where: str | None = None) -> str:
+    """Queue the job that fills a column of main, which `check_backfill` has let pass; its id."""
+    given = {"table": display(tuple(path)), "column": column, "where": where}
     arguments = {name: value for name, value in given.items() if value is not None}
-    return queue_job(ctx, BACKFILL, arguments, record_id=table.record.id, table=path, properties={"column": column}).id
+    return queue_job(ctx, BACKFILL, arguments, record_id=record_id, table=path, properties={"column": column}).id
 
 
 def _said(name: str, text: str) -> str:

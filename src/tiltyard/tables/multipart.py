@@ -213,9 +213,7 @@ def _completed_before(target: Target, upload_id: str) -> int | None:
     """The version that a write in parts made, if it is among the recent ones."""
     if target.dataset_if_written() is None:
         return None
-    storage = target.ctx.storage
-    # A handle of our own: Lance locks the one it reads transactions through against all other use.
-    dataset = storage.datasets.writer(target.location, storage.options(target.location), target.branch)
+    dataset = target.own()
     with lance_errors(dataset):
         for age, transaction in enumerate(dataset.get_transactions(_RECENT)):
             if transaction and (transaction.transaction_properties or {}).get(UPLOAD) == upload_id:

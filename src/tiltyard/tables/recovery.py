@@ -97,7 +97,7 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
         table = ctx.store.table_by_id(record.table_id)
         finalize_pending(ctx, table.id)
         target = Target(ctx, table, record.branch or None)
-        latest = _own(target)
+        latest = target.own()
         with lance_errors(latest):
             at = latest.checkout_version((target.branch, record.version))
             transaction = latest.read_transaction(record.version)
@@ -110,7 +110,7 @@ def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
     """The commit whose transaction names the request."""
     try:
         target = Target(ctx, find_table(ctx, request.id), getattr(request, "branch", None))
-        latest = _own(target)
+        latest = target.own()
     except GONE:
         return None
     with lance_errors(latest):
@@ -118,12 +118,6 @@ def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
             if (rows := marked_rows(transaction, record.id)) is not None:
                 return Commit(target, int(latest.version) - age, latest, transaction, rows)
     return None
-
-
-def _own(target: Target) -> lance.LanceDataset:
-    """A handle of one's own: Lance locks the one it reads transactions through against all other use."""
-    storage = target.ctx.storage
-    return storage.datasets.writer(target.location, storage.options(target.location), target.branch)
 
 
 def _inserted(ctx: Context, request: models.InsertIntoTableRequest, commit: Commit) -> models.InsertIntoTableResponse:

@@ -68,6 +68,14 @@ class Target:
         """The latest version, as a handle to commit through. Raises as `dataset` does."""
         return open_to_commit(self.ctx, self.record, self.branch) if self.record.managed else self.dataset()
 
+    def own(self) -> lance.LanceDataset:
+        """The latest version, as a handle of one's own: Lance locks the one it reads transactions through.
+
+        Raises as `dataset` does.
+        """
+        storage = self.ctx.storage
+        return storage.datasets.writer(self.location, storage.options(self.location), self.branch)
+
     def dataset_if_written(self) -> lance.LanceDataset | None:
         """The latest version, or None for a table that is only declared. Raises as `dataset` does."""
         try:

@@ -77,8 +77,8 @@ def record(results: list[Result], run: Run, order: Sequence[str], file: Path = F
     lines = [line for line in _between(text, ROWS).splitlines()[2:] if line and _row(line) not in new]
     lines += [result.line(run.seen) for result in results]
     lines.sort(key=lambda line: order.index(_row(line)) if _row(line) in order else len(order))
-    text = _replaced(text, ROWS, "\n".join([*HEAD, *lines]))
-    text = _replaced(text, RUN, _about(run))
+    text = replaced(text, ROWS, "\n".join([*HEAD, *lines]))
+    text = replaced(text, RUN, _about(run))
     file.write_text(text)
 
 
@@ -90,7 +90,8 @@ def _between(text: str, marks: tuple[str, str]) -> str:
     return text.partition(marks[0])[2].partition(marks[1])[0].strip()
 
 
-def _replaced(text: str, marks: tuple[str, str], content: str) -> str:
+def replaced(text: str, marks: tuple[str, str], content: str) -> str:
+    """A text with other content between two marks."""
     head, _, rest = text.partition(marks[0])
     return f"{head}{marks[0]}\n{content}\n{marks[1]}{rest.partition(marks[1])[2]}"
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import is_connect, slots
+from tiltyard.pipeline.settling import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,6 +189,7 @@ def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
                 except RefusedError as refusal:
                     outcome = refusal
                 yield _row(position, outcome)
+        settle(f"tasks of {getattr(work, '__module__', type(work))}")
 
     return run
 
@@ -205,6 +207,7 @@ def _on_partition(work: Any) -> Any:
         except RefusedError as refusal:
             outcome = refusal
         yield _row(position, outcome)
+        settle("partition")
 
     return run
 

@@ -13,6 +13,7 @@ from tiltyard.pipeline.casts import Column, fit
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.places import Place, scanned
 from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.settling import settle
 from tiltyard.pipeline.spark_types import batch_schema
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 PARTITIONS = 32
 MOST_BATCH_ROWS, LEAST_BATCH_ROWS, BATCH_BYTES = 65_536, 512, 8 << 20
+PARTITION_BYTES = 8 << 20
+"""What one partition reads, if that makes fewer: a task takes Spark longer to start than so much takes to read."""
+
 _UNKNOWN_WIDTH = 64
 """Bytes of a value whose type does not tell."""
 
@@ -63,7 +67,7 @@ def pinned(options: Options) -> Pinned:
     schema = dataset.scanner(**scan).projected_schema
     batch_rows = options.number("batch_rows") or _batch_rows(schema)
     sizes = [(part.fragment_id, part.metadata.num_rows) for part in dataset.get_fragments()]
-    groups = ((),) if options.whole else grouped(sizes, options.number("partitions") or PARTITIONS)
+    groups = ((),) if options.whole else grouped(sizes, options.number("partitions") or _partitions(schema, sizes))
     return Pinned(
         found.place(), int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
     )
@@ -115,6 +119,13 @@ def read_group(source: Pinned, schema: StructType, group: Group) -> Iterator[pa.
             if isinstance(fitted, Bad):
                 raise RefusedError(f"A value is more than Spark's type can hold: {fitted.reason}.")
             yield pa.RecordBatch.from_arrays(fitted.columns, schema=wanted)
+    settle("read")
+
+
+def _partitions(schema: pa.Schema, sizes: Sequence[tuple[int, int]]) -> int:
+    """As many partitions as there is work for."""
+    size = sum(rows for _, rows in sizes) * sum(_width(field.type) for field in schema)
+    return max(1, min(PARTITIONS, -(-size // PARTITION_BYTES)))
 
 
 def _batch_rows(schema: pa.Schema) -> int:

@@ -1,0 +1,255 @@
+"""The plan on paper: what billions of rows on hundreds of executors would take, computed from what was measured here.
+
+python -m bench.spark.scale                                        puts the figures into docs/scale.md
+python -m bench.spark.scale --rows 1e9 --executors 50 --print      shows those of another plan
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from bench.results import replaced
+from tiltyard.pipeline import upsert
+from tiltyard.pipeline.backfill import CHECKPOINT_SECONDS
+from tiltyard.pipeline.building import ROWS_OF_A_MERGE, ROWS_OF_A_SEGMENT
+from tiltyard.pipeline.matching import KEYS_AT_ONCE
+from tiltyard.pipeline.opening import READ_AHEAD
+from tiltyard.pipeline.sources import TASK_BYTES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"
+MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("constants", "figures")}
+DIMENSION = 128
+PART_BYTES, PARTS_OF_A_SIZE = 5 << 20, 100
+"""Lance sends a file to an object store in parts of 5 MiB, and after each hundred in parts larger by as much."""
+
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A figure that the plan rests on, and where it is from."""
+
+    value: float
+    what: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of rows of (id int64, 128 × float32, text of 60 bytes); rates are those of one slot."""
+
+    source: Constant = Constant(549.5, "bytes of a row in Parquet", "files of `bench.spark`, 2 million rows")
+    row: Constant = Constant(530.4, "bytes of a row in Lance", "the same, as ingested")
+    fragment: Constant = Constant(176, "bytes of a fragment in the manifest", "a manifest of 10,000 fragments")
+    file: Constant = Constant(80, "… of each further file (a backfilled column, deleted rows)", "the same")
+    listed: Constant = Constant(4_000, "bytes of a fragment in the driver's memory", "**assumed**")
+    kept: Constant = Constant(700, "bytes kept with the run for each task", "**assumed**; a fragment as JSON has 420")
+    ingest: Constant = Constant(176_000, "rows/s, Parquet → Lance", "RESULTS.md, local[2]")
+    backfill: Constant = Constant(2_150_000, "rows/s, a column that costs nothing", "RESULTS.md, local[2]")
+    keys: Constant = Constant(10e6, "keys/s, hashed", "`matching.found`, int64")
+    probes: Constant = Constant(13e6, "rows/s looked up in one table of keys", "the same")
+    training: Constant = Constant(9.6e9, "rows × centroids × 256 trained in a second of a core", "`train_ivf`")
+    assigning: Constant = Constant(20e9, "multiplications and additions/s of finding a row's centroid", "**assumed**")
+    copy: Constant = Constant(45e6, "bytes/s of index written by a merge", "**assumed**: half of an ingest's")
+    moved: Constant = Constant(84, "bytes in the driver for a row that is moved under an index", "4 million, `commit`")
+    remap: Constant = Constant(420_000, "rows/s of an index that a compaction's commit rewrites", "the same, a BTREE")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A table, the cluster, and what share of it is upserted, is new to an index, or is compacted."""
+
+    rows: float = 10e9
+    executors: int = 200
+    cores: int = 8
+    share: float = 0.01
+    embedding: float = 1_000
+    """Rows/s that an embedding model does on a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a job takes. `driver` and `manifest` are bytes, `requests` those to the object store."""
+
+    job: str
+    tasks: float
+    read: float
+    written: float
+    requests: float
+    commits: float
+    manifest: float
+    driver: float
+    seconds: float
+
+
+def parts(size: float) -> int:
+    """Requests that send a file of so many bytes."""
+    sent, count = 0.0, 0
+    while sent < size:
+        sent += PART_BYTES * (1 + count // PARTS_OF_A_SIZE)
+        count += 1
+    return count + 2  # begun and completed
+
+
+def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
+    """All jobs, in the order of a table's life."""
+    slots = plan.executors * plan.cores
+    fragments = math.ceil(plan.rows * its.source.value / TASK_BYTES / slots) * slots
+    size = plan.rows * its.row.value
+    manifest = fragments * its.fragment.value
+    listed = fragments * its.listed.value
+    yield Figures(
+        "ingest",
+        fragments,
+        plan.rows * its.source.value,
+        size,
+        plan.rows * its.source.value / READ_AHEAD + fragments * parts(size / fragments),
+        1,
+        manifest,
+        fragments * its.kept.value * 2 + listed,
+        plan.rows / slots / its.ingest.value,
+    )
+    yield _upsert(plan, its, slots, fragments, manifest, listed)
+    yield from _backfills(plan, its, slots, fragments, manifest, listed)
+    yield from _indexes(plan, its, slots, manifest, listed)
+    moved = plan.rows * plan.share
+    taken = fragments * plan.share
+    yield Figures(
+        f"optimize: {plan.share:.0%} of the rows compacted, an index on them",
+        taken,
+        moved * its.row.value + plan.rows * 24,
+        moved * its.row.value + plan.rows * 24,
+        taken * (parts(size / fragments) + size / fragments / READ_AHEAD),
+        2,
+        manifest,
+        listed + moved * its.moved.value,
+        moved / its.ingest.value / slots + plan.rows / its.remap.value,
+    )
+
+
+def _upsert(plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float) -> Figures:
+    keys = plan.rows * plan.share
+    tasks = math.ceil(plan.rows / upsert.ROWS_OF_A_TASK)
+    seen = plan.rows / tasks
+    rounds = math.ceil(keys / KEYS_AT_ONCE)
+    own = tasks * (keys / its.keys.value + rounds * seen / its.probes.value)
+    return Figures(
+        f"upsert of {plan.share:.0%}, spread over all fragments",
+        tasks + math.ceil(keys * its.source.value / TASK_BYTES) + rounds,
+        keys * its.source.value + plan.rows * 8 + tasks * keys * 8,
+        keys * its.row.value + keys * 2,
+        tasks * (keys * 8 / READ_AHEAD + seen * 8 / READ_AHEAD) + fragments,
+        1,
+        manifest + fragments * its.file.value,
+        listed * 2,
+        own / slots + keys / slots / its.ingest.value,
+    )
+
+
+def _backfills(
+    plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float
+) -> Iterator[Figures]:
+    for what, rate, width in (("a number", its.backfill.value, 4), ("an embedding", plan.embedding, DIMENSION * 4)):
+        seconds = plan.rows / slots / rate
+        commits = max(1, math.ceil(seconds / CHECKPOINT_SECONDS))
+        yield Figures(
+            f"backfill of {what}",
+            fragments,
+            plan.rows * DIMENSION * 4,
+            plan.rows * width,
+            fragments * (plan.rows / fragments * DIMENSION * 4 / READ_AHEAD + parts(plan.rows / fragments * width)),
+            commits,
+            manifest + fragments * its.file.value,
+            listed * 2,
+            seconds,
+        )
+
+
+def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: float) -> Iterator[Figures]:
+    for what, centroids, rate in (
+        ("as it comes", round(math.sqrt(plan.rows)), 256),
+        ("num_partitions=16384, sample_rate=64", 16_384, 64),
+    ):
+        sample = centroids * rate
+        train = sample * centroids * DIMENSION * 2 / its.training.value / plan.cores
+        build = plan.rows * centroids * DIMENSION * 2 / its.assigning.value / slots
+        segments = math.ceil(plan.rows / ROWS_OF_A_SEGMENT)
+        merges = math.ceil(plan.rows / ROWS_OF_A_MERGE)
+        merge = plan.rows * 24 / its.copy.value / min(slots, merges)
+        yield Figures(
+            f"IVF_PQ, {what}: training alone {_time(train)}",
+            1 + segments + merges,
+            plan.rows * DIMENSION * 4 + sample * DIMENSION * 4,
+            plan.rows * 24 * 2,
+            plan.rows * (DIMENSION * 4 + 48) / READ_AHEAD,
+            1,
+            manifest + merges * 2_000,
+            listed,
+            train + build + merge,
+        )
+
+
+def page(plan: Plan, its: Constants) -> dict[str, str]:
+    """The two tables, by their marks."""
+    slots = plan.executors * plan.cores
+    constants = ["| constant | value | from |", "|---|---|---|"]
+    for one in fields(its):
+        told: Constant = getattr(its, one.name)
+        constants.append(f"| {told.what} | {_short(told.value)} | {told.source} |")
+    heads = "job", "tasks", "read", "written", "requests", "commits", "manifest", "driver", "time"
+    rows = [f"{_short(plan.rows)} rows, {plan.executors} executors of {plan.cores} cores: {slots:,} slots.", ""]
+    rows += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for job in figures(plan, its):
+        counts = [_short(job.tasks), _bytes(job.read), _bytes(job.written), _short(job.requests), f"{job.commits:,}"]
+        rows.append(
+            f"| {' | '.join([job.job, *counts, _bytes(job.manifest), _bytes(job.driver), _time(job.seconds)])} |"
+        )
+    return {"constants": "\n".join(constants), "figures": "\n".join(rows)}
+
+
+def _short(value: float) -> str:
+    for size, unit in _UNITS:
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.4g}"
+
+
+def _bytes(value: float) -> str:
+    return f"{_short(value)}B"
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def main() -> None:
+    """Write the page, or show another plan."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark.scale",
+        description="Compute what a large table would take, from constants that were measured.",
+        epilog="example: python -m bench.spark.scale --rows 1e9 --executors 50 --print",
+    )
+    parser.add_argument("--rows", type=float, default=Plan().rows, help="rows of the table [default: 1e10]")
+    parser.add_argument("--executors", type=int, default=Plan().executors, help="[default: 200]")
+    parser.add_argument("--cores", type=int, default=Plan().cores, help="slots of an executor [default: 8]")
+    parser.add_argument("--print", action="store_true", help=f"show, and leave {PAGE.name} as it is")
+    given = parser.parse_args()
+    found = page(Plan(given.rows, given.executors, given.cores), Constants())
+    if given.print:
+        print(found["figures"])
+        return
+    text = PAGE.read_text()
+    for name, content in found.items():
+        text = replaced(text, MARKS[name], content)
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

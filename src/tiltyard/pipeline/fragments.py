@@ -111,3 +111,20 @@ def read_data_files(
     for file in files:
         reader = LanceFileReader(f"{place.uri}/{file}", dict(place.options) or None, list(columns), **place.refreshes)
         yield from reader.read_all(batch_size=batch_rows).to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A task: rows of fragments of a version, by their numbers, or else those of fragments that no version names."""
+
+    place: Place
+    version: int = 0
+    fragments: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, with these columns."""
+        if self.files:
+            yield from read_files(self.place, self.files, columns)
+        else:
+            yield from self.place.scanned(self.version, self.fragments, columns=list(columns))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import lance
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.casts import Column, fit
 from tiltyard.pipeline.datasource.reading import grouped
-from tiltyard.pipeline.fragments import read_files
+from tiltyard.pipeline.fragments import Rows
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.refusing import RefusedError
@@ -20,23 +19,6 @@ from tiltyard.pipeline.spark_types import batch_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A task: rows of fragments of a version, or else those of files that no version names."""
-
-    place: Place
-    version: int
-    fragments: tuple[int, ...] = ()
-    files: tuple[str, ...] = ()
-
-    def read(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """The rows, with these columns."""
-        if self.files:
-            yield from read_files(self.place, self.files, columns)
-        else:
-            yield from self.place.scanned(self.version, self.fragments, columns=columns)
 
 
 def rows_of_version(

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.fragments import read_files
+from tiltyard.pipeline.fragments import Rows
 from tiltyard.pipeline.places import Place
 
 if TYPE_CHECKING:
@@ -22,34 +21,15 @@ if TYPE_CHECKING:
 _TASKS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """A task: key columns of fragments that are not committed, or of committed ones by their numbers."""
-
-    place: Place
-    columns: tuple[str, ...]
-    fresh: tuple[str, ...] = ()
-    version: int = 0
-    committed: tuple[int, ...] = ()
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """The keys."""
-        if self.fresh:
-            yield from read_files(self.place, self.fresh, self.columns)
-        if self.committed:
-            yield from self.place.scanned(self.version, self.committed, columns=list(self.columns))
-
-
 def duplicates(spark: SparkSession, place: Place, columns: Sequence[str], fresh: Sequence[str], version: int) -> int:
     """How many keys are there more than once, in the fragments `fresh` and the table at `version` (0: none)."""
-    names = tuple(columns)
     old = [part.fragment_id for part in place.open(version).get_fragments()] if version else []
-    tasks = [Keys(place, names, fresh=part) for part in _shares(fresh)]
-    tasks += [Keys(place, names, version=version, committed=part) for part in _shares(old)]
+    tasks = [Rows(place, files=part) for part in _shares(fresh)]
+    tasks += [Rows(place, version, part) for part in _shares(old)]
     if not tasks:
         return 0
     count = len(tasks)
-    keys = spark.range(0, count, 1, count).mapInArrow(_reading(tasks), "k binary")
+    keys = spark.range(0, count, 1, count).mapInArrow(_reading(tasks, columns), "k binary")
     found = keys.groupBy("k").count().where("count > 1").count()
     return int(found)
 
@@ -59,11 +39,11 @@ def _shares(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [tuple(parts[first : first + size]) for first in range(0, len(parts), size)] if parts else []
 
 
-def _reading(tasks: Sequence[Keys]) -> Any:
+def _reading(tasks: Sequence[Rows], columns: Sequence[str]) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for keys in tasks[number].read():
+                for keys in tasks[number].read(columns):
                     yield pa.record_batch([_binary(keys)], ["k"])
 
     return run

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
+from tiltyard.pipeline.fragments import Rows
 from tiltyard.pipeline.frames import frame_recipe, write_partitions
 from tiltyard.pipeline.ingest import WITHDRAWN, forgotten, source_recipe, write_source
 from tiltyard.pipeline.landing import Landing, land
@@ -20,7 +21,7 @@ from tiltyard.pipeline.plans.model import Plan, TablePlan
 from tiltyard.pipeline.plans.parts import PartOfRun
 from tiltyard.pipeline.recipes import check_written
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.showing import Rows, rows_of_version, shown
+from tiltyard.pipeline.showing import rows_of_version, shown
 from tiltyard.pipeline.sources import TASK_BYTES, find_source
 from tiltyard.pipeline.writing import Written
 

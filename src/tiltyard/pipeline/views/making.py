@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tiltyard.pipeline.casts import Chosen, Column, chosen_columns, fit, fitted_columns
-from tiltyard.pipeline.fragments import Target, discard, opened, read_files, write
+from tiltyard.pipeline.fragments import Rows, Target, discard, opened, read_files, write
 from tiltyard.pipeline.frames import write_partitions
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.showing import Rows, rows_of_version, shown
+from tiltyard.pipeline.showing import rows_of_version, shown
 from tiltyard.pipeline.spark_types import arrow_schema
 from tiltyard.pipeline.tasks import run_partitions, run_tasks
 from tiltyard.pipeline.views.code import Chunker, TableFunction, code_of

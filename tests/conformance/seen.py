@@ -134,9 +134,14 @@ def asked(requests: Recorder) -> tuple[str, ...]:
     return tuple(name for name in names if name not in QUIET) or names
 
 
-def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refusal: str) -> str:
-    """ "works", or in one line what is not as expected. An expected `refusal` is a part of the error's text."""
+def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refusal: str = "", known: str = "") -> str:
+    """Say "works", or in one line what is not as expected. An expected `refusal` is a part of the error's text.
+
+    A `known` fault of the client's is named instead of its error. That it has gone is not as expected either.
+    """
     error = str(answer.get("error", ""))
+    if known:
+        return f"{THEIRS}{known}" if error else f"fails: works, but is noted as {THEIRS}{known}"
     if refusal:
         return WORKS if refusal in error else f"fails: {_line(error) or 'not refused'}"
     if error:

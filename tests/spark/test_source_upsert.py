@@ -21,6 +21,7 @@ from tiltyard.pipeline.connecting import table as table_of
 from tiltyard.pipeline.datasource.options import Options
 from tiltyard.pipeline.datasource.writing import TableWriter
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.spark_types import spark_schema
 from tiltyard.pipeline.strict import StrictTable
 from tiltyard.pipeline.upsert import upsert
 
@@ -194,15 +195,23 @@ def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
     assert contents(found) == joined(*expected)
 
 
-@pytest.mark.parametrize("on", [{}, {"on": "id"}], ids=["append", "upsert"])
+EITHER = pytest.mark.parametrize("on", [{}, {"on": "id"}], ids=["append", "upsert"])
+
+
+def writer(url: str, table: Table, on: dict[str, str]) -> TableWriter:
+    """What Spark makes for a write, and calls: here by hand, to stop it where processes die."""
+    options = Options.checked({"uri": url, "table": str(table), **on})
+    return TableWriter(options, spark_schema(rows([], "").schema), overwrite=False)
+
+
+@EITHER
 def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
-    served: ServerProcess, found: Table, monkeypatch: pytest.MonkeyPatch, spark: SparkSession, on: dict[str, str]
+    served: ServerProcess, found: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
 ) -> None:
     """Spark aborts a write whose commit raised: what a version names must not be deleted then."""
-    options = Options.checked({"uri": served.url, "table": str(found), **on})
     new = rows(range(100, 110), "new")
-    writer = TableWriter(options, frame(spark, 0, 1, "new").schema, overwrite=False)
-    written = [writer.write(iter(new.to_batches()))]
+    ours = writer(served.url, found, on)
+    written = [ours.write(iter(new.to_batches()))]
     commit = StrictTable.commit
 
     def lost(*arguments: Any, **given: Any) -> int:
@@ -211,6 +220,35 @@ def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
 
     monkeypatch.setattr(StrictTable, "commit", lost)
     with pytest.raises(ServiceUnavailableError):
-        writer.commit(written)
-    writer.abort(written)
+        ours.commit(written)
+    ours.abort(written)
+    assert contents(found) == joined(rows(range(100), "old"), new)
+
+
+@EITHER
+def test_write_whose_task_failed_leaves_nothing(served: ServerProcess, found: Table, on: dict[str, str]) -> None:
+    ours = writer(served.url, found, on)
+    ours.abort([ours.write(iter(rows([1000], "new").to_batches())), None])
+    assert contents(found) == rows(range(100), "old")
+    assert len(list((Path(found.place().uri) / "data").iterdir())) == 4
+
+
+@EITHER
+def test_stream_batch_that_two_drivers_commit_at_once_is_there_once(
+    served: ServerProcess, found: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
+) -> None:
+    """A driver that was thought dead comes between: its batch has other rows, for the source gave others."""
+    theirs, ours = writer(served.url, found, on), writer(served.url, found, on)
+    new = rows(range(100, 110), "theirs")
+    written = [theirs.write(iter(new.to_batches()))]
+    late = [ours.write(iter(rows(range(110, 120), "ours").to_batches()))]
+    once, commit = iter([written]), StrictTable.commit
+
+    def overtaken(*arguments: Any, **given: Any) -> int:
+        for messages in once:
+            theirs.commit_batch(messages, "numbers", 0)
+        return commit(*arguments, **given)
+
+    monkeypatch.setattr(StrictTable, "commit", overtaken)
+    ours.commit_batch(late, "numbers", 0)
     assert contents(found) == joined(rows(range(100), "old"), new)

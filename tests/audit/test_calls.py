@@ -48,7 +48,7 @@ def test_calls_of_lancedb_leave_who_did_what_to_what(audited: Secured) -> None:
 
 def test_change_that_was_answered_is_in_the_audit_though_the_server_is_killed_at_once(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": "changes"})
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for number in range(5):
             assert client.post(f"/v1/namespace/space{number}/create", json={}).status_code == 200
         server.kill()
@@ -170,7 +170,22 @@ def test_audit_command_that_follows_shows_what_comes(audited: Secured) -> None:
 @pytest.mark.parametrize("level", ["off", "auto"])
 def test_open_server_keeps_no_audit_unless_told(tmp_path: Path, level: str) -> None:
     server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": level})
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post("/v1/namespace/quiet/create", json={}).status_code == 200
     assert server.stop() == 0
     assert recorded(server) == []
+
+
+def test_what_a_driver_notes_of_its_job_is_no_change_but_the_job_is(tmp_path: Path) -> None:
+    environ = {"TILTYARD_AUDIT": "changes"}
+    server = ServerProcess(tmp_path, environ=environ)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        submitted = client.post("/tiltyard/v1/job/submit", json={"name": "export", "owner": "me", "arguments": {}})
+        job_id = submitted.json()["job"]["id"]
+        paths = ("beat", "keep", "finish")
+        bodies = ({"owner": "me"}, {"owner": "me", "name": "a", "value": "1"}, {"owner": "me", "status": "Failed"})
+        for path, body in zip(paths, bodies, strict=True):
+            answer = client.post(f"/tiltyard/v1/job/{job_id}/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+    server.stop()
+    assert [found.operation for found in recorded(server)] == ["SubmitJob", "FinishJob"]

@@ -59,6 +59,18 @@ def test_rate_limit_answers_429_and_a_client_that_waits_as_told_goes_on(tmp_path
             assert list(db.table_names()) == []
 
 
+def test_rate_limit_holds_for_all_processes_together(tmp_path: Path) -> None:
+    server = ServerProcess(
+        tmp_path, "--workers", "3", environ={"TILTYARD_RATE_LIMIT": "0.1", "TILTYARD_RATE_BURST": "60"}
+    )
+    try:
+        # Each connection finds one of the processes.
+        answers = [httpx.get(f"{server.url}/v1/namespace/%24/list", timeout=60) for _ in range(24)]
+    finally:
+        server.stop()
+    assert [answer.status_code for answer in answers] == [200] * 6 + [429] * 18
+
+
 def test_query_out_of_time_is_504_and_its_place_is_kept_until_it_ends(tmp_path: Path) -> None:
     with limited(tmp_path, query_timeout=0.005, max_queries_total=1) as client:
         fill(client)

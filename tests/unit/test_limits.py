@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api import limits
-from tiltyard.api.limits import Bucket, Limits, depth
+from tiltyard.api import limits, rates
+from tiltyard.api.limits import Limits, depth
 from tiltyard.api.problems import HttpError
+from tiltyard.api.rates import Bucket, OwnTimes, open_times, shared_rates
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
 from tiltyard.principals import EVERYBODY, Principal
@@ -53,13 +54,35 @@ def test_bucket_of_a_slow_rate_lets_one_through_after_a_pause() -> None:
 
 
 def test_bucket_forgets_callers_whose_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_BUCKETS", 10)
-    clock = Clock()
-    bucket = Bucket({}, 1, 2, clock)
+    monkeypatch.setattr(rates, "MOST_BUCKETS", 10)
+    clock, times = Clock(), OwnTimes()
+    bucket = Bucket({}, 1, 2, clock, times)
     for number in range(100):
         clock.now += 1
         assert bucket.take(str(number)) == 0.0
-    assert len(bucket._full_at) <= 10
+    assert len(times._full_at) <= 10
+
+
+def test_buckets_of_several_processes_are_one() -> None:
+    clock = Clock()
+    with shared_rates():
+        processes = [Bucket({}, 10, 2, clock, open_times()) for _ in range(4)]
+    assert [processes[number % 4].take("ann") for number in range(20)] == [0.0] * 20
+    assert all(process.take("ann") == pytest.approx(0.1) for process in processes)
+    assert [process.take("bob") for process in processes] == [0.0] * 4
+    clock.now += 0.1
+    assert [process.take("ann") == 0.0 for process in processes] == [True, False, False, False]
+
+
+def test_shared_buckets_of_many_callers_do_not_mix_and_those_of_the_past_make_room() -> None:
+    clock = Clock()
+    with shared_rates():
+        bucket = Bucket({}, 1, 1, clock, open_times())
+    for _ in range(8):
+        for number in range(10_000):
+            assert bucket.take(f"{clock.now} {number}") == 0.0
+        assert all(bucket.take(f"{clock.now} {number}") for number in range(0, 10_000, 97))
+        clock.now += 10
 
 
 def test_rate_limits_by_name_stand_in_place_of_the_general_one() -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tiltyard.context import Context, Services
 
 REFUSALS = frozenset({401, 403, 429})
+BOOKKEEPING = frozenset({"BeatJob", "KeepJobPart"})
+"""What the driver of a job notes of the job itself, many times a minute, is no change for the audit. What the job does
+is: each of its commits, and when it was submitted, claimed and finished."""
 
 
 class Accounts:
@@ -28,7 +31,8 @@ class Accounts:
         self.trail = open_trail(services.settings, services.store)
         self.metrics = Metrics()
         self.clock = services.clock
-        self.changing = frozenset(name for name, operation in operations().items() if changes(operation))
+        changing = {name for name, operation in operations().items() if changes(operation)}
+        self.changing = frozenset(changing - BOOKKEEPING)
 
     def open(self, scope: dict[str, Any], request_id: str) -> Call:
         """A call has come."""

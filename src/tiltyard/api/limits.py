@@ -1,4 +1,4 @@
-"""What one caller, or all of them together, may ask of a process. What is not limited costs a look at a flag.
+"""What one caller, or all of them together, may ask. What is not limited costs a look at a flag.
 
 `docs/limits.md` has the limits with their answers.
 """
@@ -9,13 +9,14 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.problems import HttpError
+from tiltyard.api.rates import Bucket, open_times
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.principals import EVERYBODY
@@ -32,41 +33,11 @@ COUNTED = {
 }
 """Where a request has entries that are each work of their own."""
 
-MOST_BUCKETS = 10_000
+EVERY_CALLER = ""
+"""Stands for all of them; nobody has no name."""
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
-
-
-class Bucket:
-    """Requests per second, each caller's for itself; after a pause, a burst may come at once.
-
-    Kept for each caller is only when its bucket will be full again (the virtual scheduling of ITU-T I.371).
-    """
-
-    def __init__(self, rates: Mapping[str, float], rate: float, burst: float, clock: Callable[[], float]) -> None:
-        """`rate` for whom `rates` does not name (0: no limit); `burst` in seconds; `clock` counts seconds."""
-        self._rates = rates
-        self._rate = rate
-        self._burst = burst
-        self._clock = clock
-        self._full_at: dict[str, float] = {}
-
-    def take(self, caller: str) -> float:
-        """Take one request; 0 if it may run, else the seconds to wait."""
-        rate = self._rates.get(caller, self._rate)
-        if not rate:
-            return 0.0
-        now = self._clock()
-        full_at = max(now, self._full_at.get(caller, 0.0)) + 1 / rate
-        # One request is always allowed after a pause, however slow the rate.
-        wait = full_at - now - max(self._burst, 1 / rate)
-        if wait > 1e-9:
-            return wait
-        if len(self._full_at) >= MOST_BUCKETS:
-            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
-        self._full_at[caller] = full_at
-        return 0.0
 
 
 class Slot:
@@ -93,8 +64,9 @@ class Limits:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._each = Bucket(settings.rate_limits, settings.rate_limit, settings.rate_burst, clock)
-        self._all = Bucket({}, settings.rate_limit_total, settings.rate_burst, clock)
+        times = open_times()
+        self._each = Bucket(settings.rate_limits, settings.rate_limit, settings.rate_burst, clock, times)
+        self._all = Bucket({}, settings.rate_limit_total, settings.rate_burst, clock, times)
         self._rated = bool(settings.rate_limit or settings.rate_limits or settings.rate_limit_total)
         self._slotted = bool(settings.max_queries or settings.max_queries_total)
         self._queries: Counter[str] = Counter()
@@ -108,7 +80,7 @@ class Limits:
         wait = self._each.take(name)
         if wait:
             raise _throttled("You send too many requests", wait)
-        wait = self._all.take("")
+        wait = self._all.take(EVERY_CALLER)
         if wait:
             raise _throttled("The server is sent too many requests", wait)
 

@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from tiltyard.api.app import Api
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
+from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
 from tiltyard.cli.memory import keep_large_buffers
 from tiltyard.cli.options import Refuse
@@ -145,7 +146,7 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         signal.signal(number, lambda *_: _leave())
     print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
     if several:
-        with shared_metrics():
+        with shared_metrics(), shared_rates():
             Multiprocess(config, sockets=[listener]).run()
     else:
         uvicorn.Server(config).run(sockets=[listener])

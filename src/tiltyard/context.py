@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
     from tiltyard.store import Claim, Store, TableRecord
+    from tiltyard.tables.finished import Finished
 
 
 def straight(ctx: Context, record: TableRecord) -> Road | None:
@@ -40,6 +41,7 @@ class Services:
     paging: Paging
     clock: Callable[[], int]
     access: Access
+    finished: Finished
     road: Callable[[Context, TableRecord], Road | None] = straight
 
 

@@ -8,7 +8,7 @@ refuses to start on a function whose name the specification does not know; an op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -18,6 +18,8 @@ from lance_namespace.errors import PermissionDeniedError
 from tiltyard.spec import Operation, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Together = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
+"""Runs several calls, each (ctx, request): what each answers, or the exception it raises, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,14 @@ class Served:
     `inline(ctx, request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
     (SQLite), the server then answers on its event loop, without a thread. `begin` takes what the function takes, does
     what little comes before the long part, and answers a `Later`, or None where the function itself has to run.
+    `together`, where there is one, runs several calls that wait at the same time for less than each alone costs.
     """
 
     function: Callable[..., Any]
     inline: Callable[[Any, Any], bool]
     needs: Needs | None
     begin: Callable[..., Later | None] | None = None
+    together: Together | None = None
 
     def admit(self, ctx: Any, request: Any) -> Any:
         """The context to run in, if whoever asks may do this. Raises as `Needs` says."""
@@ -91,6 +95,7 @@ def operation(
     needs: Needs | None = None,
     inline: Callable[[Any, Any], bool] = never,
     begin: Callable[..., Later | None] | None = None,
+    together: Together | None = None,
 ) -> Callable[[Function], Function]: ...
 def operation(
     function: Any = None,
@@ -99,13 +104,14 @@ def operation(
     needs: Needs | None = None,
     inline: Callable[[Any, Any], bool] = never,
     begin: Callable[..., Later | None] | None = None,
+    together: Together | None = None,
 ) -> Any:
     """Serve the operation of this function's name with it, for those who have what it needs."""
 
     def register(function: Function) -> Function:
         if function.__name__ in _served:
             raise UnknownOperationError(f"Two functions serve {function.__name__}.")
-        _served[function.__name__] = Served(function, inline, needs, begin)
+        _served[function.__name__] = Served(function, inline, needs, begin, together)
         return function
 
     return register if function is None else register(function)

@@ -8,6 +8,7 @@ from tiltyard.context import Services
 from tiltyard.paging import Paging
 from tiltyard.storage import Storage
 from tiltyard.store import open_store, wall_clock
+from tiltyard.tables.finished import Finished
 from tiltyard.tables.own_commits import road
 
 
@@ -22,4 +23,5 @@ def open_services(settings: Settings) -> Services:
     store = open_store(database, clock=wall_clock)
     storage.datasets.shares = store.shares
     paging = Paging(store.secret("paging"), settings.max_page_size)
-    return Services(settings, store, storage, paging, wall_clock, Access(store), road)
+    finished = Finished(storage.sync, store.mark_final)
+    return Services(settings, store, storage, paging, wall_clock, Access(store), finished, road)

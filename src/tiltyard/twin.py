@@ -77,6 +77,7 @@ class Namespace(upstream.LanceNamespace):
         """Stop what runs in the background, and let go of the database."""
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
+        self._services.finished.close()
         self._services.store.close()
 
     def __enter__(self) -> Self:

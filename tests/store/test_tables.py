@@ -236,3 +236,12 @@ def test_changes_by_name_act_on_the_table_and_in_the_namespace_of_an_id_alone(st
     assert store.rename_table(("a", "t"), ("b", "t"), only=table.id, home=home).id == table.id
     assert store.remove_table(("b", "t"), doom=True, only=table.id).id == table.id
     store.drop_namespace(("b",), only=home)
+
+
+def test_find_tables_answers_those_that_are_there(store: Store) -> None:
+    deep = tuple(f"n{level}" for level in range(3))
+    for depth in range(1, len(deep) + 1):
+        store.create_namespace(deep[:depth], {})
+    paths = [("t",), ("u",), (*deep, "t")]
+    made = {path: store.insert_table(path, f"mem://{'-'.join(path)}", {}) for path in paths}
+    assert store.find_tables([*paths, ("gone",), (*deep, "gone"), (), ("a\0",), ("t",)]) == made

@@ -13,7 +13,7 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.store import NewVersion
+from tiltyard.store import FinalManifest, NewVersion
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
@@ -38,6 +38,33 @@ def test_record_version_tells_the_winner_from_the_loser(store: Store, table: Tab
     assert (first.created_at, first.finalized, first.transaction_id) == (clock.now, False, "tx")
     assert store.record_version(new(table, 1, "theirs")) == (first, False)
     assert store.record_version(new(table, 1, "mine", "branch"))[1]
+
+
+def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone(
+    store: Store, table: TableRecord
+) -> None:
+    other = store.insert_table(("u",), "mem://u", {})
+    store.record_version(new(table, 1, "mine"))
+    given = [new(table, 1, "late"), new(other, 1), new(table, 2), new(table, 2, "twice")]
+    found = [(record.table_id, record.staged_path, won) for record, won in store.record_each(given)]
+    assert found == [
+        (table.id, "mine", False),
+        (other.id, "staged", True),
+        (table.id, "staged", True),
+        (table.id, "staged", False),
+    ]
+    with pytest.raises(TableNotFoundError):
+        store.record_each([new(table, 3), replace(new(table, 4), table_id=99)])
+    assert [record.version for record in store.list_versions(table.id)] == [1, 2]
+
+
+def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Store, table: TableRecord) -> None:
+    records = [record for record, _ in store.record_each([new(table, 1), new(table, 2), new(table, 3)])]
+    store.delete_versions(table.id, "", [(2, 4)])
+    store.record_version(new(table, 3, "other"))
+    store.mark_final(FinalManifest(record, 5, None) for record in records)
+    found = [(one.version, one.finalized, one.manifest_size, one.e_tag) for one in store.list_versions(table.id)]
+    assert found == [(1, True, 5, "tag"), (3, False, 7, "tag")]
 
 
 def test_record_versions_is_all_or_none(store: Store, table: TableRecord) -> None:

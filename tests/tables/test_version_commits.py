@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +21,8 @@ from lance_namespace.errors import (
 from tests.tables.served import Server, ask
 
 from tiltyard.spec import models
-from tiltyard.tables import batch, version_commits, versions
+from tiltyard.store import VersionRecord
+from tiltyard.tables import batch, finalizing, version_commits, versions
 
 ROWS = pa.table({"a": [1, 2, 3]})
 
@@ -101,6 +103,48 @@ def test_create_version_of_another_manifest_is_a_conflict(server: Server, folder
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 1, second)
     assert Path(second).exists()
+
+
+def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server, folder: Path, tmp_path: Path) -> None:
+    server.declare("u")
+    mine, theirs = stage(folder, 1, tmp_path), stage(folder, 1, tmp_path)
+    other = stage(location(server, "u"), 1, tmp_path)
+    given = [("t", mine), ("t", theirs), ("u", "/etc/passwd"), ("gone", mine), ("u", other), ("t", mine)]
+    requests = [
+        ask(models.CreateTableVersionRequest, id=name, version=1, manifest_path=path, naming_scheme="V2")
+        for name, path in given
+    ]
+    found = version_commits.create_table_versions([(server.ctx, request) for request in requests])
+    kinds = [type(one) for one in found]
+    made = models.CreateTableVersionResponse
+    assert kinds == [made, ConcurrentModificationError, InvalidInputError, TableNotFoundError, made, made]
+    assert found[0] == found[5]
+    assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u")] == [3, 3]
+    assert Path(theirs).exists()
+
+
+def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refuses(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    table = server.services.store.describe_table(("t",))
+    path = stage(folder, 1, tmp_path)
+    request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
+    new = version_commits.staged_version(server.ctx, table, request)
+    found = version_commits.recorded_apart(server.ctx, [replace(new, table_id=99), new])
+    assert [type(one) for one in found] == [TableNotFoundError, VersionRecord]
+
+
+def test_create_version_is_noted_as_final_soon_and_never_taken_for_unfinished(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    create(server, "t", 1, stage(folder, 1, tmp_path))
+    assert finalizing.finalize_pending(server.ctx) == 0
+    server.services.finished.flush()
+    assert server.services.store.pending_versions() == []
+    assert (
+        server.services.store.latest_version(1).manifest_size
+        == (folder / "_versions" / f"{2**64 - 2}.manifest").stat().st_size
+    )  # type: ignore[union-attr]  # there is one
 
 
 def test_create_version_that_was_committed_round_the_server_is_a_conflict(
@@ -263,6 +307,7 @@ def test_batch_commit_of_many_tables_answers_in_order_with_all_final(server: Ser
         for name in names
         for number in (1, 2)
     ]
+    server.services.finished.flush()
     assert server.services.store.pending_versions() == []
     assert all(lance.dataset(folder).count_rows() == 6 for folder in folders.values())
     assert not any(server.services.store.describe_table((name,)).declared for name in names)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from tiltyard.api.accounts import Accounts, Call
 from tiltyard.api.answers import Download, TooLargeError
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
+from tiltyard.api.groups import Group
 from tiltyard.api.limits import QUERIES, Limits
 from tiltyard.api.problems import HttpError, problem
 from tiltyard.api.queries import Deadline, Query, QueryStoppedError
@@ -31,7 +33,7 @@ from tiltyard.api.threads import Threads
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
-from tiltyard.operations import Later
+from tiltyard.operations import Later, Served
 from tiltyard.spec import JSON, Shape
 
 Send = Callable[[Any], Awaitable[None]]
@@ -54,6 +56,7 @@ class Api:
         self._services = services
         self._router = Router()
         self._binders: dict[str, Binder] = {}
+        self._groups: dict[str, Group] = {}
         self._threads = Threads()
         self._entrance = Entrance(services, self._threads.identity)
         self._tokens = oauth.TokenEndpoint(self._entrance.authenticator, self._threads.identity)
@@ -174,9 +177,17 @@ class Api:
             return result
 
         if once is None:
+            if served.together is not None:
+                return await self._group(route, served, pool).run(ctx, request)
             return await asyncio.get_running_loop().run_in_executor(pool, work, ctx)
         once.watch(_gone(receive))
         return await once.run(ctx, request, body, work, pool)
+
+    def _group(self, route: Route, served: Served, pool: Executor) -> Group:
+        name = route.operation.name
+        if name not in self._groups:
+            self._groups[name] = Group(served, pool)
+        return self._groups[name]
 
     async def _query(
         self, route: Route, ctx: Context, request: Any, accept: bytes, receive: Receive, exchange: Exchange

@@ -19,6 +19,7 @@ from lance_namespace.errors import (
 
 from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.facts import Facts
 from tiltyard.storage.locations import canonical, is_local, is_within
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.road import Road
@@ -43,6 +44,7 @@ class Datasets:
     ) -> None:
         """`shares(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.shares = shares
+        self.facts = Facts()
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _ATTEMPTS = 5
+_SYNCING = 8
+"""Files synced at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,10 @@ class Files(Protocol):
         """Write a whole file unless there is one: whether it was written. Of several writers, one wins."""
 
     def move_new(self, source: str, target: str) -> bool:
-        """Give a whole file another name unless that is taken: whether it was moved. Raises FileNotFoundError."""
+        """Give a whole file another name unless that is taken: whether it was moved. Raises FileNotFoundError.
+
+        On a disk, what is in it and its name are durable once the file and its folder are synced.
+        """
 
     def delete(self, locations: Iterable[str]) -> None:
         """Delete files; missing ones are fine."""
@@ -76,6 +82,9 @@ class Files(Protocol):
 
 class LocalFiles:
     """Files on local disks, or on what is mounted like one."""
+
+    def __init__(self) -> None:
+        self._syncing = ThreadPoolExecutor(_SYNCING, "sync")
 
     def names(self, folder: str) -> list[str]:
         """See Files."""
@@ -108,12 +117,13 @@ class LocalFiles:
 
     def read(self, location: str) -> bytes:
         """See Files."""
-        return Path(location).read_bytes()
+        with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # each commit does this: half a Path's time
+            return file.readall()
 
     def stat(self, location: str) -> FileStat | None:
         """See Files."""
         try:
-            found = Path(location).stat()
+            found = os.stat(location)  # noqa: PTH116  # each commit does this, several times
         except (FileNotFoundError, NotADirectoryError):
             return None
         micros = found.st_mtime_ns // 1000
@@ -136,15 +146,29 @@ class LocalFiles:
             staged.unlink(missing_ok=True)
         return True
 
+    @contextmanager
+    def syncing(self, locations: Sequence[str]) -> Iterator[None]:
+        """Have files survive a loss of power, and the names in folders, when the block has ended; it runs meanwhile.
+
+        Missing ones are fine. Several at once share a disk's writes: that takes a fraction of the time.
+        """
+        share = -(-len(locations) // _SYNCING) or 1
+        parts = [locations[start : start + share] for start in range(0, len(locations), share)]
+        running = [self._syncing.submit(_sync, *part) for part in parts]
+        try:
+            yield
+        finally:
+            for one in running:
+                one.result()
+
     def move_new(self, source: str, target: str) -> bool:
         """See Files: a second name first, which fails if there is one, then the old one goes."""
-        with Path(source).open("rb") as file:
-            os.fsync(file.fileno())
         try:
             os.link(source, target)
         except FileExistsError:
             return False
-        Path(source).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(source)  # noqa: PTH108  # each commit does this: a Path costs as much again
         return True
 
     def delete(self, locations: Iterable[str]) -> None:
@@ -190,3 +214,15 @@ class LocalFiles:
             return Path(folder, name.upper()).exists()
         finally:
             probe.unlink(missing_ok=True)
+
+
+def _sync(*locations: str) -> None:
+    for location in locations:
+        try:
+            descriptor = os.open(location, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -35,7 +36,7 @@ from tiltyard.storage.manifests import FINAL, Code, check_manifest
 from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tiltyard.config import Settings
     from tiltyard.ids import Id
@@ -62,7 +63,8 @@ class Storage:
         self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes)
         self.appends = Gathering()
         self.locks = Locks()
-        self._files: dict[str, Files] = {"": LocalFiles()}
+        self._disks = LocalFiles()
+        self._files: dict[str, Files] = {"": self._disks}
         self._ignoring_case: dict[str, bool] = {}
         self._lock = threading.Lock()
 
@@ -198,12 +200,12 @@ class Storage:
         return target
 
     def check_manifest(self, location: str, path: str, version: int) -> list[Code]:
-        """The code that the columns of a staged manifest declare.
+        """The code that the columns of a staged manifest declare; the path is one that `manifest_inside` gave.
 
-        Raises InvalidInputError unless a file inside a table's folder is a manifest of this version, with its files
-        in that folder or where the catalog knows of some.
+        Raises InvalidInputError unless this is a manifest of the version, with its files in the table's folder or
+        where the catalog knows of some.
         """
-        found = check_manifest(self.read_file(location, path), version)
+        found = check_manifest(self._read(location, path), version)
         for base in found.bases:
             if not self.datasets.may_use(location, base):
                 raise InvalidInputError(
@@ -223,13 +225,15 @@ class Storage:
 
     def read_file(self, location: str, path: str) -> bytes:
         """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""
-        target = self.inside(location, path)
+        return self._read(location, self.inside(location, path))
+
+    def _read(self, location: str, target: str) -> bytes:
         try:
             with lance_errors():
                 return self.files(location).read(target)
         except LanceNamespaceError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                raise InvalidInputError(f"There is no file {path.rsplit('/', 1)[-1]} in this table.") from error
+                raise InvalidInputError(f"There is no file {target.rsplit('/', 1)[-1]} in this table.") from error
             raise
 
     def stat(self, location: str, path: str) -> FileStat | None:
@@ -243,11 +247,35 @@ class Storage:
         Raises ConcurrentModificationError if another manifest has the name, InvalidInputError for paths that are
         no manifests of this table, or nothing staged.
         """
-        staged, final = self.inside(location, staged_path), self.inside(location, final_path)
-        for target in (staged, final):
-            folder, _, name = target.rpartition("/")
-            if not folder.endswith("/_versions") or not _MANIFEST.match(name):
-                raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
+        staged, final = self.manifest_inside(location, staged_path), self.manifest_inside(location, final_path)
+        if staged != final:
+            self.sync([staged])
+        return self.place_manifest(location, staged, final)
+
+    def manifest_inside(self, location: str, path: str) -> str:
+        """The full location of a manifest that a client names, staged or final. Raises InvalidInputError as above."""
+        target = self.inside(location, path)
+        folder, _, name = target.rpartition("/")
+        if not folder.endswith("/_versions") or not _MANIFEST.match(name):
+            raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
+        return target
+
+    @contextmanager
+    def syncing(self, places: Iterable[str]) -> Iterator[None]:
+        """Have files, and the names in folders, survive a loss of power when the block has ended; it runs meanwhile.
+
+        What is missing was moved or deleted meanwhile, and is fine. Objects are durable as soon as they are there.
+        """
+        with self._disks.syncing([place for place in places if is_local(place)]):
+            yield
+
+    def sync(self, places: Iterable[str]) -> None:
+        """Do just that."""
+        with lance_errors(), self.syncing(places):
+            pass
+
+    def place_manifest(self, location: str, staged: str, final: str) -> FileStat:
+        """`finalize_manifest` for locations that `manifest_inside` gave, once the staged manifest is synced."""
         with lance_errors():
             files = self.files(location)
             if staged == final:

@@ -27,6 +27,7 @@ from tiltyard.store.records import (
 from tiltyard.store.roles import GRANTS
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_clock
+from tiltyard.store.versions import FinalManifest
 
 __all__ = [
     "CREATING",
@@ -38,6 +39,7 @@ __all__ = [
     "Claim",
     "DoomedFolder",
     "DroppedNamespace",
+    "FinalManifest",
     "GrantRecord",
     "KeyRecord",
     "ListedTable",

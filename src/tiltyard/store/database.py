@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -32,6 +32,12 @@ class Connection(Protocol):
         """Run a statement and return how many rows it changed.
 
         Raises UniqueError or ForeignKeyError where a constraint refuses it (as `row` and `rows` do).
+        """
+
+    def each(self, sql: str, values: Sequence[Row]) -> list[Row | None]:
+        """Run one statement for each row of values, without waiting in between; the first row that each yields.
+
+        Raises as `change` does.
         """
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:

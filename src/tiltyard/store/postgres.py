@@ -14,7 +14,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 Raw = psycopg.Connection[Row]
@@ -75,6 +75,19 @@ class PostgresConnection:
     def change(self, sql: str, *values: object) -> int:
         """See `Connection.change`."""
         return self._execute(sql, values).rowcount
+
+    def each(self, sql: str, values: Sequence[Row]) -> list[Row | None]:
+        """See `Connection.each`: the statements go out together, so that all of them cost one round trip."""
+        if len(values) == 1:
+            return [self.row(sql, *values[0])]
+        try:
+            with self.raw.pipeline():
+                sent = [self.raw.execute(translate(sql), one) for one in values]
+            return [cursor.fetchone() for cursor in sent]
+        except psycopg.Error as error:
+            refuse(error)
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
         """See `Connection.change_many`."""

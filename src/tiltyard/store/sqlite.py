@@ -17,7 +17,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Servi
 from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -117,6 +117,10 @@ class SqliteConnection:
             return self.raw.execute(sql, values).rowcount
         except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
             refuse(error)
+
+    def each(self, sql: str, values: Sequence[Row]) -> list[Row | None]:
+        """See `Connection.each`."""
+        return [self.row(sql, *one) for one in values]
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
         """See `Connection.change_many`."""

@@ -19,6 +19,8 @@ from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED
 from tiltyard.store.grants import TABLE, forget, own
 from tiltyard.store.paths import (
+    NESTED,
+    ROOT,
     among,
     anchor,
     at_depth,
@@ -34,6 +36,8 @@ from tiltyard.store.removals import keep_table
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tiltyard.store.database import Row
     from tiltyard.store.grants import Owner
 
@@ -150,6 +154,19 @@ class Tables(Scope):
             return TableRecord.of(row)
         namespace_id(self.connection, parent)
         raise no_table(path)
+
+    @reads
+    def find_tables(self, paths: Iterable[Path]) -> dict[Path, TableRecord]:
+        """Return those that are there, at the cost of few; one whose namespace is very deep is left out."""
+        depths: dict[int, list[Path]] = {}
+        for path in dict.fromkeys(paths):
+            if 0 < len(path) <= NESTED and "\0" not in path[-1]:
+                depths.setdefault(len(path) - 1, []).append(path)
+        found: dict[Path, TableRecord] = {}
+        for depth, those in depths.items():
+            rows = self.connection.each(at_depth(DESCRIBE, depth), [(ROOT, *path) for path in those])
+            found.update((path, TableRecord.of(row)) for path, row in zip(those, rows, strict=True) if row)
+        return found
 
     @reads
     def table_by_id(self, table_id: int) -> TableRecord:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
@@ -13,7 +14,7 @@ from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 INSERT = f"""
     INSERT INTO table_versions ({VersionRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -38,8 +39,18 @@ FINALIZE = """
     SET finalized = TRUE, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
     WHERE table_id = ? AND branch = ? AND version = ?
 """
+FINALIZE_SAME = f"{FINALIZE} AND staged_path = ?"
 BEYOND = (1 << 63) - 1
 """Above any version."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalManifest:
+    """A recorded version whose manifest is in its final place, with its size in bytes and its tag there."""
+
+    record: VersionRecord
+    size: int
+    e_tag: str | None
 
 
 class Versions(Scope):
@@ -54,21 +65,39 @@ class Versions(Scope):
         So a caller can tell a retry (its own staged manifest is there) from a lost race.
         Raises TableNotFoundError.
         """
-        metadata = encode(dict(new.metadata or {}))
-        try:
-            row = self.connection.row(
-                INSERT,
+        return self.record_each([new], transaction_id)[0]
+
+    @writes
+    def record_each(
+        self, entries: Sequence[NewVersion], transaction_id: str | None = None
+    ) -> list[tuple[VersionRecord, bool]]:
+        """Do that for several at the cost of few: each may be taken without a harm to the others.
+
+        Raises TableNotFoundError, if the table of one is gone: then nothing is recorded.
+        """
+        now = self._clock()
+        rows = [
+            (
                 *(new.table_id, new.branch, new.version, new.staged_path, new.manifest_path, new.manifest_size),
-                *(new.e_tag, metadata, new.naming_scheme, self._clock(), new.finalized, transaction_id),
+                *(new.e_tag, encode(dict(new.metadata or {})), new.naming_scheme, now, new.finalized, transaction_id),
             )
+            for new in entries
+        ]
+        try:
+            made = self.connection.each(INSERT, rows)
         except ForeignKeyError:
-            raise TableNotFoundError(f"Table not found: it was dropped (id {new.table_id})") from None
-        if row:
-            return VersionRecord.of(row), True
+            gone = ", ".join(sorted({str(new.table_id) for new in entries}))
+            raise TableNotFoundError(f"Table not found: it was dropped (id {gone})") from None
+        return [
+            (VersionRecord.of(row), True) if row else (self._there(new), False)
+            for new, row in zip(entries, made, strict=True)
+        ]
+
+    def _there(self, new: NewVersion) -> VersionRecord:
         row = self.connection.row(DESCRIBE, new.table_id, new.branch, new.version)
         if row is None:  # deleted since the insert met it
             raise _taken(new)
-        return VersionRecord.of(row), False
+        return VersionRecord.of(row)
 
     @writes
     def record_versions(self, entries: Iterable[NewVersion], transaction_id: str | None = None) -> list[VersionRecord]:
@@ -135,6 +164,15 @@ class Versions(Scope):
         """
         if not self.connection.change(FINALIZE, manifest_size, e_tag, table_id, branch, version):
             raise _missing(table_id, branch, version)
+
+    @writes
+    def mark_final(self, found: Iterable[FinalManifest]) -> None:
+        """Note that of several; a record that is gone, or of another manifest by now, is left as it is."""
+        records = ((one.size, one.e_tag, one.record) for one in found)
+        self.connection.change_many(
+            FINALIZE_SAME,
+            [(size, e_tag, one.table_id, one.branch, one.version, one.staged_path) for size, e_tag, one in records],
+        )
 
 
 def _taken(new: NewVersion) -> ConcurrentModificationError:

@@ -16,12 +16,12 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.store import TableRecord, UnitOfWork, VersionRecord
+from tiltyard.tables.finalizing import finalize_all
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.version_commits import (
     branch_key,
     check_same,
     deletable_ranges,
-    finalize_all,
     staged_version,
     wire_version,
 )
@@ -40,6 +40,7 @@ class Batch:
     ctx: Context
     declared: dict[Id, str] = field(default_factory=dict)
     latest: dict[tuple[Id, str], int] = field(default_factory=dict)
+    staged: list[str] = field(default_factory=list)
     committed: list[tuple[TableRecord, VersionRecord, models.CommitTableResult]] = field(default_factory=list)
 
 
@@ -69,8 +70,9 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
         return made.id, [step(catalog, batch) for step in steps]
 
     reach(Point.BEFORE_RECORD)
-    transaction, results = ctx.store.transact(work)
-    final = finalize_all(ctx, [(table, record) for table, record, _ in batch.committed])
+    with ctx.storage.syncing(batch.staged):
+        transaction, results = ctx.store.transact(work)
+    final = finalize_all(ctx, [(table, record) for table, record, _ in batch.committed], synced=True)
     for (table, _, result), record in zip(batch.committed, final, strict=True):
         version = wire_version(table, record)
         result.create_table_version = models.CreateTableVersionResponse(transaction_id=transaction, version=version)
@@ -128,6 +130,7 @@ def _create_version(batch: Batch, request: models.CreateTableVersionRequest) -> 
     key = (path, branch_key(request.branch))
     new = staged_version(batch.ctx, table, request, batch.latest.get(key, 0 if path in batch.declared else None))
     batch.latest[key] = request.version
+    batch.staged.append(new.staged_path)
 
     def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
         record = catalog.describe_table(path)

@@ -22,6 +22,7 @@ from tiltyard.jobs import Job, job
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import (
     Kind,
@@ -31,7 +32,6 @@ from tiltyard.tables.references import (
     references,
     table_files,
 )
-from tiltyard.tables.version_commits import finalize_pending
 from tiltyard.tables.version_records import forget_cleaned
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ def _settle(ctx: Context, table: TableRecord) -> None:
     """Finish recorded commits: their files are no garbage. Raises ConcurrentModificationError if that fails."""
     while finalize_pending(ctx, table.id):
         pass
+    ctx.services.finished.flush()
     if ctx.store.pending_versions(table.id, 1):
         raise ConcurrentModificationError("A recorded version has not got its manifest yet: repair the table first.")
 

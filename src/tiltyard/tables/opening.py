@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import lance
 
 from tiltyard.ids import table_id
+from tiltyard.tables.finalizing import finalize_pending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +53,6 @@ def open_for_reading(
 def _settle(ctx: Context, record: TableRecord) -> None:
     """Finish what is recorded of a table and not yet final: a batch is seen on all its tables, or on none."""
     if record.managed and ctx.store.pending_versions(record.id, limit=1):
-        from tiltyard.tables.version_commits import finalize_pending  # noqa: PLC0415  # which opens tables itself
-
         finalize_pending(ctx, record.id)
 
 

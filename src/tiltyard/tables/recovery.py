@@ -25,10 +25,10 @@ from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.create import created
+from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.marks import marked_rows
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Target
-from tiltyard.tables.version_commits import finalize_pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

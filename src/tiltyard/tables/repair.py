@@ -14,10 +14,11 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.finalizing import finalize, in_place
 from tiltyard.tables.garbage import cutoff_of, stale_staged
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import Kind, TableFile, branches_of, open_lines, table_files, tracked
-from tiltyard.tables.version_commits import branch_key, finalize
+from tiltyard.tables.version_commits import branch_key
 from tiltyard.tables.version_records import adopt, cleaned, forget, records_of, unrecorded
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
 
 def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
     """Recorded versions without their final manifest: finished, or taken back if their manifest is nowhere."""
+    ctx.services.finished.flush()
     for record in ctx.store.pending_versions(table.id, limit=1000):
+        if in_place(ctx, table, record) is not None:  # committed a moment ago, elsewhere: noted soon, or by a reader
+            continue
         name = _name(record.version, record.branch)
         if _lost(ctx, table, record):
             if not dry_run:

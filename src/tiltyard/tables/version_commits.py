@@ -6,10 +6,7 @@ finishes. A version that storage holds already, because somebody committed round
 
 from __future__ import annotations
 
-import logging
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import (
@@ -25,33 +22,90 @@ from tiltyard.access import Privilege
 from tiltyard.access.batches import BATCH_CREATE_VERSIONS
 from tiltyard.access.needs import on_table
 from tiltyard.faults import Point, reach
-from tiltyard.ids import MAIN_BRANCH, table_id
+from tiltyard.ids import MAIN_BRANCH, Id, table_id
 from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.declaring import check_declared
+from tiltyard.tables.finalizing import finalize_all, finalize_each
 from tiltyard.tables.opening import find_table, open_for_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tiltyard.context import Context
-    from tiltyard.storage.files import FileStat
-
-log = logging.getLogger("tiltyard.versions")
 
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
-Commit = tuple[TableRecord, VersionRecord]
 
-MOST_PENDING = 100
-AT_ONCE = 8
-"""Tables of a batch whose manifests become final at the same time: nearly all of it is waiting for the storage."""
+def create_table_versions(
+    calls: Sequence[tuple[Context, models.CreateTableVersionRequest]],
+) -> list[models.CreateTableVersionResponse | Exception]:
+    """CreateTableVersion for calls that wait at the same time: their files are synced together, and recorded in one
+    transaction. Each succeeds or fails by itself.
+    """
+    tables = _tables_of(calls)
+    found: list[Any] = [_looked_at(ctx, request, tables) for ctx, request in calls]
+    good = [number for number, one in enumerate(found) if not isinstance(one, Exception)]
+    if not good:
+        return found
+    ctx = calls[good[0]][0]  # they share their services
+    news = [found[number][1] for number in good]
+    reach(Point.BEFORE_RECORD)
+    with ctx.storage.syncing([new.staged_path for new in news]):
+        records = recorded_apart(ctx, news)
+    for number, record in zip(good, records, strict=True):
+        found[number] = record if isinstance(record, Exception) else (found[number][0], record)
+    good = [number for number in good if not isinstance(found[number], Exception)]
+    final = finalize_each(ctx, [found[number] for number in good], synced=True)
+    for number, outcome in zip(good, final, strict=True):
+        found[number] = outcome if isinstance(outcome, Exception) else _created(found[number][0], outcome)
+    return found
 
 
-@operation(needs=on_table(Privilege.WRITE))
+def _tables_of(calls: Sequence[tuple[Context, models.CreateTableVersionRequest]]) -> Mapping[Id, TableRecord]:
+    """The tables that are there, in one look, but for those that the check of the grants has found already."""
+    wanted = [tuple(request.id or ()) for ctx, request in calls if ctx.found is None]
+    return calls[0][0].store.find_tables(wanted) if len(wanted) > 1 else {}
+
+
+def _looked_at(
+    ctx: Context, request: models.CreateTableVersionRequest, tables: Mapping[Id, TableRecord]
+) -> tuple[TableRecord, NewVersion] | Exception:
+    try:
+        known = tables.get(table_id(request.id)) if ctx.found is None else None
+        table = known or find_table(ctx, request.id)
+        return table, staged_version(ctx, table, request)
+    except Exception as error:  # noqa: BLE001  # it is its own caller's, who is told
+        return error
+
+
+def recorded_apart(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
+    """Record versions in one transaction. One that the catalog refuses does no harm to the others."""
+    try:
+        pairs = ctx.store.transact(lambda catalog: catalog.record_each(news))
+    except (TableNotFoundError, InvalidInputError, ConcurrentModificationError) as error:
+        if len(news) == 1:
+            return [error]
+        return [record for new in news for record in recorded_apart(ctx, [new])]
+    return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
+
+
+def _same_or_error(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord | Exception:
+    try:
+        return check_same(new, record, inserted)
+    except ConcurrentModificationError as error:
+        return error
+
+
+def _created(table: TableRecord, record: VersionRecord) -> models.CreateTableVersionResponse:
+    return models.CreateTableVersionResponse(version=wire_version(table, record))
+
+
+@operation(needs=on_table(Privilege.WRITE), together=create_table_versions)
 def create_table_version(ctx: Context, request: models.CreateTableVersionRequest) -> models.CreateTableVersionResponse:
     """Commit a staged manifest as the next version of a table.
 
@@ -60,7 +114,7 @@ def create_table_version(ctx: Context, request: models.CreateTableVersionRequest
     ConcurrentModificationError (somebody else has the version).
     """
     table = find_table(ctx, request.id)
-    return models.CreateTableVersionResponse(version=wire_version(table, commit_staged(ctx, table, request)))
+    return _created(table, commit_staged(ctx, table, request))
 
 
 def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool = False) -> VersionRecord:
@@ -70,7 +124,9 @@ def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool 
     """
     new = _named_version(ctx, table, entry) if ours else staged_version(ctx, table, entry)
     reach(Point.BEFORE_RECORD)
-    return finalize(ctx, table, check_same(new, *_record(ctx, new)))
+    with ctx.storage.syncing([new.staged_path]):
+        record = check_same(new, *_record(ctx, new))
+    return finalize_all(ctx, [(table, record)], synced=True)[0]
 
 
 def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
@@ -99,8 +155,9 @@ def batch_create_table_versions(
     tables = [find_table(ctx, entry.id) for entry in request.entries]
     news = [staged_version(ctx, table, entry) for table, entry in zip(tables, request.entries, strict=True)]
     reach(Point.BEFORE_RECORD)
-    records = ctx.store.transact(lambda catalog: [check_same(new, *catalog.record_version(new)) for new in news])
-    final = finalize_all(ctx, list(zip(tables, records, strict=True)))
+    with ctx.storage.syncing(new.staged_path for new in news):
+        records = ctx.store.transact(lambda catalog: [check_same(new, *catalog.record_version(new)) for new in news])
+    final = finalize_all(ctx, list(zip(tables, records, strict=True)), synced=True)
     return models.BatchCreateTableVersionsResponse(
         versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
     )
@@ -157,7 +214,7 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
     try:
         declared = ctx.storage.check_manifest(table.location, new.staged_path, entry.version)
     except InvalidInputError:
-        if ctx.storage.stat(table.location, new.staged_path) is not None:
+        if ctx.storage.files(table.location).stat(new.staged_path) is not None:
             raise
         if not _is_recorded(ctx, new):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
@@ -172,7 +229,7 @@ def _named_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion
     """What an entry asks to record, by its words alone. Raises InvalidInputError for a path outside the folder."""
     scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
     folder = versions_folder(entry.branch)
-    staged = ctx.storage.inside(table.location, entry.manifest_path)
+    staged = ctx.storage.manifest_inside(table.location, entry.manifest_path)
     final = f"{folder}/{manifest_name(entry.version, scheme)}"
     if staged.rpartition("/")[0] != f"{table.location}/{folder}":
         raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
@@ -198,10 +255,13 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
 
 def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
     """Whether storage has the version before, and not this one: two files to look for; to open a table costs more."""
-    name = manifest_name(new.version - 1, NamingScheme(new.naming_scheme))
-    before = f"{new.manifest_path.rpartition('/')[0]}/{name}"
-    stat, location = ctx.storage.stat, table.location
-    return new.version > 1 and stat(location, before) is not None and stat(location, new.manifest_path) is None
+    if new.version <= 1:
+        return False
+    stat, folder = ctx.storage.files(table.location).stat, new.staged_path.rpartition("/")[0]  # which has been checked
+    scheme = NamingScheme(new.naming_scheme)
+    before, this = (f"{folder}/{manifest_name(version, scheme)}" for version in (new.version - 1, new.version))
+    with lance_errors():
+        return stat(before) is not None and stat(this) is None
 
 
 def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:
@@ -232,77 +292,6 @@ def check_same(new: NewVersion, record: VersionRecord, inserted: bool) -> Versio
     if not inserted and record.staged_path != new.staged_path:
         raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase.")
     return record
-
-
-def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> VersionRecord:
-    """Give a recorded version's manifest its final name; may be done again after a crash.
-
-    Raises ConcurrentModificationError if a commit round the server took the name meanwhile; the record is taken back.
-    """
-    return finalize_all(ctx, [(table, record)])[0]
-
-
-def finalize_all(ctx: Context, commits: Sequence[Commit]) -> list[VersionRecord]:
-    """Do that for several, with one transaction for all. Raises what `finalize` raises; the rest is then pending."""
-    pending = [commit for commit in commits if not commit[1].finalized]
-    found = _place_all(ctx, pending)
-    final = [
-        replace(record, finalized=True, manifest_size=stat.size, e_tag=stat.e_tag or record.e_tag)
-        for (_, record), stat in zip(pending, found, strict=True)
-    ]
-
-    def mark(catalog: UnitOfWork) -> None:
-        for (table, record), stat in zip(pending, found, strict=True):
-            size, e_tag = stat.size, stat.e_tag
-            catalog.mark_finalized(table.id, record.version, record.branch, manifest_size=size, e_tag=e_tag)
-            if table.declared:
-                catalog.mark_written(table.id)
-
-    if pending:
-        reach(Point.AFTER_FINALIZE)
-        ctx.store.transact(mark)
-    after = iter(final)
-    return [record if record.finalized else next(after) for _, record in commits]
-
-
-def _place_all(ctx: Context, commits: Sequence[Commit]) -> list[FileStat]:
-    """Give manifests their final names: those of one table one after the other, several tables at once."""
-    tables: dict[int, list[int]] = {}
-    for number, (table, _) in enumerate(commits):
-        tables.setdefault(table.id, []).append(number)
-
-    def place(numbers: Iterable[int]) -> list[tuple[int, FileStat]]:
-        return [(number, _place(ctx, *commits[number])) for number in numbers]
-
-    if len(tables) < 2:
-        return [_place(ctx, *commit) for commit in commits]
-    with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
-        placed = dict(pair for pairs in pool.map(place, tables.values()) for pair in pairs)
-    return [placed[number] for number in range(len(commits))]
-
-
-def _place(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat:
-    """Give one manifest its final name. Raises as `finalize` does."""
-    reach(Point.AFTER_RECORD)
-    try:
-        return ctx.storage.finalize_manifest(table.location, record.staged_path, record.manifest_path)
-    except ConcurrentModificationError:
-        ctx.store.delete_versions(table.id, record.branch, [(record.version, record.version + 1)])
-        raise
-
-
-def finalize_pending(ctx: Context, table_id: int | None = None) -> int:
-    """Finish commits, of one table or of all, that a crash left between record and manifest; how many there were."""
-    finished = 0
-    for record in ctx.store.pending_versions(table_id, limit=MOST_PENDING):
-        try:
-            finalize(ctx, ctx.store.table_by_id(record.table_id), record)
-            finished += 1
-        except TableNotFoundError:
-            continue  # dropped meanwhile, and its records with it
-        except LanceNamespaceError as error:
-            log.warning("version %s of table %s is not finished yet: %s", record.version, record.table_id, error)
-    return finished
 
 
 def wire_version(table: TableRecord, record: VersionRecord) -> models.TableVersion:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableVersionNotFoundError
@@ -13,13 +14,15 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.facts import VersionFacts
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.tables.committing import commit
+from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.version_commits import branch_key, finalize_pending
+from tiltyard.tables.version_commits import branch_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import lance
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.files import FileStat
     from tiltyard.store import TableRecord, VersionRecord
 
+    Read = Callable[[], VersionFacts]
 
 _FEW = 16
 """So many versions are read one by one; more of them cost less together."""
@@ -34,31 +38,35 @@ _FEW = 16
 
 def _find_manifest(ctx: Context, location: str, branch: str | None, version: int) -> tuple[str, FileStat] | None:
     """Path and state of a version's manifest, under either naming scheme."""
-    for scheme in (NamingScheme.V2, NamingScheme.V1):
-        path = f"{versions_folder(branch)}/{manifest_name(version, scheme)}"
-        if found := ctx.storage.stat(location, path):
-            return path, found
+    files, folder = ctx.storage.files(location), versions_folder(branch)
+    with lance_errors():
+        for scheme in (NamingScheme.V2, NamingScheme.V1):
+            path = f"{folder}/{manifest_name(version, scheme)}"
+            if found := files.stat(f"{location}/{path}"):
+                return path, found
     return None
 
 
-def _version(ctx: Context, table: TableRecord, branch: str | None, entry: Any) -> models.TableVersion:
+def _version(ctx: Context, table: TableRecord, branch: str | None, version: int, read: Read) -> models.TableVersion:
     """One version as clients see it: the path has no scheme, as object stores name files.
 
-    What a client said of it when it committed it is given back, besides what Lance knows.
+    What a client said of it when it committed it is given back, besides what Lance knows, which is read only once
+    for each manifest.
     """
     location = table.location
-    manifest = _find_manifest(ctx, location, branch, entry["version"])
+    manifest = _find_manifest(ctx, location, branch, version)
     if manifest is None:
-        raise TableVersionNotFoundError(f"No version {entry['version']}: it has just been cleaned up.")
+        raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")
     path, found = manifest
-    told = _told(ctx, table, branch, entry["version"])
+    entry = ctx.storage.datasets.facts.of((location, path, found.e_tag), read)
+    told = _told(ctx, table, branch, version)
     return models.TableVersion(
-        version=entry["version"],
+        version=version,
         manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
         manifest_size=found.size,
         e_tag=(told and told.e_tag) or found.e_tag,
-        timestamp_millis=int(entry["timestamp"].timestamp() * 1000),
-        metadata={str(key): str(value) for key, value in entry["metadata"].items()} | (told.metadata if told else {}),
+        timestamp_millis=entry.timestamp,
+        metadata=entry.metadata | (told.metadata if told else {}),
     )
 
 
@@ -102,11 +110,8 @@ def list_versions(
 
     scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {down}"
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
-    with lance_errors(dataset):
-        entries = _entries(dataset, request.branch, page)
-    return models.ListTableVersionsResponse(
-        versions=[_version(ctx, record, request.branch, entry) for entry in entries], page_token=token
-    )
+    found = [_version(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page)]
+    return models.ListTableVersionsResponse(versions=found, page_token=token)
 
 
 def _top(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:
@@ -115,13 +120,24 @@ def _top(ctx: Context, location: str, branch: str | None, latest: int) -> list[i
     return [latest, before] if before and _find_manifest(ctx, location, branch, before) else [latest]
 
 
-def _entries(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int]) -> list[Any]:
-    """What Lance knows of some versions: each one by itself, or all in one go where there are many."""
+def _readings(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int]) -> Iterator[tuple[int, Read]]:
+    """Versions, each with how to read what Lance knows of it: by itself, or all in one go where there are many."""
+    line = None if branch in (None, MAIN_BRANCH) else branch
     if len(page) <= _FEW:
-        line = None if branch in (None, MAIN_BRANCH) else branch
-        return [dataset.checkout_version((line, number)).get_version() for number in page]
-    found = {entry["version"]: entry for entry in dataset.versions()}
-    return [found[number] for number in page if number in found]
+        for number in page:
+            yield number, partial(_read, dataset, line, number)
+        return
+    with lance_errors(dataset):
+        found = {entry["version"]: VersionFacts.of(entry) for entry in dataset.versions()}
+    for number in page:
+        if number in found:
+            yield number, partial(found.__getitem__, number)
+
+
+def _read(dataset: lance.LanceDataset, line: str | None, version: int) -> VersionFacts:
+    with lance_errors(dataset):
+        at = dataset if dataset.version == version else dataset.checkout_version((line, version))
+        return VersionFacts.of(at.get_version())
 
 
 @operation(needs=on_table(Privilege.USE))
@@ -143,7 +159,9 @@ def describe_version(
 ) -> models.TableVersion | None:
     """One version of a table, the latest without a number; None if it is only declared. Raises as the operation."""
     dataset = _settled(ctx, record, branch, version)
-    return None if dataset is None else _version(ctx, record, branch, dataset.get_version())
+    if dataset is None:
+        return None
+    return _version(ctx, record, branch, dataset.version, lambda: VersionFacts.of(dataset.get_version()))
 
 
 def latest_manifest(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tiltyard.catalog.deletion import sweep
 from tiltyard.config import DAY_MS
+from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.multipart import abandon_stale_uploads
-from tiltyard.tables.version_commits import finalize_pending
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

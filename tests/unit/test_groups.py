@@ -1,0 +1,86 @@
+"""Calls that wait at the same time run together, and each is answered for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
+
+from tiltyard.api import groups
+from tiltyard.operations import Needs, Served, never
+from tiltyard.principals import EVERYBODY, Principal
+
+
+@dataclass
+class Caller:
+    """Stands where a context does: all that an admission looks at."""
+
+    principal: Principal = EVERYBODY
+
+
+@dataclass
+class Operation:
+    """Runs calls together, once it is let: negative numbers conflict. `sizes` are those of the groups that ran."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    free: threading.Event = field(default_factory=threading.Event)
+    sizes: list[int] = field(default_factory=list)
+
+    def together(self, calls: Sequence[tuple[Any, int]]) -> list[Any]:
+        self.sizes.append(len(calls))
+        self.begun.set()
+        assert self.free.wait(10)
+        return [number * 2 if number >= 0 else ConcurrentModificationError(f"no {number}") for _, number in calls]
+
+    def group(self) -> groups.Group:
+        return groups.Group(
+            Served(print, never, Needs("nothing", _admit), together=self.together), ThreadPoolExecutor(2)
+        )
+
+
+def _admit(caller: Caller, number: int) -> Caller:
+    if number == 13:
+        raise PermissionDeniedError("not this one")
+    return caller
+
+
+async def outcomes(operation: Operation, callers: Sequence[tuple[Caller, int]]) -> list[Any]:
+    """Let the first ones run, then the others wait, and all of them end."""
+    group = operation.group()
+    first = [asyncio.ensure_future(group.run(Caller(), number)) for number in (1, 2)]
+    assert await asyncio.to_thread(operation.begun.wait, 10)
+    rest = [asyncio.ensure_future(group.run(*call)) for call in callers]
+    await asyncio.sleep(0)
+    operation.free.set()
+    return list(await asyncio.gather(*first, *rest, return_exceptions=True))
+
+
+def test_group_of_calls_that_wait_runs_together_and_answers_each() -> None:
+    operation = Operation()
+    callers = [(Caller(), number) for number in range(10, 90)]
+    found = asyncio.run(outcomes(operation, callers))
+    assert found == [2, 4, *(number * 2 for number in range(10, 90))]
+    assert operation.sizes == [2, groups.MOST, len(callers) - groups.MOST]
+
+
+def test_group_refuses_alone_who_conflicts_or_may_not() -> None:
+    stranger = Caller(Principal("mallory"))
+    found = asyncio.run(outcomes(Operation(), [(Caller(), -1), (stranger, 13), (stranger, 7)]))
+    assert found[:2] == [2, 4]
+    assert [type(one) for one in found[2:]] == [ConcurrentModificationError, PermissionDeniedError, int]
+
+
+def test_group_whose_work_fails_tells_every_caller() -> None:
+    def broken(calls: Sequence[tuple[Any, int]]) -> list[Any]:
+        raise RuntimeError("the disk is full")
+
+    async def run() -> list[Any]:
+        group = groups.Group(Served(print, never, Needs("nothing", _admit), together=broken), ThreadPoolExecutor(1))
+        return await asyncio.gather(*(group.run(Caller(), number) for number in range(3)), return_exceptions=True)
+
+    assert [str(one) for one in asyncio.run(run())] == ["the disk is full"] * 3

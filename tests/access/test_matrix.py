@@ -53,7 +53,9 @@ def nobodies(secured: Secured) -> dict[str, httpx.Client]:
         store.revoke_key(revoked.record.id)
     time.sleep(0.005)  # the key lives for a millisecond
     keys = {"bad": secured.keys["owner"][:-2] + "xx", "expired": expired.text, "revoked": revoked.text}
-    clients = {name: httpx.Client(base_url=secured.url, headers={"x-api-key": key}) for name, key in keys.items()}
+    clients = {
+        name: httpx.Client(base_url=secured.url, headers={"x-api-key": key}, timeout=60) for name, key in keys.items()
+    }
     return {NOBODY[0]: secured.http(), **clients}
 
 

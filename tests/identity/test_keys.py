@@ -87,7 +87,7 @@ def test_key_that_is_none_is_refused_and_told_nothing(secured: Secured) -> None:
     }
     assert messages == {"This API key is not known here."}
     odd = [(b"x-api-key", "tilt_€€€€€€€€€€€€€€€€_ü".encode())]
-    assert refused(httpx.get(secured.url + LIST, headers=odd)) in messages
+    assert refused(httpx.get(secured.url + LIST, headers=odd, timeout=60)) in messages
 
 
 def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> None:
@@ -98,25 +98,25 @@ def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> Non
 def test_identity_in_the_body_is_believed_where_no_header_shows_one(secured: Secured) -> None:
     url = secured.url + "/tiltyard/v1/key/list"
     for shown in ({"api_key": secured.keys["ann"]}, {"api_key": secured.keys["ann"], "auth_token": None}):
-        told = httpx.post(url, json={"identity": shown}).json()
+        told = httpx.post(url, json={"identity": shown}, timeout=60).json()
         assert {key["principal"] for key in told["keys"]} == {"ann"}
-    refused(httpx.post(url, json={"identity": {"api_key": "none"}}))
-    refused(httpx.post(url, json={"identity": {"auth_token": "none", "api_key": secured.keys["ann"]}}))
-    refused(httpx.post(url, json={"identity": {}}))
-    refused(httpx.post(url, content=b"no json"))
+    refused(httpx.post(url, json={"identity": {"api_key": "none"}}, timeout=60))
+    refused(httpx.post(url, json={"identity": {"auth_token": "none", "api_key": secured.keys["ann"]}}, timeout=60))
+    refused(httpx.post(url, json={"identity": {}}, timeout=60))
+    refused(httpx.post(url, content=b"no json", timeout=60))
 
 
 def test_identity_in_the_body_loses_against_headers(secured: Secured) -> None:
     body = {"identity": {"api_key": secured.keys["administrator"]}}
     url = secured.url + "/tiltyard/v1/principal/list"
-    assert httpx.post(url, json=body).status_code == 200
-    assert httpx.post(url, json=body, headers={"x-api-key": secured.keys["ann"]}).status_code == 403
-    refused(httpx.post(url, json=body, headers={"x-api-key": "none"}))
+    assert httpx.post(url, json=body, timeout=60).status_code == 200
+    assert httpx.post(url, json=body, headers={"x-api-key": secured.keys["ann"]}, timeout=60).status_code == 403
+    refused(httpx.post(url, json=body, headers={"x-api-key": "none"}, timeout=60))
 
 
 def test_body_of_a_stranger_is_read_up_to_a_bound(secured: Secured) -> None:
     body = b'{"identity": {"api_key": "%s"}, "page_token": "%s"}' % (secured.keys["ann"].encode(), b"x" * (1 << 20))
-    answer = httpx.post(secured.url + "/tiltyard/v1/key/list", content=body)
+    answer = httpx.post(secured.url + "/tiltyard/v1/key/list", content=body, timeout=60)
     assert answer.status_code == 413 and check_error(answer) == 13
 
 
@@ -180,7 +180,7 @@ def test_rotate_api_key_of_ones_own_lives_no_longer_than_it(secured: Secured, ad
     ends = administrator("key/list", principal="erin").json()["keys"][0]["expires_at_millis"]
     for wish in ({}, {"expires_in_seconds": 10**6}):
         body = {"key_id": old.split("_")[1], **wish}
-        rotated = httpx.post(secured.url + "/tiltyard/v1/key/rotate", json=body, headers={"x-api-key": old})
+        rotated = httpx.post(secured.url + "/tiltyard/v1/key/rotate", json=body, headers={"x-api-key": old}, timeout=60)
         assert rotated.json()["key"]["expires_at_millis"] == ends
 
 
@@ -207,7 +207,7 @@ def test_keys_of_others_are_not_there_for_those_who_are_no_administrators(
 def test_revoke_api_key_of_ones_own_ends_it(secured: Secured, administrator: Caller) -> None:
     key = key_of(administrator("key/create", principal="fay"))
     body = {"key_id": key.split("_")[1]}
-    done = httpx.post(secured.url + "/tiltyard/v1/key/revoke", json=body, headers={"x-api-key": key})
+    done = httpx.post(secured.url + "/tiltyard/v1/key/revoke", json=body, headers={"x-api-key": key}, timeout=60)
     assert done.json()["key"]["revoked_at_millis"] > 0
     wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401, 5)
 

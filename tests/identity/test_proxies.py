@@ -44,13 +44,13 @@ def echoing(trusted: list[str]) -> Iterator[str]:
 @pytest.mark.parametrize("trusted", [["127.0.0.1"], ["127.0.0.0/8"], ["10.0.0.1", "127.0.0.1"]])
 def test_forwarded_headers_of_a_listed_proxy_are_believed(trusted: list[str]) -> None:
     with echoing(trusted) as url:
-        assert httpx.get(url, headers=FORGED).json() == ["203.0.113.7", "https"]
+        assert httpx.get(url, headers=FORGED, timeout=60).json() == ["203.0.113.7", "https"]
         through_two = {**FORGED, "x-forwarded-for": "198.51.100.9, 203.0.113.7"}
-        assert httpx.get(url, headers=through_two).json() == ["203.0.113.7", "https"]
+        assert httpx.get(url, headers=through_two, timeout=60).json() == ["203.0.113.7", "https"]
 
 
 @pytest.mark.parametrize("trusted", [[], ["10.0.0.1"], ["::1"]])
 def test_forwarded_headers_of_anybody_else_are_ignored(trusted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn's own variable has no say
     with echoing(trusted) as url:
-        assert httpx.get(url, headers=FORGED).json() == ["127.0.0.1", "http"]
+        assert httpx.get(url, headers=FORGED, timeout=60).json() == ["127.0.0.1", "http"]

@@ -21,7 +21,7 @@ def make_root(secured: Secured) -> None:
 
 def create(secured: Secured, name: str, headers: dict[str, str]) -> httpx.Response:
     url = f"{secured.url}/v1/namespace/{name}/create"
-    return httpx.post(url, json={}, headers={"idempotency-key": f"the key for {name}", **headers})
+    return httpx.post(url, json={}, headers={"idempotency-key": f"the key for {name}", **headers}, timeout=60)
 
 
 def test_repeat_with_a_newer_token_gets_the_first_answer(secured: Secured, provider: OpenIdProvider) -> None:
@@ -42,7 +42,9 @@ def test_same_key_of_another_principal_is_another_request(secured: Secured, prov
 def test_create_api_key_with_a_key_keeps_no_secret(secured: Secured) -> None:
     headers = {"idempotency-key": "kept?", "x-api-key": secured.keys["administrator"]}
     url = f"{secured.url}/tiltyard/v1/key/create"
-    made = [httpx.post(url, json={"principal": "carol"}, headers=headers).json()["api_key"] for _ in range(2)]
+    made = [
+        httpx.post(url, json={"principal": "carol"}, headers=headers, timeout=60).json()["api_key"] for _ in range(2)
+    ]
     assert made[0] != made[1]
     with closing(sqlite3.connect(f"{secured.server.root}/catalog.db")) as catalog:
         everything = "\n".join(catalog.iterdump())

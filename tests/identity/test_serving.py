@@ -101,20 +101,20 @@ def test_first_start_of_two_replicas_at_once_prints_one_key(tmp_path: Path, post
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/openapi.json"])
 def test_pages_ask_nobody_and_tell_strangers_nothing_of_the_inside(secured: Secured, path: str) -> None:
-    answer = httpx.get(secured.url + path)
+    answer = httpx.get(secured.url + path, timeout=60)
     assert answer.status_code == 200
     assert "checks" not in answer.json()
 
 
 def test_openapi_says_how_callers_show_who_they_are(secured: Secured) -> None:
-    document = httpx.get(f"{secured.url}/openapi.json").json()
+    document = httpx.get(f"{secured.url}/openapi.json", timeout=60).json()
     assert set(document["components"]["securitySchemes"]) == {"OAuth2", "BearerAuth", "ApiKeyAuth"}
     assert {} not in document["security"]
 
 
 def test_every_answer_has_the_security_headers(secured: Secured) -> None:
     for path in ("/health/live", LIST, "/nothing", "/oauth/token"):
-        headers = httpx.get(secured.url + path).headers
+        headers = httpx.get(secured.url + path, timeout=60).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
         assert "frame-ancestors 'none'" in headers["content-security-policy"]

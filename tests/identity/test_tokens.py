@@ -23,7 +23,7 @@ GRANT = {"grant_type": "client_credentials"}
 
 
 def request_token(url: str, client_id: str, secret: str) -> httpx.Response:
-    return httpx.post(f"{url}/oauth/token", data={**GRANT, "client_id": client_id, "client_secret": secret})
+    return httpx.post(f"{url}/oauth/token", data={**GRANT, "client_id": client_id, "client_secret": secret}, timeout=60)
 
 
 def token_of(response: httpx.Response) -> str:
@@ -51,7 +51,7 @@ def test_token_got_by_form_or_by_basic_is_let_in(secured: Secured) -> None:
     key = secured.keys["ann"]
     by_form = request_token(secured.url, "ann", key)
     by_id = request_token(secured.url, key.split("_")[1], key)
-    by_basic = httpx.post(f"{secured.url}/oauth/token", data=GRANT, auth=("ann", key))
+    by_basic = httpx.post(f"{secured.url}/oauth/token", data=GRANT, auth=("ann", key), timeout=60)
     for response in (by_form, by_id, by_basic):
         assert ask(secured.url, bearer(token_of(response))).status_code == 200
 
@@ -59,7 +59,7 @@ def test_token_got_by_form_or_by_basic_is_let_in(secured: Secured) -> None:
 def test_token_is_of_its_principal(secured: Secured) -> None:
     for name, status in (("ann", 403), ("administrator", 200)):
         token = token_of(request_token(secured.url, name, secured.keys[name]))
-        answer = httpx.post(f"{secured.url}/tiltyard/v1/principal/list", json={}, headers=bearer(token))
+        answer = httpx.post(f"{secured.url}/tiltyard/v1/principal/list", json={}, headers=bearer(token), timeout=60)
         assert answer.status_code == status
 
 
@@ -69,7 +69,9 @@ def test_token_for_a_client_whose_name_needs_encoding(secured: Secured) -> None:
     assert made.status_code == 200
     name, key = "zoë & the + %41", made.json()["api_key"]
     encoded = base64.b64encode(f"{quote(name, safe='')}:{key}".encode()).decode()
-    answer = httpx.post(f"{secured.url}/oauth/token", data=GRANT, headers={"authorization": f"Basic {encoded}"})
+    answer = httpx.post(
+        f"{secured.url}/oauth/token", data=GRANT, headers={"authorization": f"Basic {encoded}"}, timeout=60
+    )
     token_of(answer)
     token_of(request_token(secured.url, name, key))
 
@@ -77,7 +79,7 @@ def test_token_for_a_client_whose_name_needs_encoding(secured: Secured) -> None:
 def test_token_request_by_another_grant_is_refused(secured: Secured) -> None:
     shown = {"client_id": "ann", "client_secret": secured.keys["ann"]}
     for grant in ("password", "authorization_code", "refresh_token", "CLIENT_CREDENTIALS", "x"):
-        answer = httpx.post(f"{secured.url}/oauth/token", data={"grant_type": grant, **shown})
+        answer = httpx.post(f"{secured.url}/oauth/token", data={"grant_type": grant, **shown}, timeout=60)
         check_refusal(answer, 400, "unsupported_grant_type")
 
 
@@ -88,21 +90,23 @@ def test_token_request_of_a_client_that_is_none_is_refused(secured: Secured) -> 
         assert answer.headers["www-authenticate"].startswith("Basic ")
     url = f"{secured.url}/oauth/token"
     for authorization in ("Basic", "Basic !", "Basic YW5u", f"Bearer {secured.keys['ann']}"):
-        check_refusal(httpx.post(url, data=GRANT, headers={"authorization": authorization}), 401, "invalid_client")
+        check_refusal(
+            httpx.post(url, data=GRANT, headers={"authorization": authorization}, timeout=60), 401, "invalid_client"
+        )
 
 
 def test_token_request_that_is_no_form_is_refused(secured: Secured) -> None:
     url, shown = f"{secured.url}/oauth/token", {"client_id": "ann", "client_secret": secured.keys["ann"]}
-    check_refusal(httpx.post(url, json={**GRANT, **shown}), 400, "invalid_request")
-    check_refusal(httpx.post(url, data=shown), 400, "invalid_request")
-    check_refusal(httpx.post(url), 400, "invalid_request")
+    check_refusal(httpx.post(url, json={**GRANT, **shown}, timeout=60), 400, "invalid_request")
+    check_refusal(httpx.post(url, data=shown, timeout=60), 400, "invalid_request")
+    check_refusal(httpx.post(url, timeout=60), 400, "invalid_request")
     form = {"content-type": "application/x-www-form-urlencoded"}
     for body in (b"grant_type=client_credentials&grant_type=client_credentials", b"grant_type=%ff", b"\xff=\xff"):
-        check_refusal(httpx.post(url, content=body, headers=form), 400, "invalid_request")
-    twice = httpx.post(url, data={**GRANT, **shown}, auth=("ann", secured.keys["ann"]))
+        check_refusal(httpx.post(url, content=body, headers=form, timeout=60), 400, "invalid_request")
+    twice = httpx.post(url, data={**GRANT, **shown}, auth=("ann", secured.keys["ann"]), timeout=60)
     check_refusal(twice, 400, "invalid_request")
-    assert httpx.get(url).status_code == 405
-    assert httpx.post(url, content=b"x" * 70_000, headers=form).status_code == 413
+    assert httpx.get(url, timeout=60).status_code == 405
+    assert httpx.post(url, content=b"x" * 70_000, headers=form, timeout=60).status_code == 413
 
 
 def test_token_that_was_cut_or_changed_is_refused(secured: Secured) -> None:

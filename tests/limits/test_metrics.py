@@ -28,7 +28,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path)
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for _ in range(3):
             client.post("/v1/namespace/a/create", json={})
         client.get("/nowhere")
@@ -62,10 +62,10 @@ def test_metrics_of_several_processes_are_summed(tmp_path: Path) -> None:
             return {key[1] for text in texts for key in samples(text) if key[0] == "tiltyard_process_load"}
 
         eventually(lambda: len(spread()) == 2)
-        before = samples(httpx.get(f"{server.url}/metrics").text)
+        before = samples(httpx.get(f"{server.url}/metrics", timeout=60).text)
         for _ in range(20):
-            assert httpx.get(f"{server.url}/v1/namespace/%24/list").status_code == 200
-        after = samples(httpx.get(f"{server.url}/metrics").text)
+            assert httpx.get(f"{server.url}/v1/namespace/%24/list", timeout=60).status_code == 200
+        after = samples(httpx.get(f"{server.url}/metrics", timeout=60).text)
         key = ("tiltyard_requests_total", "ListNamespaces", "200")
         assert after[key] - before.get(key, 0) == 20
         assert after["tiltyard_requests_running",] == 1

@@ -38,10 +38,10 @@ class OpenIdProvider:
 
     def rotate(self, kind: str = "RSA", *, keep: int = 0) -> None:
         """Sign with a new key from now on, and publish as many of the old ones as are kept."""
-        self.rotations += 1
-        parameters: Any = {"kid": f"key-{self.rotations}", "use": "sig"}
+        parameters: Any = {"kid": f"key-{self.rotations + 1}", "use": "sig"}
         new = RSAKey.generate_key(2048, parameters) if kind == "RSA" else ECKey.generate_key("P-256", parameters)
         self.keys = [new, *self.keys[:keep]]
+        self.rotations += 1  # once it does: who counts what a key has signed counts from here
 
     def claims(self, subject: str, **changed: Any) -> dict[str, Any]:
         """What a token of it says; None leaves a claim out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -11,14 +10,11 @@ from pathlib import Path
 
 import httpx
 
-from tests.services.server import ServerProcess
+from tests.services.server import SECRETS, ServerProcess
 from tests.services.wire import Wire
 from tiltyard.config import Settings
 from tiltyard.identity.keys import KeyWish, create_key
 from tiltyard.store import open_store, wall_clock
-
-SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
-"""API keys, and tokens."""
 
 
 @dataclass(frozen=True)

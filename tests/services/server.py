@@ -12,6 +12,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
+"""API keys, and tokens."""
+
 
 class ServerProcess:
     """Starts on a free port; `url` is where. `options` open its storage.
@@ -71,11 +74,17 @@ class ServerProcess:
         self.said.extend(process.stdout)
 
     def stop(self, timeout: float = 15) -> int:
-        """Ask it to stop; its exit status."""
+        """Ask it to stop; its exit status. Whatever it was shown, its log has no secret of it."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout)
+        status = self.process.wait(timeout)
+        self._check_log()
+        return status
 
     def kill(self) -> None:
         """End it without notice."""
         self.process.kill()
         self.process.wait()
+        self._check_log()
+
+    def _check_log(self) -> None:
+        assert [line for line in self.log if SECRETS.search(line)] == []

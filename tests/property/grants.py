@@ -23,6 +23,8 @@ Grants = dict[tuple[str, str, Path], set[str]]
 """Who (kind:name), the kind of object, its path: the privileges."""
 
 PRIVILEGES = ("use", "read", "write", "alter", "create", "drop", "manage_grants", "run_udfs", "administer")
+OWNED = frozenset(PRIVILEGES) - {"run_udfs", "administer"}
+"""What creators have."""
 NAMESPACES: tuple[Path, ...] = ((), ("a",), ("a", "b"), ("a_2",))
 NAMES = ("t", "t_2")
 PEOPLE = (Principal("ann", ("day",)), Principal("bob"), Principal("eve", ("day", "night")))
@@ -197,8 +199,8 @@ class GrantsMachine(RuleBasedStateMachine):
         if "create" in may:
             assert seen is None
             self.model.tables[path] = next(self.numbers)
-            if may != set(PRIVILEGES):
-                self.model.grants[f"principal:{person.name}", "table", path] = set(PRIVILEGES)
+            if not may >= OWNED:
+                self.model.grants[f"principal:{person.name}", "table", path] = set(OWNED)
         else:
             assert seen is (PermissionDeniedError if self.model.sees(person, home) else NamespaceNotFoundError)
 

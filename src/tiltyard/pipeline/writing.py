@@ -33,7 +33,7 @@ class Recipe:
     """How rows become rows of the table: `columns` of the source, then the function `udf`, then columns of the table.
 
     `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without one, such a
-    row ends the job.
+    row ends the job, and is quoted unless `discreet`: a job's error is seen by more people than its source.
     """
 
     run: str
@@ -44,6 +44,7 @@ class Recipe:
     checks: tuple[Check, ...] = ()
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
+    discreet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,10 @@ class _Aside:
     _files: int = 0
 
     def put(self, bad: Bad) -> None:
+        if self.recipe.discreet:
+            raise RefusedError(
+                "A row does not fit the table: a value is none of its column's type, or null where none may be."
+            )
         if self.recipe.rejects is None:
             shown = json.dumps(bad.row, default=_shown)[:_LONGEST_SHOWN]
             raise RefusedError(

@@ -80,15 +80,18 @@ class Maker:
         view = self.target.schema
         if self.definition.kind is ViewKind.QUERY:
             fitted = tuple(fitted_columns(frame.columns, view, ()))
-            return write_partitions(self.run, frame, Recipe(self.run.id, self.target, columns, None, fitted))
+            return write_partitions(self.run, frame, self._recipe(columns, None, fitted))
         code = code_of(self.definition, view, frame.columns)
         whole = tuple(fitted_columns(view.names, view, ()))
         if isinstance(code, Chunker):
             self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKED_ROWS)
-            return write_partitions(self.run, frame, Recipe(self.run.id, self.target, columns, code, whole))
+            return write_partitions(self.run, frame, self._recipe(columns, code, whole))
         grouped = _grouped(frame, code.partition_by)
-        work = partial(_write_groups, Recipe(self.run.id, self.target, whole), code, columns)
+        work = partial(_write_groups, self._recipe(whole, None, None), code, columns)
         return run_partitions(self.spark, self.run, grouped, work, name=f"refresh {number}")
+
+    def _recipe(self, columns: tuple[Column, ...], code: Chunker | None, fitted: tuple[Column, ...] | None) -> Recipe:
+        return Recipe(self.run.id, self.target, columns, code, fitted, discreet=True)
 
 
 def _grouped(frame: DataFrame, by: str | None) -> DataFrame:
@@ -111,7 +114,7 @@ def _fitting(batches: Iterator[pa.RecordBatch], columns: tuple[Column, ...]) -> 
     for batch in batches:
         for rows in fit(batch, columns):
             if isinstance(rows, Bad):
-                raise RefusedError(f"A row of the query does not fit its own type: {rows.reason}.")
+                raise RefusedError("A row of the query has a value that its column's own type cannot hold.")
             yield rows
 
 

@@ -39,8 +39,11 @@ _ROWS = "MapInArrow"
 """The node that is a table's rows, as `showing` makes it."""
 
 _BY_ROWS = frozenset(
-    {"CTERelationDef", "CTERelationRef", "Filter", "Generate", "Project", "SubqueryAlias", "Union", "View", "WithCTE"}
-)
+    {
+        "CTERelationDef", "CTERelationRef", "Filter", "Generate", "PipeOperator", "Project", "SubqueryAlias", "Union",
+        "View", "WithCTE",
+    }
+)  # fmt: skip
 _TIME = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 """Words that Spark replaces by the time it is when they stand in a literal (`DATE 'today'`)."""
 

@@ -1,4 +1,8 @@
-"""Credentials of Azure and Google: what their real libraries ask for, and that Lance sends what it is given."""
+"""Credentials of Azure and Google: what their real libraries ask for, and that Lance sends what it is given.
+
+Whether they are kept to is not seen here: Azurite takes signatures for containers and blobs and none for directories,
+and emulators of Google's storage ask for no token.
+"""
 
 from __future__ import annotations
 

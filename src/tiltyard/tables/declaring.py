@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError, InvalidTableStateError, UnsupportedOperationError
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    TableBranchNotFoundError,
+    UnsupportedOperationError,
+)
 
 from tiltyard.access import Privilege
 from tiltyard.access.seeing import seen_namespace, seen_table
@@ -70,6 +75,8 @@ def _known(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[Co
         dataset = ctx.storage.datasets.reader(table.location, ctx.storage.options(table.location), branch)
     except InvalidTableStateError:  # it has no version yet
         return frozenset()
+    except TableBranchNotFoundError:  # it is made by this very commit, from main
+        return _known(ctx, table, None)
     return frozenset(_code(field.metadata) for field in dataset.schema)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ import pytest
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError, UnsupportedOperationError
 from pyspark import cloudpickle
 
+from tests.services.server import ServerProcess
 from tests.spark import functions
 from tests.spark.functions import Counting
 from tiltyard.pipeline.backfill import backfill
-from tiltyard.pipeline.connecting import Connection, Table, table
+from tiltyard.pipeline.connecting import Connection, Table, connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.strict import StrictTable
 from tiltyard.virtual import Computed, Declaration
@@ -31,6 +32,14 @@ Fresh = Callable[[str], str]
 def rows(ids: range | list[int]) -> pa.Table:
     """Rows of (id, x); x is ten times the id."""
     return pa.table({"id": list(ids), "x": [10 * number for number in ids]})
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A server that lets clients declare code."""
+    server = ServerProcess(tmp_path_factory.mktemp("declared"), environ={"TILTYARD_UDFS": "true"})
+    yield connection(server.url)
+    server.stop()
 
 
 @pytest.fixture

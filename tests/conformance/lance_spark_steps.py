@@ -157,8 +157,16 @@ DROPS = (
 )
 
 REFUSED_BY_SPARK = (
-    Step("add a plain column", "ALTER TABLE CAT.team.people ADD COLUMNS (extra STRING)", refusal="not supported"),
-    Step("rename a table", "ALTER TABLE CAT.team.copy RENAME TO CAT.team.other", refusal="not supported"),
+    Step(
+        "add a plain column (not in the connector)",
+        "ALTER TABLE CAT.team.people ADD COLUMNS (extra STRING)",
+        refusal="not supported",
+    ),
+    Step(
+        "rename a table (not in the connector)",
+        "ALTER TABLE CAT.team.copy RENAME TO CAT.team.other",
+        refusal="not supported",
+    ),
 )
 """What lance-spark itself refuses, before it asks a server."""
 

@@ -22,7 +22,7 @@ MARK = "\x1e"
 QUIET = ("DescribeTable", "ListTableVersions", "DescribeTableVersion")
 """Asked along with nearly everything: named only where nothing else was asked."""
 NOT_RUN = "\N{EN DASH}"
-WORKS, THEIRS = "works", "a fault of the client: "
+WORKS, REFUSED, THEIRS = "works", "refused", "a fault of the client: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Seen:
 
     @property
     def fine(self) -> bool:
-        """Whether it works, or fails for a reason that is known to be the client's."""
-        return self.outcome == WORKS or self.outcome.startswith(THEIRS)
+        """Whether it works, is refused as it must be, or fails for a reason that is known to be the client's."""
+        return self.outcome in (WORKS, REFUSED) or self.outcome.startswith(THEIRS)
 
 
 class Driver:
@@ -135,7 +135,7 @@ def asked(requests: Recorder) -> tuple[str, ...]:
 
 
 def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refusal: str = "", known: str = "") -> str:
-    """Say "works", or in one line what is not as expected. An expected `refusal` is a part of the error's text.
+    """Say "works", "refused" where that was expected (`refusal` is a part of the error), or what is not as expected.
 
     A `known` fault of the client's is named instead of its error. That it has gone is not as expected either.
     """
@@ -143,7 +143,7 @@ def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refu
     if known:
         return f"{THEIRS}{known}" if error else f"fails: works, but is noted as {THEIRS}{known}"
     if refusal:
-        return WORKS if refusal in error else f"fails: {_line(error) or 'not refused'}"
+        return REFUSED if refusal in error else f"fails: {_line(error) or 'not refused'}"
     if error:
         return f"fails: {_line(error)}"
     found = answer["rows"]

@@ -76,8 +76,8 @@ def slots(spark: SparkSession | None) -> int:
         return max(1, spark.sparkContext.defaultParallelism)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # Spark's own custom; this module loads without it
 
-    last = spark.range(1 << 20).select(F.max(F.spark_partition_id()).alias("last")).toArrow()
-    return int(last.column("last")[0].as_py()) + 1
+    parts = spark.range(1 << 20).select(F.spark_partition_id().alias("part"))
+    return int(parts.agg(F.max("part").alias("last")).toArrow().column("last")[0].as_py()) + 1
 
 
 _SUBMITTED = "submitted"

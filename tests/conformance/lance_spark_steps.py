@@ -170,7 +170,10 @@ REFUSED_BY_SPARK = (
 )
 """What lance-spark itself refuses, before it asks a server."""
 
-WITHOUT_CREDENTIALS = (COLUMNS[0], replace(COLUMNS[1], known="lance-spark #422, mended after 0.4.0"))
+WITHOUT_CREDENTIALS = (
+    COLUMNS[0],
+    replace(COLUMNS[1], known="lance-spark #422, mended after 0.4.0", refusal="Writing job failed"),
+)
 """The commit of this statement does not use the credentials that the catalog has given it."""
 
 BEFORE_COLUMNS = (*NAMESPACES, *ROWS, *TABLES, *DATA_FRAMES)

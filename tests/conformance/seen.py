@@ -137,11 +137,12 @@ def asked(requests: Recorder) -> tuple[str, ...]:
 def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refusal: str = "", known: str = "") -> str:
     """Say "works", "refused" where that was expected (`refusal` is a part of the error), or what is not as expected.
 
-    A `known` fault of the client's is named instead of its error. That it has gone is not as expected either.
+    A `known` fault of the client's, whose error has `refusal` in it, is named instead. If it has gone, that fails, too.
     """
     error = str(answer.get("error", ""))
     if known:
-        return f"{THEIRS}{known}" if error else f"fails: works, but is noted as {THEIRS}{known}"
+        expected = error and refusal in error
+        return f"{THEIRS}{known}" if expected else f"fails: {_line(error) or 'works'}, not by {known}"
     if refusal:
         return REFUSED if refusal in error else f"fails: {_line(error) or 'not refused'}"
     if error:

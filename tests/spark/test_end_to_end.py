@@ -19,6 +19,7 @@ import pytest
 from pyspark import cloudpickle
 
 from tests.services.server import ServerProcess
+from tests.spark.views import spec, words
 from tests.spark.watching import transaction, wait_for
 from tiltyard.pipeline.connecting import connection, table
 
@@ -122,3 +123,38 @@ def test_virtual_column_by_the_generated_client_is_filled_by_its_code(
     asked = generated.AlterTableBackfillColumnsRequest(column="double")
     succeeded(server, api.alter_table_backfill_columns(name, asked).job_id)
     assert rows(server, name)["double"].to_pylist() == [number * 2 for number in range(40)]
+
+
+def test_view_by_the_generated_client_is_filled_refreshed_and_tells_what_it_was_made_of(
+    server: ServerProcess, fresh: Callable[[str], str]
+) -> None:
+    source, view = fresh("texts"), fresh("words")
+    client = connection(server.url).client()
+    for first in (1, 11):
+        data = pa.table({"id": range(first, first + 10), "text": ["one two"] * 10})
+        mode = "create" if first == 1 else "append"
+        lance.write_dataset(data, namespace_client=client, table_id=[source], mode=mode)
+        api = generated.MaterializedViewApi(generated.ApiClient(generated.Configuration(host=server.url)))
+        if first == 1:
+            schema = pa.schema([("id", pa.int64()), ("word", pa.string()), ("number", pa.int64())])
+            asked = {
+                "kind": "chunker",
+                "source_query": f"SELECT id, text FROM {source}",
+                "output_schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
+                "udtf_spec": spec("chunker", words, ["id", "text"]),
+                "with_no_data": False,
+            }
+            made = api.create_materialized_view(view, generated.CreateMaterializedViewRequest.from_dict(asked))
+            told = succeeded(server, str(made.job_id))
+        else:
+            request = generated.RefreshMaterializedViewRequest()
+            ordered = api.refresh_materialized_view(view, refresh_materialized_view_request=request)
+            told = succeeded(server, ordered.job_id)
+        assert (told["mode"], told["rows"]) == ("full" if first == 1 else "incremental", "20")
+    wanted = [(number, word) for number in range(1, 21) for word in ("one", "two")]
+    found = rows(server, view).sort_by([("id", "ascending"), ("number", "ascending")])
+    assert list(zip(found["id"].to_pylist(), found["word"].to_pylist(), strict=True)) == wanted
+    tables = generated.TableApi(generated.ApiClient(generated.Configuration(host=server.url)))
+    described = tables.describe_table(view, generated.DescribeTableRequest(), load_detailed_metadata=True)
+    assert json.loads(described.properties["tiltyard.view.sources"]) == {source: 2}
+    assert "mode: unchanged" in job(server, "refresh", view)

@@ -1,0 +1,17 @@
+"""lance-ray, unmodified, against a server that asks who you are, with tables on S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.lance_ray import on_lake
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_call_lance_ray_on_s3_with_a_key_works(tmp_path: Path) -> None:
+    story = on_lake(tmp_path)
+    assert [one for one in story.seen if not one.fine] == []
+    assert len(story.seen) == 21

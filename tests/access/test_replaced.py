@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
@@ -124,3 +126,13 @@ def test_namespace_that_takes_the_name_after_the_check_is_left_alone(
     assert catalog.owner.list_namespaces({"id": ["d"]}).namespaces == []
     assert catalog.owner.describe_namespace({"id": ["d"]}).properties == {"secret": "yes"}
     assert sorted(catalog.owner.list_tables({"id": ["s"]}).tables) == ["secret", "t"]
+
+
+def test_view_needs_write_on_a_table_that_is_only_declared(catalog: Catalog, ann: tiltyard.Namespace) -> None:
+    """To create in a namespace is not to give another's declared table its first version."""
+    catalog.owner.declare_table({"id": ["s", "declared"]})
+    schema = base64.b64encode(pa.schema({"id": pa.int64()}).serialize().to_pybytes()).decode()
+    view = {"id": ["s", "declared"], "kind": "query", "source_query": "SELECT 1 AS id", "output_schema": schema}
+    with pytest.raises(PermissionDeniedError):
+        ann.call("CreateMaterializedView", view)
+    assert ann.call("CreateMaterializedView", {**view, "id": ["s", "view"]}) is not None

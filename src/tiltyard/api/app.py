@@ -137,6 +137,8 @@ class Api:
         assert route.served is not None
         if ctx.principal.administrator or once is not None:
             return ctx
+        if self._inline:
+            return route.served.admit(ctx, request)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads.catalog, route.served.admit, ctx, request)
 

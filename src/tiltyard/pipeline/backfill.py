@@ -225,6 +225,9 @@ class _Filling:
             self._checkpoint()
 
     def _delete(self, made: Iterable[Filled]) -> None:
+        made = list(made)
+        if not made:
+            return
         place = self.table.place()
         delete_files([f"{place.uri}/data/{one.file.path}" for one in made], place.options)
 

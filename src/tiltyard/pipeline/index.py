@@ -19,7 +19,6 @@ from tiltyard.pipeline.building import SCALAR, VECTOR, Order, built_segments
 from tiltyard.pipeline.finished import Finished
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
-from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import checked_columns
 
@@ -64,10 +63,7 @@ def index(
     for _ in range(_TRIES):
         dataset, place = found.dataset(branch=branch), found.place()
         finished = Finished.of(run, place, dataset, column)
-        try:
-            segments = built_segments(run, spark, place, dataset, branch, order, finished)
-        except RefusedError as refusal:
-            raise InvalidInputError(str(refusal)) from refusal
+        segments = built_segments(run, spark, place, dataset, branch, order, finished)
         run.keep(_BUILT, json.dumps(sorted(str(one.uuid) for one in segments)))
         run.check()
         if _commit(dataset, order, segments) and (done := _done(run, found.dataset(branch=branch), order)) is not None:

@@ -70,6 +70,9 @@ def ingest(
       tiltyard job ingest --uri ./data 's3://lake/*.jsonl' films --mode append --cast vector=float32[128] \\
         --rejects ./bad --check 'unique(id)'
     """
+    for option, number in (("--rows-per-file", rows_per_file), ("--task-mb", task_mb)):
+        if number < 1:
+            raise RefusedError(f"{option} is {number}: it is at least 1.")
     types = {name: parse_type(text) for name, text in cast.items()}
     asked = Asked(
         WriteMode(mode),

@@ -138,7 +138,8 @@ class Api:
         if ctx.principal.administrator or once is not None:
             return ctx
         if self._inline:
-            return route.served.admit(ctx, request)
+            checked: Context = route.served.admit(ctx, request)
+            return checked
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads.catalog, route.served.admit, ctx, request)
 

@@ -147,9 +147,9 @@ def match(dataset: lance.LanceDataset, fragments: Sequence[int], keys: Keys) -> 
     return [_deleted(dataset, int(number), rows) for number, rows in zip(numbers, offsets, strict=True)]
 
 
-def share_keys(ours: Keys, theirs: Keys) -> bool:
-    """Whether any key of theirs is one of ours."""
-    return any(bool(found(rows, chunk).any()) for chunk in ours.chunks() for rows in theirs.chunks())
+def share_keys(ours: Sequence[pa.Table], theirs: Keys) -> bool:
+    """Whether any key of theirs is one of ours, which are in memory."""
+    return any(bool(found(rows, chunk).any()) for rows in theirs.chunks() for chunk in ours)
 
 
 def found(rows: pa.Table, keys: pa.Table) -> Any:

@@ -18,12 +18,13 @@ import lance
 import lance_namespace as upstream
 import pyarrow as pa
 from lance.dataset import Transaction
-from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
 
 from tiltyard.pipeline.changes import transactions
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.connecting import Table
+    from tiltyard.pipeline.places import Place
     from tiltyard.pipeline.runs import Run
 
 RUN = "tiltyard.run"
@@ -70,14 +71,22 @@ class NextOnly(upstream.LanceNamespace):
         return self._inner.describe_table_version(request)
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
-        """Commit a version that may pass. Raises InvalidInputError for all others."""
+        """Commit a version that may pass. Raises InvalidInputError for all others.
+
+        Where another was quicker, Lance is told so, once: it would wait before each further try, ever longer, while
+        others go on. Who plans anew at once catches up.
+        """
         self._stop_if_refused()
         given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
         version = int(given["version"])
         if version != self.base + 1 and not self._admits(version - 1):
             self.refused = True
         self._stop_if_refused()
-        return self._inner.create_table_version(request)
+        try:
+            return self._inner.create_table_version(request)
+        except Exception as error:
+            self.refused = isinstance(error, ConcurrentModificationError) or _is_conflict(error)
+            raise
 
     def _stop_if_refused(self) -> None:
         """Once refused, a commit has to end: Lance would try it for half a minute behind ever newer versions."""
@@ -100,10 +109,13 @@ class StrictTable:
     branch: str | None = None
     _guard: NextOnly = field(init=False)
     _dataset: lance.LanceDataset = field(init=False)
+    _place: Place = field(init=False)
+    _looked: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._guard = NextOnly(self.table.client)
         self._dataset = self.table.dataset(branch=self.branch, client=self._guard)
+        self._place = self.table.place()
 
     def latest(self) -> lance.LanceDataset:
         """The newest version, in a handle of its own."""
@@ -149,11 +161,19 @@ class StrictTable:
             raise
 
     def _at(self, version: int) -> lance.LanceDataset:
-        return self.table.dataset(branch=self.branch, version=version)
+        """A version to read, straight from storage: the catalog need not be asked for what it has given out."""
+        return self._place.open(version, self.branch)
 
     def done(self, run: Run, since: int, step: str = "") -> int | None:
-        """The version after `since` that an earlier driver of this run committed, if one did."""
-        return version_of(self.latest(), since, run.id, step)
+        """The version after `since` that another driver of this run committed, if one did.
+
+        Asked again it looks at what came meanwhile: beside a quick writer, all since then would be ever more.
+        """
+        newest = int(self.latest().version)
+        found = version_of(self._at(newest), max(since, self._looked.get(step, 0)), run.id, step)
+        if found is None:
+            self._looked[step] = newest
+        return found
 
 
 def version_of(dataset: lance.LanceDataset, since: int, run_id: str, step: str | None = None) -> int | None:

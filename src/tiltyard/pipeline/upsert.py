@@ -41,6 +41,7 @@ from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_column
 from tiltyard.pipeline.tasks import call, run_tasks
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
 
@@ -172,6 +173,8 @@ class _Plan:
     branch: str | None
     matched: dict[int, Matched] = field(default_factory=dict)
     seen: lance.LanceDataset = field(init=False)
+    held: list[pa.Table] = field(init=False, default_factory=list)
+    """The keys, once a commit has met others: few enough for this process."""
 
     def __post_init__(self) -> None:
         self.seen = self.dataset
@@ -222,7 +225,11 @@ class _Plan:
         if came is None:
             return False
         theirs = Keys.of(self.keys.place, self.keys.on, came)
-        if theirs.rows > ROWS_AT_THE_COMMIT or self.keys.rows > KEYS_AT_ONCE or share_keys(self.keys, theirs):
+        if theirs.rows > ROWS_AT_THE_COMMIT or self.keys.rows > KEYS_AT_ONCE:
+            return False
+        if not self.held:
+            self.held = list(self.keys.chunks())
+        if share_keys(self.held, theirs):
             return False
         self.seen = newer
         return True

@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError, Ta
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.ids import MAIN_BRANCH, check_name
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -157,11 +157,25 @@ def describe_table_version(
 def describe_version(
     ctx: Context, record: TableRecord, branch: str | None, version: int | None
 ) -> models.TableVersion | None:
-    """One version of a table, the latest without a number; None if it is only declared. Raises as the operation."""
-    dataset = _settled(ctx, record, branch, version)
-    if dataset is None:
+    """One version of a table, the latest without a number; None if it is only declared. Raises as the operation.
+
+    A version that was asked for before is not opened again: who reads a history asks for one after the other.
+    """
+    if version is None:
+        dataset = _settled(ctx, record, branch)
+        if dataset is None:
+            return None
+        return _version(ctx, record, branch, dataset.version, lambda: VersionFacts.of(dataset.get_version()))
+    check_name(branch or MAIN_BRANCH, "branch")
+    finalize_pending(ctx, record.id)
+    if _find_manifest(ctx, record.location, branch, version) is None and _settled(ctx, record, branch, version) is None:
         return None
-    return _version(ctx, record, branch, dataset.version, lambda: VersionFacts.of(dataset.get_version()))
+
+    def read() -> VersionFacts:
+        options = ctx.storage.options(record.location)
+        return VersionFacts.of(ctx.storage.datasets.reader(record.location, options, branch, version).get_version())
+
+    return _version(ctx, record, branch, version, read)
 
 
 def latest_manifest(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:

@@ -5,7 +5,6 @@ python -m tests.conformance.lance_ray
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -13,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.conformance.seen import Driver, Seen, Story, asked, judged, lake
+from tests.conformance.seen import Driver, Seen, Story, asked, judged, lake, run_alone
 from tests.services.recorder import Recorder
 from tests.services.server import ServerProcess
 
@@ -55,13 +54,5 @@ def observe() -> list[Story]:
         return [on_open_server(Path(folder)), on_lake(Path(folder))]
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    logging.basicConfig(format="%(message)s")
-    log.setLevel(logging.INFO)
-    failed = [f"{story.title}: {one.call}" for story in observe() for one in story.seen if not one.fine]
-    sys.exit("\n".join(["These calls failed:", *failed]) if failed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_alone(__doc__, observe)

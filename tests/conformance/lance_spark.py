@@ -9,7 +9,6 @@ same folder (some 260 MB), and its files are compared with SHA256 before a state
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -21,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.conformance.lance_spark_steps import STORIES, Step
-from tests.conformance.seen import Driver, Seen, Story, asked, judged, lake
+from tests.conformance.seen import Driver, Seen, Story, asked, judged, lake, run_alone
 from tests.services.recorder import Recorder
 from tests.services.secured import Secured
 from tests.services.server import ServerProcess
@@ -132,13 +131,5 @@ def observe() -> list[Story]:
             return [Story(title, run(spark, ways[name], name, steps)) for name, title, steps in STORIES]
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    logging.basicConfig(format="%(message)s")
-    log.setLevel(logging.INFO)
-    failed = [f"{story.title}: {one.call}" for story in observe() for one in story.seen if not one.fine]
-    sys.exit("\n".join(["These statements failed:", *failed]) if failed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_alone(__doc__, observe)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
 import os
 import queue
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +154,15 @@ def judged(answer: Mapping[str, Any], rows: Sequence[Sequence[Any]] | None, refu
     if rows is not None and sorted(map(str, found)) != sorted(str(list(row)) for row in rows):
         return f"fails: {_line(str(found))} instead of {_line(str(list(rows)))}"
     return WORKS
+
+
+def run_alone(what: str | None, observe: Callable[[], Sequence[Story]]) -> None:
+    """The command of a module that observes: says how far it is, and ends with the calls that failed, if any did."""
+    argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("__main__").setLevel(logging.INFO)  # the module's own, since it was run by its name
+    failed = [f"{story.title}: {one.call}" for story in observe() for one in story.seen if not one.fine]
+    sys.exit("\n".join(["These calls failed:", *failed]) if failed else 0)
 
 
 def markdown(stories: Sequence[Story]) -> str:

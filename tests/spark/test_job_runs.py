@@ -14,7 +14,7 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
-from tests.spark.watching import all_steps, transaction, wait_for
+from tests.spark.watching import all_steps, job_commands, transaction, wait_for
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
 
@@ -30,25 +30,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) ->
 @pytest.fixture
 def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `tiltyard job …`, on the server unless another --uri is given."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        where = () if "--uri" in words else ("--uri", server.url)
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "tiltyard", "job", *words, *where],
-                env={**os.environ, **environ},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    with job_commands(server.url, environ) as start:
+        yield start
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, str]:

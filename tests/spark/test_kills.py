@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.services.server import ServerProcess
-from tests.spark.watching import transaction, wait_for
+from tests.spark.watching import job_commands, transaction, wait_for
 from tiltyard.cli import main
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection, table
@@ -58,18 +56,8 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `tiltyard job …` on the server, with a Spark of its own."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "tiltyard", "job", *words, "--uri", server.url, *SPARK]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(line, env={**os.environ, **environ}, stdout=pipe, stderr=pipe, text=True))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    with job_commands(server.url, environ, *SPARK) as start:
+        yield start
 
 
 def rows(ids: range, value: str) -> pa.Table:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lance_namespace_urllib3_client as generated
@@ -36,3 +39,23 @@ def children(parent: int) -> list[tuple[int, str]]:
     told = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     found = [line.split(None, 2) for line in told.splitlines()]
     return [(int(pid), words[0]) for pid, ppid, *words in found if int(ppid) == parent and words]
+
+
+@contextmanager
+def job_commands(url: str, environ: Mapping[str, str], *options: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `tiltyard job …` with these options, on this server unless another --uri is given; killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        where = () if "--uri" in words else ("--uri", url)
+        line = [sys.executable, "-m", "tiltyard", "job", *words, *where, *options]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(line, env={**os.environ, **environ}, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()

@@ -108,7 +108,7 @@ def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:
     """What is left to append once a table that was only declared has its first version."""
     first = part[0]
     target = first.item.target
-    if first.item.rows is not None and target.dataset_if_written() is None:
+    if target.record.declared and first.item.rows is not None and target.dataset_if_written() is None:
         with lance_errors():
             first.outcome = begin(target, first.item.rows)
         if first.outcome is not None:
@@ -131,7 +131,7 @@ def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
                 committed = _commit(target, dataset, additions, written, patience)
             except BaseException as error:
                 discard_failed(target.ctx.storage, dataset.uri, written, error)
-                if not isinstance(error, CommitConflictError) or error.retryable or not any(_brought(additions)):
+                if not isinstance(error, CommitConflictError) or error.retryable or not _brought(additions):
                     patience.or_raise(error)
                     continue
                 raise  # the table was overwritten: fragments of the old one cannot join it

@@ -5,20 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.storage.gathering import Gathering, Waiting
+from tiltyard.storage.gathering import Gathering
 from tiltyard.storage.locks import Locks
+
+if TYPE_CHECKING:
+    from tiltyard.storage.gathering import Take
 
 
 def test_submit_alone_runs_at_once() -> None:
-    def run(group: Sequence[Waiting[int]]) -> None:
-        group[0].outcome = group[0].item + 1
+    def run(first: int, take: Take) -> None:
+        (one,) = take()
+        one.outcome = first + 1
 
     assert Gathering().submit("key", 1, run).result(10) == 2
 
@@ -27,7 +30,8 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
     gathering, sizes, results = Gathering(), [], {}
     at_the_door, open_door = threading.Semaphore(0), threading.Event()
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(first: int, take: Take) -> None:
+        group = take()
         open_door.wait(10)  # whoever leads first waits until all the others have come
         sizes.append(len(group))
         time.sleep(0.005)
@@ -60,7 +64,7 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
 def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
     gathering, failed = Gathering(), []
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(first: int, take: Take) -> None:
         time.sleep(0.005)
         raise RuntimeError("no")
 
@@ -80,7 +84,8 @@ def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
 def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
     gathering, begun, go_on, done = Gathering(), threading.Event(), threading.Event(), []
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(first: int, take: Take) -> None:
+        group = take()
         begun.set()
         go_on.wait(10)
         for member in group:
@@ -93,6 +98,50 @@ def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
     assert not second.cancel()
     go_on.set()
     assert (first.result(10), second.result(10), done) == (1, 2, [1, 2])
+
+
+def test_submit_while_the_first_gets_ready_joins_its_group() -> None:
+    gathering, ready, sizes = Gathering(), threading.Event(), []
+
+    def run(first: int, take: Take) -> None:
+        ready.wait(10)
+        sizes.append(len(take()))
+        for member in take():
+            member.outcome = first
+
+    futures = [gathering.submit("key", number, run) for number in range(5)]
+    ready.set()
+    assert [future.result(10) for future in futures] == [0] * 5
+    assert sizes == [5]
+
+
+def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SHARE", 1_000)
+    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SECONDS", 2)
+    gathering, together, sizes = Gathering(), threading.Barrier(4), []
+
+    def run(first: int, take: Take) -> None:
+        if not sizes:
+            together.wait(10)  # the first group has all of them
+        group = take()
+        sizes.append(len(group))
+        for member in group:
+            member.outcome = member.item
+        time.sleep(0.001)  # what the next group may take its time by
+
+    def call() -> None:
+        future = gathering.submit("key", 0, run)
+        together.wait(10)
+        future.result(10)
+        for number in range(1, 20):
+            assert gathering.submit("key", number, run).result(10) == number
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sizes == [3] * 20
 
 
 def test_hold_lets_one_in_at_a_time() -> None:

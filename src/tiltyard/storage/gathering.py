@@ -1,22 +1,31 @@
 """Group commit: what several callers want to do to one thing at once is done in one go.
 
-A thread takes all that is waiting, runs it, and comes again for what came meanwhile: nobody waits for company, and no
-caller needs a thread of its own to wait in.
+A thread takes all that is waiting, runs it, and comes again for what came meanwhile; no caller needs a thread of its
+own to wait in. A lone caller waits for nobody. Callers that came together are expected together again: else the first
+to return would have a run for itself, and all the others would wait for that.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    Take: TypeAlias = Callable[[], "Sequence[Waiting[Any]]"]
+    Run: TypeAlias = Callable[[Any, Take], None]
+
 T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
+HOPING_SHARE = 0.5
+"""Who was in a group is expected back for so much of the time that it took."""
+HOPING_SECONDS = 0.005
+"""And for no longer than this."""
 _THREADS = 64
 """As many keys are served at once."""
 
@@ -26,7 +35,7 @@ class Waiting(Generic[T]):
 
     __slots__ = ("error", "future", "item", "outcome", "run")
 
-    def __init__(self, item: T, run: Callable[[Sequence[Waiting[T]]], None]) -> None:
+    def __init__(self, item: T, run: Run) -> None:
         self.item = item
         self.run = run
         self.outcome: Any = None
@@ -42,48 +51,85 @@ class Waiting(Generic[T]):
             self.future.set_result(self.outcome)
 
 
+class _Line:
+    """Who waits for one key, guarded by the lock of all lines; `hoped` is how many the next group would like to be."""
+
+    __slots__ = ("full", "hoped", "waiting")
+
+    def __init__(self, lock: threading.Lock, first: Waiting[Any]) -> None:
+        self.waiting = deque([first])
+        self.hoped = 0
+        self.full = threading.Condition(lock)
+
+    def add(self, one: Waiting[Any]) -> None:
+        """Stand in line."""
+        self.waiting.append(one)
+        if len(self.waiting) == self.hoped:
+            self.full.notify()
+
+    def take(self) -> list[Waiting[Any]]:
+        """Those whose turn it is."""
+        return [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_AT_ONCE))]
+
+    def hope_for(self, callers: int, seconds: float) -> None:
+        """Wait until so many are here, but not for long."""
+        self.hoped = min(len(self.waiting) + callers, MOST_AT_ONCE)
+        if self.hoped > 1:
+            patience = min(seconds * HOPING_SHARE, HOPING_SECONDS)
+            self.full.wait_for(lambda: len(self.waiting) >= self.hoped, patience)
+        self.hoped = 0
+
+
 class Gathering:
     """One line of waiting callers for each key."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, deque[Waiting[Any]]] = {}
+        self._lines: dict[Hashable, _Line] = {}
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "gathered")
 
-    def submit(self, key: Hashable, item: T, run: Callable[[Sequence[Waiting[T]]], None]) -> Future[Any]:
+    def submit(self, key: Hashable, item: T, run: Run) -> Future[Any]:
         """Have `item` run with others of the same key; the future has its outcome, or its error.
 
-        `run` is that of the first of a group. It is given the group, and sets every member's outcome or error; what it
-        raises is the error of all that have neither.
+        `run(first, take)` is that of the first in line, given its item. It gets ready, then has the group of `take`,
+        in which is who came meanwhile, too, and sets every member's outcome or error; what it raises is the error of
+        all that have neither.
         """
         mine = Waiting(item, run)
         with self._lock:
             line = self._lines.get(key)
             if line is not None:
-                line.append(mine)
+                line.add(mine)
                 return mine.future
-            self._lines[key] = deque([mine])
+            self._lines[key] = _Line(self._lock, mine)
         self._threads.submit(self._lead, key)
         return mine.future
 
     def _lead(self, key: Hashable) -> None:
-        with self._lock:
-            line = self._lines[key]
-            group = [line.popleft() for _ in range(min(len(line), MOST_AT_ONCE))]
+        line, group, began = self._lines[key], list[Waiting[Any]](), time.monotonic()
+
+        def take() -> list[Waiting[Any]]:
+            if not group:
+                with self._lock:
+                    group.extend(line.take())
+            return group
+
+        first = line.waiting[0]
         try:
-            group[0].run(group)
+            first.run(first.item, take)
         except BaseException as error:  # noqa: BLE001  # whatever it is, nobody may wait for ever
-            for member in group:
+            for member in take():
                 if member.outcome is None and member.error is None:
                     member.error = error
         finally:
-            self._go_on(key)
-            for member in group:
+            for member in take():
                 member.settle()
+            self._go_on(key, line, len(group), time.monotonic() - began)
 
-    def _go_on(self, key: Hashable) -> None:
+    def _go_on(self, key: Hashable, line: _Line, callers: int, seconds: float) -> None:
         with self._lock:
-            if not self._lines[key]:
+            line.hope_for(callers, seconds)
+            if not line.waiting:
                 del self._lines[key]
                 return
         self._threads.submit(self._lead, key)

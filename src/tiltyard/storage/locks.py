@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.005
+_SHARE = 0.2
+"""Of the time it has waited, a process waits so much longer before it looks again."""
 _FILES = 1024
 
 
@@ -68,16 +70,15 @@ class Locks:
         """A lock on one of a fixed number of files: two tables may share one, and then wait for each other."""
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _FILES
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        pause = _FIRST_PAUSE
+        began = time.monotonic()
         with (self._folder / str(number)).open("w") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if time.monotonic() > deadline:
+                    if (now := time.monotonic()) > deadline:
                         raise _busy() from None
-                    time.sleep(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE)
+                    time.sleep(min(max(_FIRST_PAUSE, (now - began) * _SHARE), _LONGEST_PAUSE))
                 else:
                     yield  # closing the file frees the lock
                     return

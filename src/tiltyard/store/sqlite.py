@@ -1,4 +1,4 @@
-"""SQLite: readers of their own for each thread, and one writer that gathers waiting writes into one commit."""
+"""SQLite: a reader for whoever reads at the moment, and one writer that gathers waiting writes into one commit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ BUSY_SECONDS = 10.0
 
 GATHERED = 256
 """Most writes in one commit: bounds how long the first of them waits for the last."""
+
+IDLE_READERS = 128
+"""Most connections kept for who reads next: as many as read at once, up to this."""
 
 STATEMENTS = 256
 """Prepared statements kept by each connection."""
@@ -167,7 +170,7 @@ class SqliteDatabase:
         """
         self._path = path
         self._patience = patience
-        self._readers = threading.local()
+        self._readers: list[SqliteConnection] = []
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._entrance = threading.Lock()
         self._closed = False
@@ -184,14 +187,22 @@ class SqliteDatabase:
         self.write(lambda _: None)
 
     def read(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.read`."""
+        """See `Database.read`.
+
+        Connections belong to no thread: where Lance calls back, each call is a new one to Python, and to open the file
+        takes longer than what most reads do.
+        """
         try:
-            reader: SqliteConnection = self._readers.connection
-        except AttributeError:
+            reader = self._readers.pop()  # the last one used, whose pages and statements are at hand
+        except IndexError:
             if self._closed:
                 raise ServiceUnavailableError("The catalog's database is closed") from None
-            reader = self._readers.connection = SqliteConnection(self._path, writer=False)
-        return fn(reader)
+            reader = SqliteConnection(self._path, writer=False)
+        try:
+            return fn(reader)
+        finally:
+            if len(self._readers) < IDLE_READERS and not self._closed:
+                self._readers.append(reader)
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write`."""
@@ -226,7 +237,7 @@ class SqliteDatabase:
             self._closed = True
             self._queue.put(None)
         self._thread.join()
-        self._readers = threading.local()  # a reader in use closes when its thread is done with it
+        self._readers.clear()  # a reader in use closes when whoever reads is done with it
         os.close(self._lock)
 
     def _write_on(self) -> None:

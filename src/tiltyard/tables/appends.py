@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.gathering import Waiting
+    from tiltyard.storage.gathering import Take, Waiting
     from tiltyard.store import Claim
     from tiltyard.tables.target import Target
 
@@ -81,27 +81,29 @@ def append_fragments(
     return version
 
 
-def _run(group: Sequence[Waiting[Addition]]) -> None:
+def _run(first: Addition, take: Take) -> None:
     """Commit a group; if that fails, its halves, until what is wrong fails alone.
 
-    Other processes of this machine wait meanwhile: commits that meet are tried again, which takes far longer.
+    Other processes of this machine wait meanwhile: commits that meet are tried again, which takes far longer. Who comes
+    while this one waits for them is in the group.
     """
-    target = group[0].item.target
+    target = first.target
     patience = Patience(target.ctx.settings.conflict_timeout)
-    parts = [list(group)]
-    while parts:
-        part = parts.pop()
-        try:
-            with target.leaving_nothing(), target.ctx.storage.locks.hold(f"{target.key}+", patience.left):
-                part = _after_the_first(part)
-                _append(part, patience)
-        except LanceNamespaceError as error:
-            if len(part) > 1 and not isinstance(error, ServiceUnavailableError):
-                middle = len(part) // 2
-                parts += [part[middle:], part[:middle]]
-                continue
-            for member in part:
-                member.error = error
+    with target.ctx.storage.locks.hold(f"{target.key}+", patience.left):
+        parts = [list(take())]
+        while parts:
+            part = parts.pop()
+            try:
+                with target.leaving_nothing():
+                    part = _after_the_first(part)
+                    _append(part, patience)
+            except LanceNamespaceError as error:
+                if len(part) > 1 and not isinstance(error, ServiceUnavailableError):
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+                    continue
+                for member in part:
+                    member.error = error
 
 
 def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-START_SECONDS = 60
-STOP_SECONDS = 15
+START_SECONDS = 120
+STOP_SECONDS = 60
 
 
 @contextmanager

@@ -64,10 +64,10 @@ def test_publishing_page_examples_run_one_after_the_other_against_a_new_server(t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it starts a server and Spark, beside the session of other tests
+@pytest.mark.timeout(600)  # it starts a server and Spark, beside the session of other tests
 def test_demo_finds_what_it_looks_for_and_stops_with_status_0() -> None:
     demo = [sys.executable, str(HOME / "examples/films.py")]
-    done = subprocess.run(demo, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(demo, capture_output=True, text=True, check=False, timeout=540)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Roman Holiday" in done.stdout
 

@@ -63,7 +63,7 @@ def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
     own = ["--url", secured.url, "--key", secured.keys["ann"]]
     whoami = [sys.executable, "-m", "tiltyard", "whoami", "--url", secured.url]
     environ = {**os.environ, "TILTYARD_KEY": secured.keys["ann"]}
-    done = subprocess.run(whoami, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    done = subprocess.run(whoami, capture_output=True, text=True, timeout=180, check=False, env=environ)
     assert done.returncode == 0 and done.stdout.startswith("principal:  ann\n")
     refused = run("can", "me", "read", "--on", "table:sales$orders", *own)
     assert refused.exit_code == 1 and "not found" in refused.stderr

@@ -13,7 +13,7 @@ from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
 from tiltyard.store import AuditFilter, AuditRecord, open_store
 
-SECONDS = 20
+SECONDS = 90
 
 
 def eventually(look: Callable[[], Any]) -> Any:

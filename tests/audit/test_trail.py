@@ -122,6 +122,20 @@ def test_note_beyond_what_is_held_is_dropped_and_counted(
     assert len(ids(store)) == 3
 
 
+def test_close_writes_what_the_database_refused_until_then(
+    store: MovingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = Trail(store, Level.ALL)
+    store.away = True
+    with pytest.raises(ServiceUnavailableError):
+        audit.write([record(NOON, "a")]).result(10)
+    eventually(lambda: "audit records are not written yet: The catalog's database is away" in caplog.text)
+    eventually(lambda: any(found.levelname == "WARNING" for found in caplog.records))  # it waits to try again
+    store.away = False
+    audit.close()
+    assert ids(store) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("level", "outcome", "changes", "wanted"),
     [

@@ -78,7 +78,7 @@ class World:
         self.wait(made["transaction_id"])
 
     def wait(self, transaction: str) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 90
         while time.monotonic() < until:
             status = self.post(f"/v1/transaction/{transaction}/describe")["status"]
             if status not in ("Queued", "Running"):

@@ -34,7 +34,7 @@ class Struck:
         self.held = root / "held"
         kills = [f"{point}=kill@{root / point}" for point in POINTS[:3]]
         last = f"before_answer=hold@{self.held}"
-        self._environ = {"TILTYARD_FAULT": ",".join([*kills, last]), "TILTYARD_REPEAT_LEASE": "0.5"}
+        self._environ = {"TILTYARD_FAULT": ",".join([*kills, last]), "TILTYARD_REPEAT_LEASE": "3"}
         self.process = ServerProcess(root / "data", *flags, environ=self._environ)
         self.http = httpx.Client(base_url=self.process.url, timeout=60)
 

@@ -44,7 +44,7 @@ def alter(world: World, transaction: str, *actions: Any) -> Any:
     return world.raw.post(f"/v1/transaction/{transaction}/alter", {"actions": list(actions)})
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def until(condition: Callable[[], bool], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
@@ -71,7 +71,7 @@ def test_worker_of_its_own_builds_what_a_server_queued(world: World, idle: Serve
         until(lambda: status(world, transaction) == "Succeeded")
     finally:
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(10) == 0
+        assert worker.wait(60) == 0
     assert world.post(f"/v1/table/{table[0]}/index/by_id/stats")["num_indexed_rows"] == 3
 
 
@@ -85,7 +85,7 @@ def test_alter_transaction_canceled_is_never_run(world: World, idle: ServerProce
         until(lambda: status(world, other) == "Succeeded")
     finally:
         worker.send_signal(signal.SIGTERM)
-        worker.wait(10)
+        worker.wait(60)
     assert status(world, transaction) == "Canceled"
     assert world.post(f"/v1/table/{table[0]}/index/list")["indexes"] == []
 
@@ -159,6 +159,6 @@ def test_drop_namespace_cascade_is_seen_at_once_and_its_folders_go_as_a_transact
         until(lambda: status(world, transaction) == "Succeeded")
     finally:
         worker.send_signal(signal.SIGTERM)
-        worker.wait(10)
+        worker.wait(60)
     assert not any(folder.exists() for folder in folders)
     assert world.post(f"/v1/transaction/{transaction}/describe")["properties"]["folders_deleted"] == "2"

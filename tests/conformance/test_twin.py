@@ -63,7 +63,7 @@ def test_queued_work_runs_in_this_process(namespace: Any) -> None:
     request = lance_namespace.CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE")
     made = namespace.create_table_scalar_index(request)
     wanted = lance_namespace.DescribeTransactionRequest(id=[made.transaction_id])
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while namespace.describe_transaction(wanted).status != "Succeeded":
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ MANY_BATCHES = 10_000
 """Rows a batch with which an upload that breaks off has brought some whole ones."""
 
 
-def wait_until(true: Callable[[], Any], what: str, seconds: float = 30) -> None:
+def wait_until(true: Callable[[], Any], what: str, seconds: float = 90) -> None:
     """Return once something has become true."""
     until = time.monotonic() + seconds
     while not true():
@@ -58,8 +59,9 @@ class Place:
         return {str(path) for path in self.root.iterdir() if path.suffix == ".lance"}
 
     def files(self) -> set[str]:
-        """All files of tables."""
-        return {str(path) for folder in self.folders() for path in Path(folder).rglob("*") if path.is_file()}
+        """All files of tables; folders that go while they are looked at have none (`rglob` would raise)."""
+        walks = [walk for folder in self.folders() for walk in os.walk(folder)]
+        return {str(Path(inside, name)) for inside, _, names in walks for name in names}
 
     def written(self) -> set[str]:
         """Locations of tables that have data, as the catalog knows them."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -73,23 +74,26 @@ def test_server_killed_between_mark_and_delete_deletes_after_its_restart(place: 
 
 @pytest.mark.parametrize("kind", [{"index_type": "IVF_PQ", "num_partitions": 64, "num_sub_vectors": 16}])
 def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
-    place: Place, talk: Talk, kind: dict[str, object]
+    place: Place, talk: Talk, tmp_path: Path, kind: dict[str, object]
 ) -> None:
-    server = place.start()
+    held = tmp_path / "held"  # from here on nothing is committed: the build cannot end before it is killed
+    server = place.start(TILTYARD_FAULT=f"before_record=hold@{held}")
     wire = talk(server)
     vectors = np.random.default_rng(1).random((40_000, 64), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
     wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
     asked = {"column": "vector", "distance_type": "l2", "name": "near", **kind}
+    held.touch()
     transaction = wire.good(wire.table(["t"], "create_index", asked))["transaction_id"]
     status = f"SELECT status, attempts FROM transactions WHERE id = '{transaction}'"
     wait_until(lambda: place.sql(status)[0][0] == "Running", "the build has begun")
     server.kill()
     assert place.sql(status) == [("Running", 1)]
+    held.unlink()
     server.start()
     place.let_leases_end()
     again = talk(server)
-    wait_until(lambda: place.sql(status)[0][0] not in ("Queued", "Running"), "the build has ended", 60)
+    wait_until(lambda: place.sql(status)[0][0] not in ("Queued", "Running"), "the build has ended")
     assert place.sql(status) == [("Succeeded", 2)]
     [index] = again.good(again.table(["t"], "index/list"))["indexes"]
     assert index["index_name"] == "near"
@@ -112,7 +116,7 @@ def storm(wire: Wire, ledger: Ledger, prefix: str, seed: int, stop: threading.Ev
     while not stop.is_set():
         number += 1
         name = f"{prefix}_{number}"
-        existing = [key for key in ledger.rows if key.startswith(prefix) and key not in ledger.unsure]
+        existing = [key for key in list(ledger.rows) if key.startswith(prefix) and key not in ledger.unsure]
         action = dice.choice(["create", "insert", "drop"]) if existing else "create"
         target = name if action == "create" else dice.choice(existing)
         ledger.unsure.add(target)

@@ -20,7 +20,7 @@ def refused(*flags: str, command: str = "serve") -> str:
         [sys.executable, "-m", "tiltyard", *command.split(), *flags],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 1, done
@@ -55,7 +55,7 @@ def test_serve_with_an_audit_that_cannot_be_written_is_refused_and_other_command
     root = ["--root", str(tmp_path / "data")]
     assert str(lines) in refused(*root, "--port", "0")
     lines.parent.mkdir()
-    subprocess.run([sys.executable, "-m", "tiltyard", "gc", "--dry-run", *root], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "tiltyard", "gc", "--dry-run", *root], check=True, timeout=180)
     assert not lines.exists()
 
 

@@ -12,7 +12,7 @@ from tests.services.secured import secured_server
 
 def run(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tiltyard", *words, "--root", str(root)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_key_commands_change_what_a_running_server_lets_in(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_key_commands_change_what_a_running_server_lets_in(tmp_path: Path) -> No
             assert ask(secured.url, {"x-api-key": one}).status_code == 200
 
         assert run(tmp_path, "key", "revoke", id_).returncode == 0
-        wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401, 5)
+        wait_for(lambda: ask(secured.url, {"x-api-key": key}).status_code == 401)
         assert "revoked" in refused(ask(secured.url, {"x-api-key": key}))
         assert ask(secured.url, {"x-api-key": newer}).status_code == 200
 
         assert "zoe is disabled" in run(tmp_path, "principal", "alter", "zoe", "--disabled").stdout
-        wait_for(lambda: ask(secured.url, {"x-api-key": newer}).status_code == 401, 5)
+        wait_for(lambda: ask(secured.url, {"x-api-key": newer}).status_code == 401)
         assert "zoe  disabled" in run(tmp_path, "principal", "list").stdout
 
 

@@ -27,7 +27,7 @@ from tests.services.server import ServerProcess
 def serve(root: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """A start that is refused."""
     command = [sys.executable, "-m", "tiltyard", "serve", "--root", str(root), "--port", "0", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def said_keys(server: ServerProcess) -> list[str]:

@@ -13,7 +13,6 @@ import datetime
 import io
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from tests.services.ports import reserve_port
 from tests.services.s3 import S3Server, wait_for_s3
 
 ROLE = "arn:aws:iam::123456789012:role/tables"
@@ -205,9 +205,7 @@ class GuardedS3(S3Server):
 @contextmanager
 def guarded_s3(seconds: int = 0) -> Iterator[GuardedS3]:
     """Run a server on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, reserved = reserve_port()
     command = [sys.executable, "-m", "tests.services.guarded_s3", str(port), str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -216,7 +214,8 @@ def guarded_s3(seconds: int = 0) -> Iterator[GuardedS3]:
         yield server
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
+        reserved.close()
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def _connected(connection: http.client.HTTPConnection) -> bool:
     return True
 
 
-def wait_for(condition: Any, seconds: float = 30) -> None:
+def wait_for(condition: Any, seconds: float = 60) -> None:
     """Until a condition holds. Raises TimeoutError."""
     until = time.monotonic() + seconds
     while not condition():

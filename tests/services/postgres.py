@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
+
+from tests.services.ports import reserve_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,8 @@ class PostgresServer:
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         """Make the cluster and start it."""
-        self.binaries, self.folder, self.port = binaries, folder, _free_port()
+        self.binaries, self.folder = binaries, folder
+        self.port, self._reserved = reserve_port()
         self._run("initdb", "-D", str(folder / "data"), "-U", "tilt", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
         self.start()
 
@@ -68,7 +70,7 @@ class PostgresServer:
     def _run(self, program: str, *arguments: str) -> None:
         command = [*_as_someone(), str(self.binaries / program), *arguments]
         with tempfile.TemporaryFile() as output:  # not a pipe: the server would keep it open
-            done = subprocess.run(command, stdout=output, stderr=output, cwd="/", check=False, timeout=60)
+            done = subprocess.run(command, stdout=output, stderr=output, cwd="/", check=False, timeout=120)
             output.seek(0)
             if done.returncode:
                 raise RuntimeError(f"{program} failed: {output.read().decode(errors='replace')}")
@@ -103,10 +105,3 @@ def _as_someone() -> list[str]:
     if shutil.which("setpriv"):
         return ["setpriv", f"--reuid={_someone()}", "--clear-groups", "--"]
     return ["runuser", "-u", _someone(), "--"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

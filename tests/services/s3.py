@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import boto3
+
+from tests.services.ports import reserve_port
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -65,9 +66,7 @@ class S3Server:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """Run a server on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, reserved = reserve_port()
     command = [sys.executable, "-c", PROGRAM, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -76,12 +75,13 @@ def s3_server() -> Iterator[S3Server]:
         yield server
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
+        reserved.close()
 
 
 def wait_for_s3(endpoint: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server answers. Raises RuntimeError if it does not start."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
         try:
             urllib.request.urlopen(f"{endpoint}/moto-api/data.json", timeout=5).close()

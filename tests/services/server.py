@@ -12,8 +12,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.services.ports import reserve_port
+
 SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
 """API keys, and tokens."""
+
+LAST_WORDS_SECONDS = 2
+"""How long the end of a log is waited for: drivers of jobs, which outlive a killed server, keep it open."""
 
 
 class ServerProcess:
@@ -30,7 +35,8 @@ class ServerProcess:
         self.said: list[str] = []
         self._flags = flags
         self._environ = {**os.environ, **(environ or {})}
-        self._port = 0
+        self._port, self._reserved = reserve_port()
+        self._readers: list[threading.Thread] = []
         self.start()
 
     def start(self) -> None:
@@ -53,9 +59,13 @@ class ServerProcess:
             text=True,
             env=self._environ,
         )
-        threading.Thread(target=self._read, args=(self.process, self._ready), daemon=True).start()
-        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
-        if not self._ready.wait(60) or self.process.poll() is not None:
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.process, self._ready), daemon=True),
+            threading.Thread(target=self._listen, args=(self.process,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        if not self._ready.wait(120) or self.process.poll() is not None:
             self.process.kill()
             raise RuntimeError("The server did not start:\n" + "".join(self.log))
 
@@ -64,7 +74,6 @@ class ServerProcess:
         for line in process.stderr:
             self.log.append(line)
             if found := re.search(r"on (https?)://(\S+):(\d+)", line):
-                self._port = int(found[3])
                 self.url = f"{found[1]}://{found[2]}:{found[3]}"
                 ready.set()
         ready.set()
@@ -73,8 +82,11 @@ class ServerProcess:
         assert process.stdout is not None
         self.said.extend(process.stdout)
 
-    def stop(self, timeout: float = 15) -> int:
-        """Ask it to stop; its exit status. Whatever it was shown, its log has no secret of it."""
+    def stop(self, timeout: float = 60) -> int:
+        """Ask it to stop; its exit status. Whatever it was shown, its log has no secret of it.
+
+        How soon it has to is a matter of tests/faults/test_stopping.py: here it is only whether.
+        """
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout)
         self._check_log()
@@ -87,4 +99,6 @@ class ServerProcess:
         self._check_log()
 
     def _check_log(self) -> None:
+        for reader in self._readers:
+            reader.join(LAST_WORDS_SECONDS)
         assert [line for line in self.log if SECRETS.search(line)] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyspark
+
+from tests.services.ports import reserve_port
 
 HOME = Path(pyspark.__file__).parent
 MASTER = "org.apache.spark.deploy.master.Master"
@@ -48,7 +49,7 @@ class _Daemon:
     def stop(self) -> None:
         """End it; a worker ends its executors."""
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(60)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -62,13 +63,13 @@ class _Daemon:
             self._news.notify_all()
 
     def said(self, pattern: str) -> re.Match[str]:
-        """What it says, as soon as it does. Raises RuntimeError if it does not within a minute."""
+        """What it says, as soon as it does. Raises RuntimeError if it does not within two minutes."""
 
         def found() -> re.Match[str] | None:
             return next((match for line in self.log if (match := re.search(pattern, line))), None)
 
         with self._news:
-            self._news.wait_for(lambda: found() or self.log[-1:] == ["ended"], 60)
+            self._news.wait_for(lambda: found() or self.log[-1:] == ["ended"], 120)
             match = found()
         if match is None:
             raise RuntimeError("The daemon did not start:\n" + "".join(self.log))
@@ -103,9 +104,7 @@ def spark_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
 @contextmanager
 def connect_server(environ: Mapping[str, str]) -> Iterator[str]:
     """Run a Spark Connect server on `local[2]`; where clients reach it. Its Python workers have `environ`."""
-    with socket.socket() as probe:
-        probe.bind((HOSTS[0], 0))
-        port = probe.getsockname()[1]
+    port, reserved = reserve_port()
     conf = {
         "spark.connect.grpc.binding.address": HOSTS[0],
         "spark.connect.grpc.binding.port": str(port),
@@ -121,3 +120,4 @@ def connect_server(environ: Mapping[str, str]) -> Iterator[str]:
         yield f"sc://{HOSTS[0]}:{port}"
     finally:
         server.stop()
+        reserved.close()

@@ -19,7 +19,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-_SECONDS = 30
+from tests.services.ports import reserve_port
+
+_SECONDS = 90
 _PAUSE_SECONDS = 0.01
 
 
@@ -29,7 +31,7 @@ class WarmServer:
     def __init__(self, starter: subprocess.Popen[str], log: Path, root: Path | str, flags: Sequence[str]) -> None:
         self._starter, self._log = starter, log
         self._arguments = ["serve", "--root", str(root), *flags]
-        self._port = 0
+        self._port, self._reserved = reserve_port()
         self.start()
 
     def start(self) -> None:
@@ -46,7 +48,6 @@ class WarmServer:
                 self.kill()
                 raise RuntimeError(f"The server did not start:\n{self._log.read_text()}")
             time.sleep(_PAUSE_SECONDS)
-        self._port = int(found[2])
         self.url = f"http://{found[1]}:{found[2]}"
 
     def kill(self) -> None:
@@ -77,7 +78,7 @@ def warm_servers(
 ) -> Iterator[list[WarmServer]]:
     """Run so many servers on one root."""
     starter = subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, "-m", "tests.services.warm"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

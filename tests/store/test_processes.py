@@ -18,7 +18,7 @@ def start(url: str, prefix: str, number: int, threads: int = 4) -> subprocess.Po
 
 def test_processes_share_one_catalog_and_all_get_their_turn(url: str) -> None:
     processes = [start(url, prefix, 300) for prefix in ("a", "b", "c")]
-    names = [process.communicate(timeout=60)[0].split() for process in processes]
+    names = [process.communicate(timeout=180)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     with open_store(url) as store:
         assert store.list_namespaces((), None, 1000) == sorted(name for mine in names for name in mine)

@@ -127,17 +127,16 @@ def test_write_inside_a_write_is_refused(database: SqliteDatabase) -> None:
         database.write(lambda _: database.write(insert("a")))
 
 
-def test_write_gives_up_while_another_process_holds_the_file(file: Path) -> None:
-    database = SqliteDatabase(file, patience=0.2)
-    schema.migrate(database, wall_clock)
+def test_write_gives_up_while_another_process_holds_the_file(database: SqliteDatabase, file: Path) -> None:
+    hasty = SqliteDatabase(file, patience=1)
     with Path(f"{file}.lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ServiceUnavailableError, match="busy"):
-            database.write(insert("never"))
-        assert names(database) == []  # reading goes on
-    database.write(insert("now"))
-    assert names(database) == ["now"]
-    database.close()
+            hasty.write(insert("never"))
+        assert names(hasty) == []  # reading goes on
+    hasty.write(insert("now"))
+    assert names(hasty) == ["now"]
+    hasty.close()
 
 
 def test_full_disk_is_unavailable_and_passes(database: SqliteDatabase) -> None:

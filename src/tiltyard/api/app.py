@@ -19,6 +19,7 @@ from lance_namespace.errors import ErrorCode, UnsupportedOperationError
 from tiltyard.api import metrics, oauth, plain, remote
 from tiltyard.api.accounts import Accounts, Call
 from tiltyard.api.answers import Download, TooLargeError
+from tiltyard.api.arrivals import Arrivals
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
 from tiltyard.api.groups import Group
@@ -58,6 +59,7 @@ class Api:
         self._binders: dict[str, Binder] = {}
         self._groups: dict[str, Group] = {}
         self._threads = Threads()
+        self._arrivals = Arrivals()
         self._entrance = Entrance(services, self._threads.identity)
         self._tokens = oauth.TokenEndpoint(self._entrance.authenticator, self._threads.identity)
         self._repeats = Repeats(services, self._threads.catalog)
@@ -241,7 +243,7 @@ class Api:
                 result = begin(ctx, request, upload) if small else None
                 if result is None:
                     result = await loop.run_in_executor(pool, work, ctx)
-                return await _came(result) if isinstance(result, Later) else result
+                return await self._came(result) if isinstance(result, Later) else result
             once.watch(_gone(receive, feeding))
             return await once.run(ctx, request, upload, work, pool)
         except Exception as error:
@@ -251,6 +253,12 @@ class Api:
                 feeding.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await feeding
+
+    async def _came(self, later: Later) -> Any:
+        """The response that another thread gives."""
+        result = later.finish(await self._arrivals.of(later.future))
+        reach(Point.BEFORE_ANSWER)
+        return result
 
     async def _render(
         self, route: Route, ctx: Context, result: Any, receive: Receive, exchange: Exchange, once: Once | None
@@ -285,7 +293,7 @@ class Api:
             chunk: bytes | None = download.first
             while chunk is not None and not gone.done():
                 making = query.start(download.more)
-                await exchange.chunk(chunk)
+                await query.sent(exchange.chunk(chunk))
                 chunk = await query.wait(making)
             if chunk is None:
                 await exchange.chunk(b"", last=True)
@@ -357,13 +365,6 @@ async def _gone(receive: Receive, feeding: asyncio.Task[None] | None = None) -> 
 
 def _never_later(ctx: Context, request: Any, upload: Any) -> None:
     """How an operation begins that has no way to begin apart from its function."""
-
-
-async def _came(later: Later) -> Any:
-    """The response that another thread gives."""
-    result = later.finish(await asyncio.wrap_future(later.future))
-    reach(Point.BEFORE_ANSWER)
-    return result
 
 
 def _bare(result: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -110,10 +110,28 @@ class Query:
             return await running
         done, _ = await asyncio.wait([running], timeout=max(0.0, self._deadline.left))
         if not done:
-            if self._slot is not None:
-                self._slot.hold(running)
-            raise self._deadline.over()
+            raise self._stopped(self._deadline)
         return running.result()
+
+    async def sent(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Wait until a part of the answer is on its way: who takes nothing of it has no more time than others.
+
+        Raises QueryStoppedError when time is over before that.
+        """
+        if self._deadline is None:
+            await sending
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline.left)):
+                await sending
+        except TimeoutError:
+            raise self._stopped(self._deadline) from None
+
+    def _stopped(self, deadline: Deadline) -> QueryStoppedError:
+        """What to raise; the query keeps its place until what runs of it has ended."""
+        if self._slot is not None and self._running is not None and not self._running.done():
+            self._slot.hold(self._running)
+        return deadline.over()
 
     def end(self, download: Download) -> None:
         """Let go of an answer, as soon as no thread is at work on it."""

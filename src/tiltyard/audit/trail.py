@@ -158,9 +158,11 @@ class Trail:
     # What follows runs in the thread.
 
     def _run(self) -> None:
-        while not (self._closing and not self._waiting):
+        closing = False
+        while not closing:
             self._wake.wait(GATHER_SECONDS)
             self._wake.clear()
+            closing = self._closing  # before the work: all that came before `close` is tried once more after it
             while self._waiting:
                 self._write_batch()
             if self._late:

@@ -17,6 +17,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
+from tiltyard.access import Privilege
 from tiltyard.modes import TransactionStatus
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
@@ -52,7 +53,7 @@ def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Sta
     for process in started:
         process.terminate()
     for process in started:
-        process.wait(30)
+        process.wait(60)
 
 
 def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
@@ -63,7 +64,12 @@ def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
 
 def ended(server: ServerProcess, job_id: str) -> str:
     """How a job ended, as soon as it has."""
-    return str(wait_for(lambda: (one := transaction(server, job_id).status) in ("Succeeded", "Failed") and one, 90))
+    return str(wait_for(lambda: (one := transaction(server, job_id).status) in ("Succeeded", "Failed") and one, 200))
+
+
+def let_go(folder: Path) -> None:
+    """A job that holds goes on; so nobody has to be killed before it ends by itself."""
+    (folder / "go").touch()
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +103,20 @@ def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_run
     assert ended(server, submitted(server, tmp_path)) == "Succeeded"
 
 
+def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a_driver_has_it(
+    server: ServerProcess, start_worker: Start, tmp_path: Path
+) -> None:
+    asker = {"name": "ann", "groups": [], "method": "api key", "administrator": False}
+    given = {"folder": str(tmp_path)}
+    payload = {"arguments": given, "table": [], "spark": {}, "asker": asker, "wanted": int(Privilege.RUN_UDFS)}
+    with open_store(f"sqlite:///{server.root}/catalog.db") as store:
+        job_id = store.create_transaction("toy", None, payload, {}, asked_by="ann").id
+    start_worker()
+    assert ended(server, job_id) == "Failed"
+    assert "ann, who asked for this job" in (transaction(server, job_id).properties or {})["error"]
+    assert noted(tmp_path) == []
+
+
 @pytest.mark.slow
 def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path
@@ -124,11 +144,12 @@ def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
 def test_submitted_job_whose_driver_is_killed_goes_on_in_another_and_ends_once(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
-    job_id = submitted(server, tmp_path, steps=12, pause=0.2)
+    job_id = submitted(server, tmp_path, steps=12, hold=3)
     start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 3, 60)
+    wait_for(lambda: len(noted(tmp_path)) >= 3)
     (first,) = drivers(tmp_path)
     os.kill(first, signal.SIGKILL)
+    let_go(tmp_path)
     assert ended(server, job_id) == "Succeeded"
     steps = noted(tmp_path)
     assert sorted(set(steps)) == sorted(all_steps(12)) and len(steps) - len(set(steps)) <= 1
@@ -138,10 +159,11 @@ def test_submitted_job_whose_driver_is_killed_goes_on_in_another_and_ends_once(
 def test_submitted_job_whose_worker_is_killed_ends_once(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
-    job_id = submitted(server, tmp_path, steps=15, pause=0.2)
+    job_id = submitted(server, tmp_path, steps=15, hold=2)
     worker = start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 2, 60)
+    wait_for(lambda: len(noted(tmp_path)) >= 2)
     worker.kill()
+    let_go(tmp_path)
     start_worker()
     assert ended(server, job_id) == "Succeeded"
     assert noted(tmp_path) == all_steps(15) and len(drivers(tmp_path)) == 1
@@ -150,11 +172,12 @@ def test_submitted_job_whose_worker_is_killed_ends_once(
 def test_submitted_job_whose_worker_and_driver_are_killed_is_taken_over_when_the_lease_ends(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
-    job_id = submitted(server, tmp_path, steps=12, pause=0.2)
+    job_id = submitted(server, tmp_path, steps=12, hold=2)
     worker = start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 2, 60)
+    wait_for(lambda: len(noted(tmp_path)) >= 2)
     worker.kill()
     os.kill(*drivers(tmp_path), signal.SIGKILL)
+    let_go(tmp_path)
     start_worker()
     assert ended(server, job_id) == "Succeeded"
     steps = noted(tmp_path)
@@ -175,12 +198,13 @@ def test_submitted_jobs_and_two_workers_each_job_is_done_once(
 def test_submitted_job_of_a_worker_that_stops_is_handed_to_the_next(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
-    job_id = submitted(server, tmp_path, steps=40, pause=0.1)
+    job_id = submitted(server, tmp_path, steps=40, hold=2)
     worker = start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 2, 60)
+    wait_for(lambda: len(noted(tmp_path)) >= 2)
     worker.terminate()
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0
     assert transaction(server, job_id).status == "Queued"
+    let_go(tmp_path)
     start_worker()
     assert ended(server, job_id) == "Succeeded"
     assert sorted(noted(tmp_path)) == sorted(all_steps(40)) and len(drivers(tmp_path)) == 2
@@ -191,12 +215,12 @@ def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
 ) -> None:
     job_id = submitted(server, tmp_path / "one", steps=500, pause=0.05)
     start_worker()
-    wait_for(lambda: len(noted(tmp_path / "one")) >= 2, 60)
+    wait_for(lambda: len(noted(tmp_path / "one")) >= 2)
     action = {"setStatusAction": {"status": "Canceled"}}
     Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
     last = len(noted(tmp_path / "one"))
     assert ended(server, submitted(server, tmp_path / "two")) == "Succeeded"
-    assert "commit" not in noted(tmp_path / "one") and len(noted(tmp_path / "one")) - last <= 20
+    assert "commit" not in noted(tmp_path / "one") and len(noted(tmp_path / "one")) - last <= 100
     assert transaction(server, job_id).status == "Canceled"
 
 
@@ -222,7 +246,7 @@ def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
     while not (lines and "works on" in lines[-1]):
         lines.append(worker.stderr.readline())
     worker.terminate()
-    lines += worker.communicate(timeout=30)[1].splitlines()
+    lines += worker.communicate(timeout=60)[1].splitlines()
     assert any("Spark needs Java 17 or newer" in line and "left to other workers" in line for line in lines)
     assert transaction(server, job_id).status == "Queued"
     action = {"setStatusAction": {"status": "Canceled"}}

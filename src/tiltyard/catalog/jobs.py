@@ -7,14 +7,23 @@ takes the job over when its lease ended, makes all of that fail, and so the driv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    TableNotFoundError,
+    TransactionNotFoundError,
+)
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_server
 from tiltyard.access.transactions import OWN_JOB, SUBMIT_JOB
+from tiltyard.catalog.admission import admit_job, asked, bound_table, check_asker, checked_arguments
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.ids import display, table_id
 from tiltyard.jobs import pipeline_jobs
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
     from tiltyard.store import TransactionRecord, UnitOfWork
 
 LEASE_MS = 30_000
@@ -36,29 +44,12 @@ PARTS = 1_000
 """How many parts an answer holds at most."""
 
 
-JobCheck = Callable[["Context", "Id", "Mapping[str, Any]"], "Mapping[str, Any]"]
-
-_CHECKS: dict[str, JobCheck] = {}
-
-
-def job_check(name: str) -> Callable[[JobCheck], JobCheck]:
-    """Let a function `(ctx, table, arguments)` look at a job before it is queued; it gives the arguments to queue.
-
-    It raises what the one who asks is to be refused with.
-    """
-
-    def register(function: JobCheck) -> JobCheck:
-        _CHECKS[name] = function
-        return function
-
-    return register
-
-
 def queue_job(
     ctx: Context,
     name: str,
     arguments: Mapping[str, Any],
     *,
+    wanted: Privilege,
     record_id: int | None = None,
     table: Sequence[str] = (),
     spark: Mapping[str, str] | None = None,
@@ -68,9 +59,10 @@ def queue_job(
 ) -> TransactionRecord:
     """Queue a job, or hand it to `owner` at once. `record_id` is the table that it works on, `table` its name.
 
-    Raises TableNotFoundError when the table is gone.
+    `wanted` are the privileges on it that whoever asks needs, now and when the job is begun. Raises
+    TableNotFoundError when the table is gone.
     """
-    payload = {"arguments": dict(arguments), "table": list(table), "spark": dict(spark or {})}
+    payload = {"arguments": dict(arguments), "table": list(table), "spark": dict(spark or {}), **asked(ctx, wanted)}
     told = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
 
     def work(catalog: UnitOfWork) -> TransactionRecord:
@@ -94,7 +86,8 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     record = queue_job(
         ctx,
         request.name,
-        _checked(ctx, request.name, table, request.arguments or {}),
+        checked_arguments(ctx, request.name, tuple(table), request.arguments or {}),
+        wanted=Privilege.RUN_UDFS,
         record_id=_record_id(ctx, table),
         table=table,
         spark=_spark(request),
@@ -102,11 +95,7 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         owner=request.owner or "",
         lease_ms=_lease(request) if request.owner else LEASE_MS,
     )
-    return models.SubmitJobResponse(job=entry(record))
-
-
-def _checked(ctx: Context, name: str, table: Sequence[str], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _CHECKS[name](ctx, table_id(table), arguments) if name in _CHECKS else arguments
+    return models.SubmitJobResponse(job=entry(ctx, record))
 
 
 def _spark(request: models.SubmitJobRequest) -> Mapping[str, str] | None:
@@ -130,34 +119,70 @@ def _record_id(ctx: Context, table: Sequence[str]) -> int | None:
 def claim_job(ctx: Context, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
     """Hand a job to the driver `owner`: `job_id`, or the one of these names that waits longest; none if there is none.
 
-    A job that runs is handed out again once its lease has ended. Raises InvalidInputError, TransactionNotFoundError.
+    A job that runs is handed out again once its lease has ended. One that whoever asked for it may not have done any
+    more fails. Raises InvalidInputError, TransactionNotFoundError, and what `admit_job` raises of a `job_id`.
     """
     lease = _lease(request)
     if request.job_id:
-        _job(ctx, request.job_id)
+        admit_job(ctx, _job(ctx, request.job_id))
         record = ctx.store.claim_job(request.job_id, request.owner, lease)
     else:
         names = tuple(pipeline_jobs()) if request.names is None else tuple(set(request.names) & set(pipeline_jobs()))
-        waits = bool(names) and ctx.store.work_waits(names)
-        record = ctx.store.claim_transaction(request.owner, lease, names) if waits else None
-    return models.ClaimJobResponse(job=entry(record) if record else None)
+        record = claim_next(ctx, request.owner, lease, names)
+    return models.ClaimJobResponse(job=entry(ctx, record) if record else None)
+
+
+def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) -> TransactionRecord | None:
+    """Hand out the job of these names that waits longest, and may be begun; those that may not fail.
+
+    Raises ServiceUnavailableError.
+    """
+    while names and ctx.store.work_waits(names):
+        record = ctx.store.claim_transaction(owner, lease_ms, names)
+        if record is None:
+            return None
+        try:
+            admit_job(ctx, record)
+        except ServiceUnavailableError:
+            raise  # it is claimed, and handed out again when that lease ends
+        except LanceNamespaceError as error:
+            with suppress(ConcurrentModificationError, TransactionNotFoundError):  # it was canceled just now
+                ctx.store.finish_transaction(record.id, owner, TransactionStatus.FAILED, error=str(error))
+        else:
+            return record
+    return None
 
 
 @operation(needs=OWN_JOB)
 def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
     """Extend the lease, and let `properties` join those of the transaction; the driver goes on if it is Running.
 
-    Raises TransactionNotFoundError, ConcurrentModificationError (another driver has the job), InvalidInputError.
+    A job that whoever asked for it may not have done any more fails here. Raises TransactionNotFoundError,
+    ConcurrentModificationError (another driver has the job), InvalidInputError.
     """
     job_id, lease = transaction_id(request.id), _lease(request)
+    refusal = _refusal(ctx, job_id)
 
     def work(catalog: UnitOfWork) -> TransactionStatus:
         status = catalog.heartbeat(job_id, request.owner, lease)
+        if refusal and not status.finished:
+            status = catalog.finish_transaction(job_id, request.owner, TransactionStatus.FAILED, error=refusal).status
         if request.properties and not status.finished:
             catalog.join_properties(job_id, request.properties)
         return status
 
     return models.BeatJobResponse(status=ctx.store.transact(work))
+
+
+def _refusal(ctx: Context, job_id: str) -> str:
+    """Why whoever asked for a job may not have it done any more; "" if they may. Raises ServiceUnavailableError."""
+    try:
+        check_asker(ctx, ctx.store.describe_transaction(job_id))
+    except (TransactionNotFoundError, ServiceUnavailableError):
+        raise
+    except LanceNamespaceError as error:
+        return str(error)
+    return ""
 
 
 @operation(needs=OWN_JOB)
@@ -221,22 +246,24 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
         lambda before, count: ctx.store.list_jobs(kinds, status or None, tuple(before) if before else None, count),
         lambda record: (record.created_at, record.id),
     )
-    return models.ListJobsResponse(jobs=[entry(record) for record in found], page_token=token)
+    return models.ListJobsResponse(jobs=[entry(ctx, record) for record in found], page_token=token)
 
 
 @operation(needs=OWN_JOB, inline=always)
 def describe_job(ctx: Context, request: models.DescribeJobRequest) -> models.DescribeJobResponse:
     """Tell a job: what was asked for, where it stands, its figures. Raises TransactionNotFoundError."""
-    return models.DescribeJobResponse(job=entry(_job(ctx, transaction_id(request.id))))
+    return models.DescribeJobResponse(job=entry(ctx, _job(ctx, transaction_id(request.id))))
 
 
-def entry(record: TransactionRecord) -> models.JobEntry:
-    """A job as answers tell it; who has it is nobody's business."""
+def entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
+    """A job as answers tell it, its table under the name that it has now; who drives it is nobody's business."""
+    path, location = bound_table(ctx, record) or (record.payload.get("table"), None)
     return models.JobEntry(
         id=record.id,
         name=record.kind,
         status=record.status,
-        table=record.payload.get("table") or None,
+        table=list(path or ()) or None,
+        location=location,
         arguments=record.payload.get("arguments", {}),
         spark=record.payload.get("spark") or None,
         properties=dict(record.properties),

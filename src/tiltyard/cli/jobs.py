@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from lance_namespace.errors import LanceNamespaceError
+from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 
 from tiltyard.cli.bar import progress_bar
 from tiltyard.cli.options import Refuse
@@ -126,11 +126,10 @@ def drive_here(job: RegisteredJob, queued: QueuedJob, owner: str, reach: Reach, 
     where = reach.connection()
     run = CatalogRun(Calls(where), queued, owner)
     run.progress(**application_facts(spark))
-    arguments = job.checked(queued.arguments)
     with _interrupting(run.cancel), progress_bar(job.name, run.figures.texts):
-        figures = drive(run, lambda: job.function(run, where, spark, **arguments))
+        figures = drive(run, lambda: queued.work(run, where, spark))
     if figures is None:
-        _interrupted(queued.id)
+        _stopped(Calls(where), queued.id)
     _print({"job": queued.id, **figures})
 
 
@@ -149,6 +148,14 @@ def _interrupting(cancel: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _stopped(calls: Calls, job_id: str) -> NoReturn:
+    """Tell why a job was stopped. Raises PermissionDeniedError for one that the catalog has ended, in its words."""
+    job = calls.call("DescribeJob", id=[job_id])["job"]
+    if job["status"] == "Failed" and job.get("error"):
+        raise PermissionDeniedError(job["error"])
+    _interrupted(job_id)
 
 
 def _interrupted(what: str) -> NoReturn:

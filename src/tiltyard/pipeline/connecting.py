@@ -8,7 +8,7 @@ from typing import Any
 
 import lance
 import lance_namespace as upstream
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
 
 from tiltyard.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.pipeline.places import Connection, Pairs, Place
@@ -33,19 +33,43 @@ class Table:
         """The id, as requests carry it."""
         return list(self.path)
 
+    @property
+    def _bound(self) -> str | None:
+        """Where it has to lie; None for wherever it does."""
+        return dict(self.connection.bound).get(str(self))
+
     def describe(self, **fields: Any) -> upstream.DescribeTableResponse:
-        """What the namespace says of it. Raises TableNotFoundError."""
-        return self.client.describe_table(upstream.DescribeTableRequest(id=self.id, **fields))
+        """What the namespace says of it.
+
+        Raises TableNotFoundError, ConcurrentModificationError if it is bound and has another name by now.
+        """
+        try:
+            told = self.client.describe_table(upstream.DescribeTableRequest(id=self.id, **fields))
+        except TableNotFoundError as error:
+            if self._bound is None:
+                raise
+            raise self._renamed() from error
+        if self._bound not in (None, told.location):
+            raise self._renamed()
+        return told
+
+    def _renamed(self) -> ConcurrentModificationError:
+        return ConcurrentModificationError(
+            f"{self} is not the table any more that this job was asked for: that one was renamed or dropped meanwhile. "
+            "Resume the job, and it goes on with its table under the name that it has then."
+        )
 
     def dataset(
         self, version: int | str | None = None, branch: str | None = None, client: upstream.LanceNamespace | None = None
     ) -> lance.LanceDataset:
         """Open it so that commits go through the namespace; `version` may be a tag.
 
-        `client` stands in for the namespace's own. Raises TableNotFoundError, ValueError for an unknown version.
+        `client` stands in for the namespace's own. Raises as `describe` does, ValueError for an unknown version.
         """
         options = dict(self.connection.storage) or None
         found = lance.dataset(namespace_client=client or self.client, table_id=self.id, storage_options=options)
+        if self._bound is not None:
+            self.describe()  # what was opened by its name is what has the name still
         if branch:
             return found.checkout_version((branch, version if isinstance(version, int) else None))
         return found if version is None else found.checkout_version(version)

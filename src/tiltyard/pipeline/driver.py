@@ -68,13 +68,11 @@ class Driver:
             run.hand_back()
 
         def work() -> Mapping[str, object]:
-            job = find_job(told.name)
-            arguments = job.checked(told.arguments)
-            if arguments.get("udf") is not None:
+            if told.arguments.get("udf") is not None:
                 check_udfs()
-            spark = self._session() if job.spark else None
+            spark = self._session() if find_job(told.name).spark else None
             run.progress(**application_facts(spark))
-            return job.function(run, self._where, spark, **arguments)
+            return told.work(run, self._where, spark)
 
         try:
             drive(run, work, attempts=told.attempts)

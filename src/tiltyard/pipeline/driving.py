@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
@@ -18,13 +18,19 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
+from tiltyard.ids import display
 from tiltyard.jobs import MOST_ATTEMPTS, RETRY_MS
 from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tiltyard.pipeline.jobs import RegisteredJob
+    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.runs import Run
 
 log = logging.getLogger("tiltyard.pipeline")
 
@@ -37,7 +43,7 @@ TELL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job as the catalog tells it."""
+    """A job as the catalog tells it: `arguments` name its table as it is called now, `location` is where that lies."""
 
     id: str
     name: str
@@ -45,12 +51,23 @@ class QueuedJob:
     spark: Mapping[str, str]
     attempts: int
     status: str = "Running"
+    location: str | None = None
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> QueuedJob:
         """From an answer."""
-        spark = told.get("spark") or {}
-        return cls(told["id"], told["name"], told["arguments"], spark, told["attempts"], told["status"])
+        spark, arguments, location = told.get("spark") or {}, told["arguments"], told.get("location")
+        if location and "table" in arguments:
+            arguments = {**arguments, "table": display(tuple(told["table"]))}
+        return cls(told["id"], told["name"], arguments, spark, told["attempts"], told["status"], location)
+
+    def work(self, run: Run, where: Connection, spark: SparkSession | None) -> Mapping[str, object]:
+        """Do it, for no other table than its own; the last figures. Raises what the job raises."""
+        job = find_job(self.name)
+        arguments = job.checked(self.arguments)
+        if self.location and "table" in arguments:
+            where = replace(where, bound=((str(arguments["table"]), self.location),))
+        return job.function(run, where, spark, **arguments)
 
 
 def new_owner() -> str:

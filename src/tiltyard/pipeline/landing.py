@@ -20,6 +20,7 @@ import pyarrow as pa
 from lance.dataset import Transaction
 from lance_namespace.errors import (
     ConcurrentModificationError,
+    InvalidTableStateError,
     TableAlreadyExistsError,
     TableNotFoundError,
 )
@@ -137,19 +138,38 @@ def first_version(landing: Landing, client: upstream.LanceNamespace, transaction
 def land(run: Run, table: Table, mode: WriteMode) -> Landing:
     """Find or declare the table that a job writes; a resumed run goes on where it began.
 
-    Raises TableAlreadyExistsError, TableNotFoundError (to append to), NamespaceNotFoundError.
+    Raises TableAlreadyExistsError, TableNotFoundError (to append to), NamespaceNotFoundError, InvalidTableStateError
+    (the run began with another table).
     """
-    if _KEPT in run.kept():
-        told = json.loads(run.kept()[_KEPT])
+    told = json.loads(run.kept().get(_KEPT, "null")) or _begin(table, mode)
+    if "uri" in told:
+        place = _same_place(table, told["uri"])
     else:
-        told = _begin(table, mode)
-        run.keep(_KEPT, json.dumps(told))
+        run.keep(_KEPT, json.dumps(told))  # before the name is taken: the next driver knows whose it is
+        place = _declared(table) if told["declared"] else table.place()
+        run.keep(_KEPT, json.dumps({**told, "uri": place.uri}))
     base, declared = int(told["base"]), bool(told["declared"])
-    place = _declared(table) if declared else table.place()
     if not base or mode is WriteMode.OVERWRITE:
         return Landing(table, place, base, declared, None, None)
     dataset = table.dataset(base)
     return Landing(table, place, base, declared, dataset.schema, dataset.data_storage_version)
+
+
+def _same_place(table: Table, uri: str) -> Place:
+    """Where a table lies that this run has begun to write. Raises InvalidTableStateError: that one is not there now."""
+    try:
+        place = table.place()
+    except TableNotFoundError as error:
+        raise _gone(table) from error
+    if place.uri != uri:
+        raise _gone(table)
+    return place
+
+
+def _gone(table: Table) -> InvalidTableStateError:
+    return InvalidTableStateError(
+        f"{table} is not the table any more that this job has begun to write: ask for the job anew."
+    )
 
 
 def latest_version(table: Table) -> int:

@@ -31,12 +31,14 @@ class Connection:
     """A namespace client, described: it can be pickled, and each process connects once.
 
     `implementation` and `properties` are what `lance_namespace.connect` takes; `storage` are options of the object
-    store that this client brings along, over those that the namespace tells.
+    store that this client brings along, over those that the namespace tells. `bound` are tables by their ids that have
+    to lie where it says: another one that has such a name by now is none of this client's.
     """
 
     implementation: str
     properties: Pairs
     storage: Pairs = ()
+    bound: Pairs = ()
 
     @property
     def headers(self) -> dict[str, str]:

@@ -1104,6 +1104,7 @@ class JobEntry(Model, kw_only=True):
     created_at_millis: Int64
     error: str | None = None
     id: str
+    location: str | None = None
     name: str
     properties: dict[str, str]
     spark: dict[str, str] | None = None

@@ -99,7 +99,7 @@ def _queue_fills(ctx: Context, names: Sequence[str] | None, columns: Sequence[st
     if columns:
         record = find_table(ctx, names)
         for column in columns:
-            queue_backfill(ctx, record.id, table_id(names), column)
+            queue_backfill(ctx, record.id, table_id(names), column, wanted=Privilege.ALTER | Privilege.RUN_UDFS)
 
 
 def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:

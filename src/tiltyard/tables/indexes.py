@@ -17,6 +17,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
+from tiltyard.catalog.admission import asked
 from tiltyard.context import Context
 from tiltyard.ids import MAIN_BRANCH, Id, display, table_id
 from tiltyard.modes import TransactionStatus
@@ -126,7 +127,7 @@ def _queued(ctx: Context, table: OpenTable, path: Id, order: IndexOrder, waiting
     }
     kind = CREATE_INDEX
     if ctx.settings.spark_index_rows and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
-        kind, payload = INDEX_JOB, {**payload, **index_job(order, path)}
+        kind, payload = INDEX_JOB, {**payload, **index_job(order, path), **asked(ctx, Privilege.ALTER)}
     queued = ctx.store.create_transaction(kind, table.record.id, payload, properties, asked_by=ctx.principal.name)
     return queued.id
 

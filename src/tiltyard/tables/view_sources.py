@@ -21,6 +21,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.seeing import seen_table
+from tiltyard.access.standing import present
 from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id, table_id
 from tiltyard.principals import Principal
 from tiltyard.store.views import ViewRecord
@@ -44,7 +45,10 @@ def remember_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
 
 
 def check_definition(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Principal:
-    """Who made a view. Raises InvalidTableStateError if what its metadata says is not what was made."""
+    """Who made a view, as they are now. Raises PermissionDeniedError for somebody who was disabled since.
+
+    Raises InvalidTableStateError if what its metadata says is not what was made.
+    """
     known = ctx.store.describe_view(record.id)
     if known is None:
         raise InvalidTableStateError(
@@ -92,11 +96,12 @@ def _check_definer(ctx: Context, path: Id) -> None:
 
 
 def _as_known(ctx: Context, definer: Principal) -> Principal:
-    """An administrator when the view was made need not be one now."""
-    if not definer.administrator:
-        return definer
-    known = ctx.store.describe_principal(definer.name)
-    return definer if known is None else replace(definer, administrator=known.administrator and not known.disabled)
+    try:
+        return present(ctx, definer)
+    except PermissionDeniedError as error:
+        raise PermissionDeniedError(
+            f"{error} It made this view: let somebody make it who may read its tables."
+        ) from error
 
 
 def made_of(dataset: lance.LanceDataset) -> dict[str, str]:

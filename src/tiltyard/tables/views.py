@@ -20,7 +20,8 @@ from tiltyard.access import Privilege
 from tiltyard.access.creating import check_table
 from tiltyard.access.needs import on_table
 from tiltyard.access.seeing import seen_namespace, seen_table
-from tiltyard.catalog.jobs import job_check, queue_job
+from tiltyard.catalog.admission import job_check
+from tiltyard.catalog.jobs import queue_job
 from tiltyard.ids import display, table_id
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.modes import CreateMode
@@ -141,7 +142,8 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
 
 def _queued(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> str:
     given = {**arguments, "table": display(path)}
-    return queue_job(ctx, REFRESH, given, record_id=find_table(ctx, path).id, table=path).id
+    record_id = find_table(ctx, path).id
+    return queue_job(ctx, REFRESH, given, wanted=Privilege.WRITE, record_id=record_id, table=path).id
 
 
 def _check_installed() -> None:

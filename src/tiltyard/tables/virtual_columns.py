@@ -150,17 +150,19 @@ def alter_table_backfill_columns(
     found = declared(arrow_field(table.dataset, request.column).metadata)
     if found is None:
         raise InvalidInputError(f"The column '{request.column}' is not computed: there is nothing to fill it with.")
+    wanted = Privilege.WRITE
     if isinstance(found, Declaration):
         check_udfs(ctx, request.id)
+        wanted |= Privilege.RUN_UDFS
     if request.read_version not in (None, table.dataset.version):
         raise InvalidInputError("A backfill reads the latest version, and follows it: leave 'read_version' out.")
     if request.where is not None:
         with lance_errors(table.dataset):
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
     check_backfill(request.branch)
-    return models.AlterTableBackfillColumnsResponse(
-        job_id=queue_backfill(ctx, table.record.id, table_id(request.id), request.column, request.where)
-    )
+    path = table_id(request.id)
+    job_id = queue_backfill(ctx, table.record.id, path, request.column, request.where, wanted=wanted)
+    return models.AlterTableBackfillColumnsResponse(job_id=job_id)
 
 
 def check_backfill(branch: str | None) -> None:
@@ -171,11 +173,17 @@ def check_backfill(branch: str | None) -> None:
         raise UnsupportedOperationError("Columns of a branch are not filled: fill them on main, and branch then.")
 
 
-def queue_backfill(ctx: Context, record_id: int, path: Sequence[str], column: str, where: str | None = None) -> str:
-    """Queue the job that fills a column of main, which `check_backfill` has let pass; its id."""
+def queue_backfill(
+    ctx: Context, record_id: int, path: Sequence[str], column: str, where: str | None = None, *, wanted: Privilege
+) -> str:
+    """Queue the job that fills a column of main, which `check_backfill` has let pass; its id.
+
+    `wanted` are the privileges that whoever asks needs when it is begun.
+    """
     given = {"table": display(tuple(path)), "column": column, "where": where}
     arguments = {name: value for name, value in given.items() if value is not None}
-    return queue_job(ctx, BACKFILL, arguments, record_id=record_id, table=path, properties={"column": column}).id
+    told = {"column": column}
+    return queue_job(ctx, BACKFILL, arguments, wanted=wanted, record_id=record_id, table=path, properties=told).id
 
 
 def _said(name: str, text: str) -> str:

@@ -19,10 +19,12 @@ from typing import Self
 
 from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError, TransactionNotFoundError
 
+from tiltyard.catalog.jobs import claim_next
 from tiltyard.config import Settings
-from tiltyard.context import Services
+from tiltyard.context import Context, Services
 from tiltyard.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
 from tiltyard.modes import TransactionStatus
+from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.guarding import guarded
 from tiltyard.worker.orders import environment, submit_command, warm_command
@@ -90,11 +92,9 @@ class Drivers:
             self._end(driver)
 
     def _claimed(self) -> TransactionRecord | None:
-        """A job that waits, claimed for a driver. Raises ServiceUnavailableError."""
-        store, names = self._services.store, tuple(pipeline_jobs())
-        if not (names and store.work_waits(names)):
-            return None
-        return store.claim_transaction(uuid.uuid4().hex, START_LEASE_MS, names)
+        """A job that waits, and that whoever asked for it may still have done. Raises ServiceUnavailableError."""
+        ctx = Context(self._services, uuid.uuid4().hex, principal=SERVER)
+        return claim_next(ctx, uuid.uuid4().hex, START_LEASE_MS, tuple(pipeline_jobs()))
 
     def _warmed(self, driver: _Process | None) -> _Process:
         if driver is not None and driver.alive:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.types as kinds
@@ -10,16 +11,20 @@ import pyarrow.types as kinds
 
 def check_names(schema: pa.Schema) -> None:
     """Read every name of a schema, nested ones too. Raises UnicodeDecodeError for one that is not UTF-8."""
-    for _ in _fields(schema):
-        pass
+    with_decimals(schema)
 
 
-def with_decimals(schema: pa.Schema) -> list[int]:
-    """Positions of the columns that hold decimals anywhere inside."""
-    return [at for at, field in enumerate(schema) if any(kinds.is_decimal(inner.type) for inner in _below(field))]
+@lru_cache(maxsize=256)  # small bodies by the hundred a second have the same schema
+def with_decimals(schema: pa.Schema) -> tuple[int, ...]:
+    """Positions of the columns that hold decimals anywhere inside.
+
+    Every name is read, nested ones too. Raises UnicodeDecodeError for one that is not UTF-8.
+    """
+    inside = [[inner.type for inner in _below(field)] for field in schema]
+    return tuple(at for at, types in enumerate(inside) if any(map(kinds.is_decimal, types)))
 
 
-def aligned(batch: pa.RecordBatch, columns: list[int]) -> pa.RecordBatch:
+def aligned(batch: pa.RecordBatch, columns: Iterable[int]) -> pa.RecordBatch:
     """The same batch with these columns in memory of their own.
 
     IPC aligns buffers to 8 bytes, while decimals in Rust need 16.
@@ -28,11 +33,6 @@ def aligned(batch: pa.RecordBatch, columns: list[int]) -> pa.RecordBatch:
         column = batch.column(at)
         batch = batch.set_column(at, batch.schema.field(at), pa.concat_arrays([column, column.slice(0, 0)]))
     return batch
-
-
-def _fields(schema: pa.Schema) -> Iterator[pa.Field]:
-    for field in schema:
-        yield from _below(field)
 
 
 def _below(field: pa.Field) -> Iterator[pa.Field]:

@@ -21,7 +21,7 @@ from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
 from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
-from tiltyard.cli.memory import keep_large_buffers
+from tiltyard.cli.memory import calm_collector, keep_large_buffers
 from tiltyard.cli.options import Refuse
 from tiltyard.cli.securing import greet, network, require_safe, scheme
 from tiltyard.config import ConfigError, Settings
@@ -69,6 +69,7 @@ class Application:
             self._worker.start()
         if self._drivers:
             self._drivers.start()
+        calm_collector()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self._drivers:

@@ -63,6 +63,8 @@ class Shelf:
         self.namespace = namespace
         self.options = server.options
         self.root = str(server.root)
+        self._others: set[str] = set()
+        self._others = {path.partition("/")[0] for path in self.files()}
 
     def id(self, name: str) -> list[str]:
         return [self.namespace, name]
@@ -88,9 +90,13 @@ class Shelf:
         return lance.dataset(self.location(name), storage_options=self.options)
 
     def files(self) -> set[str]:
-        """All files of the root, but the catalog and hints of the latest version (Lance checks those before use)."""
-        found = paths(World(None, self.options).files(self.root))
-        return {path for path in found if "catalog.db" not in path and not path.endswith("latest_version_hint.json")}
+        """All files but the catalog and hints of the latest version (Lance checks those before use).
+
+        Folders that were there before this shelf are others': the server may work on them still.
+        """
+        found = {path for path in paths(World(None, self.options).files(self.root)) if "catalog.db" not in path}
+        ours = {path for path in found if path.partition("/")[0] not in self._others}
+        return {path for path in ours if not path.endswith("latest_version_hint.json")}
 
     def let_the_clock_tick(self) -> None:
         """Files of object stores are dated to the second: what is written from now on is younger than all before."""

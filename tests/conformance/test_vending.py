@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -20,14 +21,16 @@ from botocore.exceptions import ClientError
 
 from tests.services.guarded_s3 import SECRETS, GuardedS3, guarded_s3
 from tests.services.server import ServerProcess
+from tests.services.wire import stream
 
-SECONDS = 3
+SECONDS = 6
+"""How long credentials of `hasty` live: clients ask anew two seconds before the end, and none of them takes as long."""
 ROWS = pa.table({"n": [1, 2, 3]})
 
 
 @dataclass(frozen=True)
 class Lake:
-    """A server whose storage hands out credentials that live for a few seconds."""
+    """A server whose storage hands out credentials."""
 
     objects: GuardedS3
     server: ServerProcess
@@ -65,8 +68,19 @@ class Lake:
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    folder = tmp_path_factory.mktemp("lake")
-    with guarded_s3(SECONDS) as objects, pytest.MonkeyPatch.context() as patch:
+    """One whose credentials outlive the tests."""
+    yield from standing(tmp_path_factory.mktemp("lake"), 0)
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """One whose credentials end while they are used."""
+    yield from standing(tmp_path_factory.mktemp("hasty"), SECONDS)
+
+
+def standing(folder: Path, seconds: int) -> Iterator[Lake]:
+    """A lake whose credentials live for so long; 0 is what the server asks for."""
+    with guarded_s3(seconds) as objects, pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
             patch.delenv(name, raising=False)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # clients have no credentials but those they are given
@@ -79,49 +93,55 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         server.stop()
 
 
-def test_describe_table_pylance_reads_and_appends_through_the_end_of_its_credentials(lake: Lake) -> None:
-    lake.new_table("lasting")
-    dataset = lance.dataset(namespace_client=lake.namespace(), table_id=["lasting"])
-    before, until = len(lake.objects.log()), time.monotonic() + 1.5 * SECONDS
+def test_describe_table_pylance_reads_and_appends_through_the_end_of_its_credentials(hasty: Lake) -> None:
+    hasty.new_table("lasting")
+    dataset = lance.dataset(namespace_client=hasty.namespace(), table_id=["lasting"])
+    before, until = len(hasty.objects.log()), time.monotonic() + 1.5 * SECONDS
     rounds = 0
     while time.monotonic() < until:
-        dataset = lance.write_dataset(ROWS, namespace_client=lake.namespace(), table_id=["lasting"], mode="append")
+        dataset = lance.write_dataset(ROWS, namespace_client=hasty.namespace(), table_id=["lasting"], mode="append")
         assert dataset.count_rows(filter="n = 2") == 2 + rounds
         rounds += 1
         time.sleep(0.3)
-    log = [entry for entry in lake.objects.log()[before:] if "key" in entry]
+    log = [entry for entry in hasty.objects.log()[before:] if "key" in entry]
     assert all(entry["allowed"] for entry in log)
     assert len({entry["key"] for entry in log}) >= 3
 
 
-def test_describe_table_pylance_keeps_one_handle_through_the_end_of_its_credentials(lake: Lake) -> None:
-    lake.new_table("held")
-    dataset = lance.dataset(namespace_client=lake.namespace(), table_id=["held"])
-    before, until = len(lake.objects.log()), time.monotonic() + 1.5 * SECONDS
+def test_describe_table_pylance_keeps_one_handle_through_the_end_of_its_credentials(hasty: Lake) -> None:
+    hasty.new_table("held")
+    dataset = lance.dataset(namespace_client=hasty.namespace(), table_id=["held"])
+    before, until = len(hasty.objects.log()), time.monotonic() + 1.5 * SECONDS
     while time.monotonic() < until:
         assert dataset.checkout_version(1).take([0, 2], columns=["n"]).column("n").to_pylist() == [1, 3]
         dataset.versions()  # asks the storage each time
         time.sleep(0.5)
     dataset.insert(ROWS)
-    log = [entry for entry in lake.objects.log()[before:] if "key" in entry]
+    log = [entry for entry in hasty.objects.log()[before:] if "key" in entry]
     assert all(entry["allowed"] for entry in log)
     assert len({entry["key"] for entry in log}) >= 2
-    assert lance.dataset(namespace_client=lake.namespace(), table_id=["held"]).count_rows() == 6
+    assert lance.dataset(namespace_client=hasty.namespace(), table_id=["held"]).count_rows() == 6
 
 
-def test_describe_table_options_are_in_the_keys_of_lance_and_say_when_they_end(lake: Lake) -> None:
+def test_describe_table_options_are_in_the_keys_of_lance(lake: Lake) -> None:
     location = lake.new_table("keys")
-    now = time.time() * 1000
     options = lake.options("keys", vend_credentials=True)
     assert set(options) == {
         "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "aws_endpoint", "aws_region", "allow_http",
         "expires_at_millis", "refresh_offset_millis",
     }  # fmt: skip
-    assert now < int(options["expires_at_millis"]) <= now + SECONDS * 1000 + 1000
-    assert 0 < int(options["refresh_offset_millis"]) <= SECONDS * 1000 / 3
     assert lance.dataset(location, storage_options=options).count_rows() == 3
     without = lake.options("keys", vend_credentials=False)
     assert set(without) == {"aws_endpoint", "aws_region", "allow_http"}
+
+
+def test_describe_table_options_say_when_they_end(hasty: Lake) -> None:
+    hasty.new_table("ends")
+    before = time.time() * 1000
+    options = hasty.options("ends", vend_credentials=True)
+    after = time.time() * 1000
+    assert before < int(options["expires_at_millis"]) <= after + SECONDS * 1000 + 1000
+    assert 0 < int(options["refresh_offset_millis"]) <= SECONDS * 1000 / 3
 
 
 @pytest.mark.parametrize("key", ["{path}2/data/x", "{path}-evil/x", "{parent}/other.lance/x", "catalog", "{path}"])
@@ -198,8 +218,7 @@ def test_cve_2026_42812_properties_move_no_table_past_the_check(lake: Lake) -> N
 
 
 def test_describe_table_many_at_once_fetch_one_session(lake: Lake) -> None:
-    lake.new_table("crowd")
-    time.sleep(SECONDS)  # what was fetched to write it has ended
+    lake.post("/v1/table/crowd/declare", vend_credentials=False)
     before, found = len(lake.objects.sessions()), []
     threads = [threading.Thread(target=lambda: found.append(lake.options("crowd"))) for _ in range(16)]
     for thread in threads:
@@ -220,9 +239,9 @@ def test_declare_table_with_a_key_remembers_no_secret(lake: Lake) -> None:
 
 
 def test_open_table_through_the_remote_protocol_fetches_no_credentials(lake: Lake) -> None:
-    lake.new_table("remote")
+    made = lake.http.post("/v1/table/remote/create", content=stream(ROWS))  # by the server, with its own key
+    assert made.status_code == 200, made.text
     before = len(lake.objects.sessions())
-    time.sleep(SECONDS)  # what was fetched to write it has ended
     table = lancedb.connect("db://lake", api_key="none", host_override=lake.server.url).open_table("remote")
     assert table.count_rows() == 3
     assert len(lake.objects.sessions()) == before

@@ -34,6 +34,7 @@ def bounds() -> settings:
     """How many histories to try: `PROPERTY_EXAMPLES=1000 make test PYTEST_ARGS=tests/property` looks longer."""
     return settings(
         max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "12")),
+        derandomize="PROPERTY_EXAMPLES" not in os.environ,
         stateful_step_count=30,
         deadline=None,
         print_blob=True,

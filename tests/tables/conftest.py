@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """A catalog and a storage of their own."""
-    running = Server(tmp_path / "root", conflict_timeout=5.0)
+    running = Server(tmp_path / "root", conflict_timeout=60.0)
     yield running
     running.services.store.close()

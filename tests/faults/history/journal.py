@@ -104,11 +104,11 @@ class Journal:
 
 
 def load(folder: Path) -> History:
-    """The journals of a folder."""
+    """The journals of a folder; they may still be written, and the last line of one be half there."""
     attempts: dict[str, Attempt] = {}
     reads: list[Read] = []
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_text().split("\n")[:-1]:
             record: dict[str, Any] = json.loads(line)
             if record.pop("type") == Read.__name__:
                 reads.append(Read(**record))

@@ -26,6 +26,9 @@ from tests.services.s3 import CREDENTIALS
 
 TABLES = ("t0", "t1", "t2", "t3", "t4")
 
+LONGEST_SECONDS = 60
+"""How much longer than told a run may be, until something has happened in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -76,11 +79,25 @@ def run(plan: Plan, folder: Path) -> Report:
         with Storm(ground, plan.seed):
             for process in processes:
                 _tell(process, "go")
-            time.sleep(plan.seconds)  # the run is as long as it was told to be
+            _wait(plan, journals, ground)
         for process in processes:
             process.communicate()
         assert "Traceback" not in (said := (journals / "writers.log").read_text()), said
         return verdict(ground, load(journals), locations)
+
+
+def _wait(plan: Plan, journals: Path, ground: Ground) -> None:
+    """For as long as was told; on a machine so slow that nothing has come of it by then, until something has."""
+    time.sleep(plan.seconds)
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not (ground.strikes.get("kill") and _something(load(journals))) and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def _something(history: History) -> bool:
+    """Whether somebody has read, appended and committed a batch."""
+    done = {found.kind for found in history.attempts.values() if found.outcome is Outcome.ACKNOWLEDGED}
+    return bool(history.reads) and {Kind.APPEND, Kind.BATCH} <= done
 
 
 @contextmanager

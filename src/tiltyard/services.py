@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tiltyard.access import Access
+from tiltyard.clocks import wall_clock
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.paging import Paging
 from tiltyard.storage import Storage
-from tiltyard.store import open_store, wall_clock
+from tiltyard.store import open_store
 from tiltyard.tables.finished import Finished
 from tiltyard.tables.own_commits import road
 
@@ -18,7 +19,7 @@ def open_services(settings: Settings) -> Services:
     Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
     """
     database = settings.database_url
-    storage = Storage(settings)
+    storage = Storage(settings, wall_clock)
     storage.prepare()
     store = open_store(database, clock=wall_clock)
     storage.datasets.shares = store.shares

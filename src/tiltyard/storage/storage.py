@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
 )
 
+from tiltyard.clocks import wall_clock
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translated
 from tiltyard.storage.files import Files, FileStat, LocalFiles
@@ -44,18 +44,13 @@ if TYPE_CHECKING:
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
-def now_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 class Storage:
     """All that lies under the root and the further roots that are allowed. Safe to use from several threads.
 
     Methods raise ServiceUnavailableError and PermissionDeniedError for a storage that does not answer or refuses.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], int] = wall_clock) -> None:
         """Know the roots; `prepare` looks at them. Raises StorageError for a root that cannot be one."""
         self.places = Places(settings, clock)
         self.root = self.places.first.root

@@ -1,5 +1,6 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
+from tiltyard.clocks import wall_clock
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.folders import CREATING, DROPPED
 from tiltyard.store.grants import GrantRecord, Owner
@@ -26,7 +27,7 @@ from tiltyard.store.records import (
 )
 from tiltyard.store.roles import GRANTS
 from tiltyard.store.schema import StoreVersionError
-from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade, wall_clock
+from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade
 from tiltyard.store.versions import FinalManifest
 
 __all__ = [

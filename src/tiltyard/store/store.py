@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from tiltyard.clocks import wall_clock
 from tiltyard.store import schema
 from tiltyard.store.audit import Audit
 from tiltyard.store.folders import Folders
@@ -110,11 +110,6 @@ class Store(UnitOfWork):
     ) -> None:
         """Close the store."""
         self.close()
-
-
-def wall_clock() -> int:
-    """Return the time in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def open_store(url: str, *, clock: Clock = wall_clock, migrate: bool = True) -> Store:

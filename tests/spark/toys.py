@@ -32,6 +32,7 @@ def toy(
     table: Annotated[str | None, "A table that it works on."] = None,
     steps: Annotated[int, "How many steps."] = 5,
     pause: Annotated[float, "Seconds that a step takes."] = 0.0,
+    hold: Annotated[int | None, "A step that begins only once the file `go` is in the folder."] = None,
     broken: Annotated[bool, "Whether it fails at its end."] = False,
     udf: Annotated[str | None, "Code of the client's; it is not run."] = None,
 ) -> Mapping[str, object]:
@@ -41,6 +42,9 @@ def toy(
     for step in range(steps):
         if str(step) in run.kept():
             continue
+        while step == hold and not (log / "go").exists():
+            run.check()
+            time.sleep(0.01)
         time.sleep(pause)
         run.check()
         _note(log, f"step {step}")

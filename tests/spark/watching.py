@@ -15,7 +15,7 @@ import lance_namespace_urllib3_client as generated
 from tests.services.server import ServerProcess
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 30) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 90) -> Any:
     """What a condition gives as soon as it holds."""
     deadline = time.monotonic() + seconds
     while not (found := what()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -164,3 +164,31 @@ def test_upload_corrupt_in_a_late_batch_is_400_and_changes_nothing(place: Place,
         response = wire.http.post(path, content=bytes(body))
         assert (response.status_code, response.json()["code"]) == (400, 13), response.text
         assert_nothing_came_of_it(place, wire, before)
+
+
+COUNT = b"POST /v1/table/t/count_rows HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def framed(path: str, body: bytes, framing: str) -> bytes:
+    """A whole request."""
+    if framing == "length":
+        return head(path, f"Content-Length: {len(body)}") + body
+    return head(path, "Transfer-Encoding: chunked") + chunk(body) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_upload_followed_by_a_request_on_its_connection_answers_both(
+    small_place: Place, talk: Callable[[ServerProcess], Wire], framing: str
+) -> None:
+    """However much of the body was read, what follows it is the next request."""
+    server = small_place.start()
+    wire = talk(server)
+    wire.good(wire.table(["t"], "create", stream(ROWS)))
+    other = stream(LARGE.rename_columns(["id", "other"]), 20_000)
+    answers = {"/v1/table/new/create?mode=overwrite": 200, "/v1/table/t/insert": 400, "/v1/table/none/insert": 404}
+    with connect(server.url) as connection:
+        for path, status in [*answers.items()] * 2:
+            connection.sendall(framed(path, other, framing))
+            assert read_answer(connection).status == status
+            connection.sendall(COUNT)
+            assert read_answer(connection).body == b"100"

@@ -23,6 +23,7 @@ from tiltyard.api.arrivals import Arrivals
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
 from tiltyard.api.groups import Group
+from tiltyard.api.intake import INTAKE
 from tiltyard.api.limits import QUERIES, Limits
 from tiltyard.api.problems import HttpError, problem
 from tiltyard.api.queries import Deadline, Query, QueryStoppedError
@@ -109,7 +110,8 @@ class Api:
         if route.operation.request_shape is Shape.ARROW:
             request = call.request = binder.bind(segments, query, headers, b"")
             ctx = await self._admitted(route, ctx, request, once)
-            upload = await open_upload(receive, self._services.settings.max_upload_bytes, once is not None)
+            limit, give = self._services.settings.max_upload_bytes, scope.get("extensions", {}).get(INTAKE)
+            upload = await open_upload(receive, limit, once is not None, give)
             result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
             if body is None:

@@ -1,14 +1,20 @@
-"""uvicorn's HTTP/1.1, with our error shape for what is no HTTP, and a bound on what comes before a body."""
+"""uvicorn's HTTP/1.1, with our error shape for what is no HTTP, a bound on what comes before a body, and a way for
+threads to read large bodies themselves.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from http import HTTPStatus
 
+import httptools
 import msgspec
 from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tiltyard.api.intake import INTAKE, Intake
 from tiltyard.api.safety import SAFETY_LINES
 from tiltyard.spec.models import ErrorResponse
 
@@ -21,9 +27,13 @@ class Protocol(HttpToolsProtocol):
 
     _in_head = True
     _head = 0
+    _skip = 0
+    """Bytes of a body that nobody wants any more, and that the parser must not see."""
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
+        if self._skip and not (data := self._behind_the_body(data)):
+            return
         if self._in_head:
             self._head += len(data)
         super().data_received(data)
@@ -36,12 +46,56 @@ class Protocol(HttpToolsProtocol):
         """Begin a request: a body may be of any length."""
         self._in_head = False
         self._head = 0
+        self.scope["extensions"] = {INTAKE: self.give_body}  # type: ignore[dict-item]  # ASGI leaves it to the server
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """End a request: a head follows."""
         self._in_head = True
         super().on_message_complete()
+
+    def give_body(self, taken: int) -> Intake | None:
+        """Hand over the body that comes in now, of which `taken` bytes were received: see `tiltyard.api.intake`.
+
+        None where its length is not known, or the connection is encrypted.
+        """
+        cycle, length = self.cycle, self._content_length()
+        left = length - taken - len(cycle.body)
+        if self.scheme != "http" or left <= 0 or self.transport.is_closing():
+            return None
+        self.flow.pause_reading()
+        first, cycle.body = bytes(cycle.body), bytearray()
+        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        return Intake(socket.socket(fileno=descriptor), first, left, self._body_given)
+
+    def _content_length(self) -> int:
+        """Bytes of the body; 0 where the head does not say."""
+        named = dict(self.headers)
+        return 0 if b"transfer-encoding" in named else int(named.get(b"content-length", b"0"))
+
+    def _body_given(self, unread: int) -> None:
+        """Go on with what follows the body, once the rest that was not read has come."""
+        if self.transport.is_closing():
+            return
+        self._skip = unread
+        if not unread:
+            self._end_body()
+        self.flow.resume_reading()
+
+    def _behind_the_body(self, data: bytes) -> bytes:
+        """What follows a body that nobody wants."""
+        self._unset_keepalive_if_required()
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        if not self._skip:
+            self._end_body()
+        return data[skipped:]
+
+    def _end_body(self) -> None:
+        """The request is complete: the parser, which saw less of it, begins anew."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser cannot read."""

@@ -16,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
+from tiltyard.api.intake import ClientGoneError, Give, Intake, client_gone, stalled
 from tiltyard.api.problems import HttpError
-from tiltyard.sound import aligned, check_names, with_decimals
+from tiltyard.sound import aligned, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b
@@ -27,10 +28,6 @@ WINDOW = 8 << 20
 STALL_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FILE_MAGIC = b"ARROW1\x00\x00"
-
-
-class ClientGoneError(InvalidInputError):
-    """The client left before its body was complete."""
 
 
 def new_fingerprint() -> Fingerprint:
@@ -59,10 +56,13 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def open_upload(receive: Receive, limit: int, identified: bool = False) -> MemoryBody | StreamedBody:
+async def open_upload(
+    receive: Receive, limit: int, identified: bool = False, give: Give | None = None
+) -> MemoryBody | StreamedBody:
     """The Arrow body of a request, once it is complete or known to be large (`limit` 0: any size).
 
-    If `identified`, a large one has a fingerprint once it is read; it is made by the thread that reads.
+    If `identified`, a large one has a fingerprint once it is read; it is made by the thread that reads. With `give`,
+    that thread reads the rest off the connection itself.
     """
     chunks: deque[bytes] = deque()
     total, more = 0, True
@@ -70,10 +70,17 @@ async def open_upload(receive: Receive, limit: int, identified: bool = False) ->
         chunk, more = await _next(receive)
         chunks.append(chunk)
         total += len(chunk)
-    if limit and total > limit:
-        raise HttpError(413, ErrorCode.INVALID_INPUT, f"The upload has more than {limit} bytes.")
+    _check_size(total, limit)
     if more:
-        return StreamedBody(receive, chunks, limit, new_fingerprint() if identified else None)
+        intake = give(total) if give else None
+        if intake is not None:
+            chunks.append(intake.first)
+            try:
+                _check_size(total + len(intake.first) + intake.left, limit)
+            except HttpError:
+                intake.end()
+                raise
+        return StreamedBody(receive, chunks, limit, new_fingerprint() if identified else None, intake)
     return MemoryBody(b"".join(chunks))
 
 
@@ -82,10 +89,15 @@ async def _next(receive: Receive) -> tuple[bytes, bool]:
         async with asyncio.timeout(STALL_SECONDS):  # not wait_for: before Python 3.12 that costs a task each time
             message = await receive()
     except TimeoutError as error:
-        raise HttpError(408, ErrorCode.INVALID_INPUT, f"No byte of the body came for {STALL_SECONDS:.0f} s.") from error
+        raise stalled(STALL_SECONDS) from error
     if message["type"] == "http.disconnect":
-        raise ClientGoneError("The connection closed before the body was complete.")
+        raise client_gone()
     return message.get("body", b""), message.get("more_body", False)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if limit and size > limit:
+        raise HttpError(413, ErrorCode.INVALID_INPUT, f"The upload has more than {limit} bytes.")
 
 
 class MemoryBody:
@@ -117,20 +129,30 @@ class MemoryBody:
                 _check_end(data[-8:])
                 table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
             table.validate(full=True)
-            check_names(table.schema)
+            decimals = with_decimals(table.schema)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise not_arrow(error) from error
-        if decimals := with_decimals(table.schema):
+        if decimals:
             table = pa.Table.from_batches([aligned(batch, decimals) for batch in table.to_batches()], table.schema)
         return table.to_reader()
 
 
 class StreamedBody:
-    """A body that is still coming in: the event loop feeds a window of chunks that one thread reads."""
+    """A body that is still coming in: the event loop feeds a window of chunks that one thread reads.
+
+    With an intake, the window has what came before, and the thread reads the rest by itself.
+    """
 
     size = None
 
-    def __init__(self, receive: Receive, first: deque[bytes], limit: int, fingerprint: Fingerprint | None) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        first: deque[bytes],
+        limit: int,
+        fingerprint: Fingerprint | None,
+        intake: Intake | None = None,
+    ) -> None:
         self._receive = receive
         self._limit = limit
         self._chunks = first
@@ -138,7 +160,8 @@ class StreamedBody:
         self._changed = threading.Condition()
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
-        self._done = False
+        self._intake = intake
+        self._done = intake is not None
         self._error: BaseException | None = None
         self.failure: BaseException | None = None
         self._tail = b""
@@ -161,13 +184,18 @@ class StreamedBody:
 
     async def feed(self) -> None:
         """Take chunks off the wire until the body ends; runs on the event loop beside the reading thread."""
+        if self._intake is not None:
+            try:
+                await self._room.wait()
+            finally:
+                self._intake.end()
+            return
         try:
             more = True
             while more:
                 chunk, more = await _next(self._receive)
                 self._received += len(chunk)
-                if self._limit and self._received > self._limit:
-                    raise HttpError(413, ErrorCode.INVALID_INPUT, f"The upload has more than {self._limit} bytes.")
+                _check_size(self._received, self._limit)
                 self._room.clear()
                 with self._changed:
                     self._chunks.append(chunk)
@@ -189,13 +217,12 @@ class StreamedBody:
         """See ArrowBody."""
         try:
             source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
-            check_names(source.schema)
-            return pa.RecordBatchReader.from_batches(source.schema, self._batches(source))
+            decimals = with_decimals(source.schema)
+            return pa.RecordBatchReader.from_batches(source.schema, self._batches(source, decimals))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
 
-    def _batches(self, source: pa.RecordBatchReader) -> Any:
-        decimals = with_decimals(source.schema)
+    def _batches(self, source: pa.RecordBatchReader, decimals: tuple[int, ...]) -> Any:
         try:
             for batch in source:
                 batch.validate(full=True)  # offsets that lead out of a buffer would end the process
@@ -238,16 +265,34 @@ class StreamedBody:
         at = 0
         while at < count:
             parts = self._wait(count - at)
-            if not parts:
-                break
             for part in parts:
                 view[at : at + len(part)] = part
                 at += len(part)
+            if not parts:
+                taken = self._take_in(view[at:])
+                if not taken:
+                    break
+                at += taken
         self._tail = (self._tail + bytes(view[max(0, at - 8) : at]))[-8:]
         self._ended = at < count
         if self._fingerprint is not None:
             self._fingerprint.update(view[:at])
         return buffer if at == count else pa.py_buffer(bytes(view[:at]))
+
+    def _take_in(self, view: memoryview) -> int:
+        """Bytes right off the connection, none at the end of the body, or where the window has all."""
+        intake = self._intake
+        if intake is None:
+            return 0
+        try:
+            taken = intake.read_into(view, STALL_SECONDS)
+        except OSError:
+            self._error = intake.error
+            raise
+        finally:
+            if not intake.left or intake.error:
+                self._loop.call_soon_threadsafe(self._room.set)
+        return taken
 
     def _wait(self, most: int) -> list[bytes]:
         with self._changed:
@@ -268,7 +313,7 @@ class StreamedBody:
             most -= len(chunk)
             self._held -= len(chunk)
             parts.append(chunk)
-        if self._held < WINDOW // 2:
+        if self._held < WINDOW // 2 and self._intake is None:
             self._loop.call_soon_threadsafe(self._room.set)
         return parts
 

@@ -1,0 +1,89 @@
+"""Bodies that a thread reads off a connection, without a server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tiltyard.api.intake import ClientGoneError, Intake
+from tiltyard.api.problems import HttpError
+
+PATIENCE = 10.0
+
+
+class Body:
+    """A connection with a client at its other end, and the intake of a body of 100,000 bytes."""
+
+    SIZE = 100_000
+
+    def __init__(self) -> None:
+        self.client, connection = socket.socketpair()
+        connection.setblocking(False)
+        self.unread: list[int] = []
+        self.intake = Intake(connection, b"", self.SIZE, self.unread.append)
+
+    def read(self, count: int, patience: float = PATIENCE) -> bytes:
+        """That many bytes, fewer only at the end."""
+        buffer, at = bytearray(count), 0
+        while taken := self.intake.read_into(memoryview(buffer)[at:], patience) if at < count else 0:
+            at += taken
+        return bytes(buffer[:at])
+
+
+@pytest.fixture
+def body() -> Iterator[Body]:
+    found = Body()
+    yield found
+    found.intake.end()
+    found.client.close()
+
+
+def test_read_into_takes_the_body_and_nothing_behind_it(body: Body) -> None:
+    sent = bytes(range(250)) * (Body.SIZE // 250)
+    sending = threading.Thread(target=body.client.sendall, args=(sent + b"the next request",))
+    sending.start()
+    assert body.read(7) + body.read(Body.SIZE) == sent
+    sending.join(PATIENCE)
+    body.intake.end()
+    assert body.unread == [0]
+
+
+def test_read_into_whose_client_leaves_says_so(body: Body) -> None:
+    body.client.sendall(b"abc")
+    body.client.close()
+    assert body.read(3) == b"abc"
+    with pytest.raises(OSError, match="gone"):
+        body.read(1)
+    assert isinstance(body.intake.error, ClientGoneError)
+
+
+def test_read_into_whose_client_sends_nothing_is_408(body: Body) -> None:
+    with pytest.raises(TimeoutError):
+        body.read(1, patience=0.01)
+    assert isinstance(body.intake.error, HttpError)
+    assert body.intake.error.status == 408
+
+
+def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
+    body.client.sendall(b"abc")
+    assert body.read(3) == b"abc"
+    began, failed = threading.Event(), []
+
+    def wait() -> None:
+        began.set()
+        try:
+            body.read(1)
+        except OSError as error:
+            failed.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    began.wait(PATIENCE)
+    body.intake.end()
+    waiting.join(PATIENCE)
+    assert (failed, body.unread) == (["nobody wants this body any more"], [Body.SIZE - 3])
+    body.intake.end()
+    assert body.unread == [Body.SIZE - 3]

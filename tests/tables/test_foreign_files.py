@@ -5,16 +5,21 @@ Whoever may write a table's files could otherwise have the server read, with its
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import lance
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import InvalidInputError, PermissionDeniedError
+from lance.file import LanceFileReader
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 from tests.services.wire import stream
 
 import tiltyard
+from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.manifests import check_manifest
 
 ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})
@@ -114,3 +119,53 @@ def test_base_that_leaves_the_folder_by_dots_is_elsewhere(namespace: tiltyard.Na
         assert not datasets.may_use(location, base)
     for base in (location, f"{location}/", f"file://{location}", f"{location}/tree/b"):
         assert datasets.may_use(location, base)
+
+
+def put_foreign_rows(location: str, victim: Path) -> None:
+    """What the holder of credentials for a table's files can do: change a row, and name the files of another table."""
+    dataset = lance.dataset(location)
+    dataset.add_bases([lance.DatasetBasePath(str(victim), name="theirs", is_dataset_root=True)])
+    dataset.update({"n": "1"}, "n = 1")
+    fragment = lance.dataset(victim).get_fragments()[0].metadata.to_json()
+    fragment["files"][0]["base_id"] = next(iter(dataset.base_paths()))
+    rows = lance.LanceOperation.Append([lance.FragmentMetadata.from_json(json.dumps(fragment))])
+    lance.LanceDataset.commit(dataset, rows, read_version=dataset.version)
+
+
+CHANGES: dict[str, Callable[[tiltyard.Namespace], object]] = {
+    "update": lambda namespace: namespace.update_table({"id": ["t"], "updates": [["n", "n + 1000"]]}),
+    "delete": lambda namespace: namespace.delete_from_table({"id": ["t"], "predicate": "n > 0"}),
+    "merge": lambda namespace: namespace.merge_insert_into_table(
+        {"id": ["t"], "on": ["n"], "when_matched_update_all": True, "when_not_matched_insert_all": True}, stream(ROWS)
+    ),
+}
+
+
+@pytest.mark.parametrize("managed", ["true", "false"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_rows(
+    namespace: tiltyard.Namespace, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, change: str, managed: str
+) -> None:
+    """What Lance tries again by itself, it does on the newest version, which nobody has looked at."""
+    namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": managed}}, stream(ROWS))
+    location = namespace.describe_table({"id": ["t"]}).location
+    opened, done = Datasets.writer, []
+
+    def meanwhile(datasets: Datasets, at: str, *given: Any) -> lance.LanceDataset:
+        dataset = opened(datasets, at, *given)
+        if at == location and not done:
+            done.append(put_foreign_rows(location, places["other"]))
+        return dataset
+
+    monkeypatch.setattr(Datasets, "writer", meanwhile)
+    with pytest.raises(LanceNamespaceError, match=r"outside the folder|storage refuses"):
+        CHANGES[change](namespace)
+    assert done
+    own = [path for path in Path(location).glob("data/*") if 1042 in lance_rows(path) or 42 in lance_rows(path)]
+    assert own == []
+
+
+def lance_rows(path: Path) -> list[int]:
+    """The rows of a data file."""
+    rows: list[int] = LanceFileReader(str(path)).read_all().to_table()["n"].to_pylist()
+    return rows

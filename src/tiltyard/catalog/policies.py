@@ -14,6 +14,8 @@ from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.growing import check_growth
 from tiltyard.tables.narrowing import within
 from tiltyard.tables.opening import find_table, open_for_reading
 
@@ -92,9 +94,11 @@ def _check(ctx: Context, dataset: lance.LanceDataset, policy: Policy) -> None:
     within(dataset, Narrowing(None, {mask.column: mask for mask in policy.masks}))
     with lance_errors(dataset):
         if policy.filter is not None:
+            checked_expression(policy.filter, "filter of the policy")
             dataset.scanner(columns=[], with_row_id=True, filter=filled(policy.filter, ctx.principal)).explain_plan()
         for mask in policy.masks:
             if mask.expression is not None:
+                check_growth({f"mask of '{mask.column}'": checked_expression(mask.expression, "mask")}, shown=True)
                 shown = {mask.column: filled(mask.expression, ctx.principal)}
                 dataset.scanner(columns=shown, with_row_id=True, limit=1).explain_plan()
 

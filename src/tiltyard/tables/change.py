@@ -13,6 +13,7 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.tables.committing import commit
 from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.growing import check_growth
 from tiltyard.tables.narrowing import narrowed_updates, quiet_if_bound, within_latest
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Target
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-
-_RETRIES = 100  # within the time that conflicts may take
 
 
 @operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
@@ -43,7 +42,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
         if bounds is not None:
             narrowed_updates(updates, bounds)
             rows = bounds.filter(predicate, "predicate")
-        done = dataset.update(updates, rows, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
+        done = dataset.update(updates, rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(done["num_rows_updated"])
 
     if updates:
@@ -69,6 +68,7 @@ def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
         if column in updates:
             raise InvalidInputError(f"The column '{column}' is updated twice: once is enough.")
         updates[column] = checked_expression(expression, "expression")
+    check_growth(updates)
     return updates
 
 
@@ -86,7 +86,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     def change(dataset: lance.LanceDataset) -> int:
         bounds = within_latest(ctx, target.record, request.branch, None, dataset)
         rows = predicate if bounds is None else bounds.filter(predicate, "predicate")
-        done = dataset.delete(rows, conflict_retries=_RETRIES, retry_timeout=timedelta(seconds=seconds))
+        done = dataset.delete(rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(done["num_deleted_rows"])
 
     with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):

@@ -13,8 +13,10 @@ from tiltyard.operations import operation
 from tiltyard.schemas import from_json, parse_type
 from tiltyard.spec import models
 from tiltyard.tables.committing import commit
-from tiltyard.tables.fields import RESERVED, find_field
-from tiltyard.tables.opening import find_table
+from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.fields import RESERVED, arrow_field, find_field
+from tiltyard.tables.growing import check_growth
+from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.virtual_columns import (
     altered_metadata,
     check_backfill,
@@ -24,6 +26,7 @@ from tiltyard.tables.virtual_columns import (
     queue_backfill,
     virtual_fields,
 )
+from tiltyard.virtual import declared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,6 +50,7 @@ def alter_table_add_columns(
     (code of clients is switched off).
     """
     _check_kinds(request)
+    _check_sql(request.new_columns)
     entries = {entry.name: entry for entry in request.new_columns}
     expressions = {name: entry.expression for name, entry in entries.items() if entry.expression is not None}
     empty = [] if request.schema is None else list(from_json(request.schema))
@@ -85,6 +89,14 @@ def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
         raise InvalidInputError("Columns that are computed now and columns that a backfill fills need two requests.")
 
 
+def _check_sql(entries: Sequence[models.AddColumnsEntry]) -> None:
+    """What computes columns, now or later. Raises InvalidInputError for what cannot be planned, or be held."""
+    texts = {entry.name: entry.expression or entry.computed or "" for entry in entries}
+    for name, text in texts.items():
+        checked_expression(text, f"expression of '{name}'")
+    check_growth(texts)
+
+
 def _fills(entries: Sequence[models.AddColumnsEntry]) -> list[str]:
     """The columns that are to be filled at once."""
     found: list[str] = []
@@ -96,10 +108,12 @@ def _fills(entries: Sequence[models.AddColumnsEntry]) -> list[str]:
 
 def _queue_fills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
     """Queue a backfill of each column. Raises TableNotFoundError for a table that was dropped meanwhile."""
-    if columns:
-        record = find_table(ctx, names)
-        for column in columns:
-            queue_backfill(ctx, record.id, table_id(names), column, wanted=Privilege.ALTER | Privilege.RUN_UDFS)
+    if not columns:
+        return
+    table, wanted = open_for_reading(ctx, names), Privilege.ALTER | Privilege.RUN_UDFS
+    for column in columns:
+        found = declared(arrow_field(table.dataset, column).metadata)
+        queue_backfill(ctx, table.record.id, table_id(names), column, found, wanted=wanted)
 
 
 def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:

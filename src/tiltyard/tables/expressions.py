@@ -3,7 +3,8 @@
 Lance plans an expression by recursion, so one that is deep enough overflows the stack and takes the whole process
 with it: seen from some 300 to 1,000 chained operators on (`id + 1 + 1 …`), and from some 10,000 to 40,000 of AND or
 OR. Its parser bounds parentheses and nested calls itself, to some fifty, but not chains, and the two multiply.
-It also reads one statement and drops what follows a semicolon.
+It also reads one statement and drops what follows a semicolon. Whatever SQL of a client Lance is given has to be
+checked here, or a request ends the process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import re
 
 from lance_namespace.errors import InvalidInputError
+
+from tiltyard.tables.growing import check_growth
 
 LONGEST_CHAIN = 100
 """Operators one after the other, across all levels of parentheses."""
@@ -54,10 +57,11 @@ class _Level:
 
 
 def checked_expression(text: str, what: str = "filter") -> str:
-    """The same text, if it is one expression and not too deep to plan.
+    """The same text, if it is one expression, not too deep to plan, and makes no row too large (`check_growth`).
 
     Raises InvalidInputError. Whether it is valid SQL on a table's columns is Lance's to say.
     """
+    check_growth({what: text})
     if len(text) <= LONGEST_CHAIN and ";" not in text:
         return text
     if _depth(_NUMBERS.sub("()", text), what) > _DEEPEST:

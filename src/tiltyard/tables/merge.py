@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tiltyard.bodies import ArrowBody
     from tiltyard.context import Context
 
-_RETRIES = 100  # within the time that conflicts may take
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")
 _LONGEST_SECONDS = 24 * 3600.0
@@ -148,7 +147,7 @@ def _execute(target: Target, incoming: Incoming, merge: Merge) -> models.MergeIn
         with incoming.errors(dataset):
             source = incoming.reader(fitting) if rows is None else fitting.table(rows)
             try:
-                stats = _builder(dataset, merge, patience.left).execute(source)
+                stats = _builder(dataset, merge, patience.left, target.retries).execute(source)
                 break
             except Exception as error:
                 if rows is None:
@@ -177,7 +176,7 @@ def _fitting(merge: Merge, source: pa.Schema, dataset: lance.LanceDataset) -> Fi
     return Fitting(source, schema if merge.insert and required else given)
 
 
-def _builder(dataset: lance.LanceDataset, merge: Merge, seconds: float) -> Any:
+def _builder(dataset: lance.LanceDataset, merge: Merge, seconds: float, retries: int) -> Any:
     builder = dataset.merge_insert(list(merge.on))
     if merge.update:
         builder = builder.when_matched_update_all(merge.update_filter)
@@ -187,6 +186,6 @@ def _builder(dataset: lance.LanceDataset, merge: Merge, seconds: float) -> Any:
         builder = builder.when_not_matched_by_source_delete(merge.delete_filter)
     return (
         builder.use_index(merge.use_index)
-        .conflict_retries(_RETRIES)
+        .conflict_retries(retries)
         .retry_timeout(timedelta(seconds=max(seconds, 0.001)))
     )

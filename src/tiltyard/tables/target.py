@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.road import Road
     from tiltyard.store import TableRecord
 
+_RETRIES = 100  # within the time that conflicts may take
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.5
 
@@ -51,6 +52,16 @@ class Target:
     def key(self) -> str:
         """What identifies the line of versions that a commit extends."""
         return f"{self.location}#{self.branch or MAIN_BRANCH}"
+
+    @property
+    def retries(self) -> int:
+        """How often Lance may do a change again by itself when another commit came first.
+
+        It does so on the version that came, unseen by `Datasets.checked`: its manifest could name the files of another
+        table, and the rows would be copied into this one. What comes to a managed table the catalog has looked at; any
+        other is opened anew for each try.
+        """
+        return _RETRIES if self.record.managed else 0
 
     def marks(self, rows: int) -> dict[str, str]:
         """Properties of a transaction that fulfils the request."""

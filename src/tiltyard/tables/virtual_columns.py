@@ -22,6 +22,7 @@ from tiltyard.operations import operation
 from tiltyard.schemas import parse_type
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.virtual import Computed, Declaration, declared
@@ -157,11 +158,12 @@ def alter_table_backfill_columns(
     if request.read_version not in (None, table.dataset.version):
         raise InvalidInputError("A backfill reads the latest version, and follows it: leave 'read_version' out.")
     if request.where is not None:
+        checked_expression(request.where, "filter 'where'")
         with lance_errors(table.dataset):
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
     check_backfill(request.branch)
     path = table_id(request.id)
-    job_id = queue_backfill(ctx, table.record.id, path, request.column, request.where, wanted=wanted)
+    job_id = queue_backfill(ctx, table.record.id, path, request.column, found, request.where, wanted=wanted)
     return models.AlterTableBackfillColumnsResponse(job_id=job_id)
 
 
@@ -174,16 +176,27 @@ def check_backfill(branch: str | None) -> None:
 
 
 def queue_backfill(
-    ctx: Context, record_id: int, path: Sequence[str], column: str, where: str | None = None, *, wanted: Privilege
+    ctx: Context,
+    record_id: int,
+    path: Sequence[str],
+    column: str,
+    declaration: Declaration | Computed | None,
+    where: str | None = None,
+    *,
+    wanted: Privilege,
 ) -> str:
     """Queue the job that fills a column of main, which `check_backfill` has let pass; its id.
 
     `wanted` are the privileges that whoever asks needs when it is begun.
     """
+    image = declaration.image if isinstance(declaration, Declaration) else ""
     given = {"table": display(tuple(path)), "column": column, "where": where}
     arguments = {name: value for name, value in given.items() if value is not None}
     told = {"column": column}
-    return queue_job(ctx, BACKFILL, arguments, wanted=wanted, record_id=record_id, table=path, properties=told).id
+    queued = queue_job(
+        ctx, BACKFILL, arguments, wanted=wanted, record_id=record_id, table=path, properties=told, image=image
+    )
+    return queued.id
 
 
 def _said(name: str, text: str) -> str:

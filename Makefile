@@ -22,7 +22,7 @@ demo: $(RUN) ## Start a server, load 17,472 films, search them through the stock
 	$(BIN)/python examples/films.py
 
 test: $(DEV) services lint ## Prepare everything the tests need, lint, then run the tests (PYTEST_ARGS="-k name").
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 1 $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
 	$(BIN)/ruff check .

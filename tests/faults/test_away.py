@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -37,10 +38,15 @@ def _lose_the_database(place: Place, postgres: PostgresServer) -> None:
     with Wire(server.url) as wire:
         wire.good(wire.table(["t"], "create", stream(ROWS)))
     postgres.stop()
-    unavailable(http.post("/v1/table/t/describe", json={}))
-    unavailable(http.post("/v1/namespace/n/create", json={}))
-    unavailable(http.post("/v1/table/u/create", content=stream(ROWS)))
-    ready = http.get("/health/ready")
+    with ThreadPoolExecutor(4) as pool:  # each waits for a connection until it gives up
+        asked = [
+            pool.submit(http.post, "/v1/table/t/describe", json={}),
+            pool.submit(http.post, "/v1/namespace/n/create", json={}),
+            pool.submit(http.post, "/v1/table/u/create", content=stream(ROWS)),
+        ]
+        ready = pool.submit(http.get, "/health/ready").result()
+        for answer in asked:
+            unavailable(answer.result())
     assert ready.status_code == 503 and ready.json()["checks"]["storage"] == "ok"
     assert http.get("/health/live").status_code == 200
     postgres.start()

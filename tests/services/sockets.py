@@ -27,7 +27,7 @@ class Answer:
         assert body["instance"] == self.headers["x-request-id"], (body, self.headers)
 
 
-def connect(url: str, timeout: float = 20) -> socket.socket:
+def connect(url: str, timeout: float = 60) -> socket.socket:
     """A connection to the server."""
     parts = urlsplit(url)
     assert parts.hostname and parts.port

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tests.spark.on_cluster import FOLDER, notes
 from tests.spark.watching import children, wait_for
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection, table
-from tiltyard.pipeline.driving import submit
+from tiltyard.pipeline.driving import LEASE_MS, submit
 from tiltyard.pipeline.jobs import find_job
 
 ROWS, FILES = 3000, 6
@@ -41,7 +42,7 @@ CONF = {
     "spark.speculation.task.duration.threshold": "2s",  # waves may have one task, which has no others to compare with
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # JVMs start slowly where others work, too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # JVMs start slowly where others work, too
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +159,15 @@ def test_ingest_on_a_cluster_whose_driver_or_server_is_killed_brings_each_row_on
         [driver] = [pid for pid, words in children(server.process.pid) if "tiltyard.pipeline.driver" in words]
         os.kill(driver, signal.SIGKILL)
         wait_for(lambda: told(server, job_id)["attempts"] == 2, 120)
+        attempts = (2,)
     else:
+        began = time.monotonic()
         server.kill()
         server.start()
+        # The driver goes on, unless its lease ended before there was a server again.
+        attempts = (1,) if time.monotonic() - began < LEASE_MS / 2000 else (1, 2)
     go.touch()
     assert succeeded(server, job_id)["rows"] == str(ROWS)
     assert stored(server, killed) == rows()
     assert table(server.url, killed).dataset().version == 1
-    assert told(server, job_id)["attempts"] == (2 if killed == "driver" else 1)
+    assert told(server, job_id)["attempts"] in attempts

@@ -33,7 +33,7 @@ def twice(ids: range, given: int) -> pa.Array:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # a JVM starts, beside that of the tests
+@pytest.mark.timeout(600)  # a JVM starts, beside that of the tests
 def test_jobs_and_data_source_through_spark_connect_are_the_same_rows(environ: dict[str, str], tmp_path: Path) -> None:
     pq.write_table(rows(range(100), "old"), tmp_path / "source.parquet", row_group_size=25)
     pq.write_table(rows(range(90, 120), "new"), tmp_path / "changed.parquet")
@@ -51,7 +51,7 @@ def test_jobs_and_data_source_through_spark_connect_are_the_same_rows(environ: d
         assert client.returncode == 0, client.stderr
     told = json.loads(client.stdout.splitlines()[-1])
     assert (told["connect"], told["slots"], told["rows"], told["count"]) == (True, 2, 100, 120)
-    assert told["canceled_after"] < 2
+    assert told["canceled_after"] < 20  # the tasks would sleep for 60
     films = pa.concat_tables([rows(range(90), "old"), rows(range(90, 120), "new")])
     assert stored(server.url, "films") == films.append_column("twice", twice(range(120), 90))
     few = rows(range(5), "old").append_column("twice", twice(range(5), 5)).to_pylist()

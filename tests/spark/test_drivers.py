@@ -64,7 +64,7 @@ def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
 
 def ended(server: ServerProcess, job_id: str) -> str:
     """How a job ended, as soon as it has."""
-    return str(wait_for(lambda: (one := transaction(server, job_id).status) in ("Succeeded", "Failed") and one, 200))
+    return str(wait_for(lambda: (one := transaction(server, job_id).status) in ("Succeeded", "Failed") and one, 400))
 
 
 def let_go(folder: Path) -> None:
@@ -118,6 +118,7 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two JVMs start, one after the other, beside that of other tests
 def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:

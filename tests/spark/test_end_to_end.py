@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) ->
 def succeeded(server: ServerProcess, job_id: str) -> dict[str, str]:
     """A job's properties, after it has ended well."""
     seen: Any = wait_for(
-        lambda: (one := transaction(server, job_id)).status in ("Succeeded", "Failed", "Canceled") and one, 100
+        lambda: (one := transaction(server, job_id)).status in ("Succeeded", "Failed", "Canceled") and one, 200
     )
     assert seen.status == "Succeeded", seen.properties
     return dict(seen.properties)
@@ -59,7 +59,7 @@ def rows(server: ServerProcess, name: str) -> pa.Table:
 def job(server: ServerProcess, *words: str) -> str:
     """What `tiltyard job …` printed."""
     command = [sys.executable, "-m", "tiltyard", "job", *words, "--uri", server.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -90,7 +90,7 @@ def test_index_of_a_large_table_by_lancedb_is_built_by_the_job(
         one.index_uuid
         for one in generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
     ]
-    wait_for(lambda: made.index_stats("id_idx"), 100)
+    wait_for(lambda: made.index_stats("id_idx"), 200)
     (index,) = generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
     assert (index.status, index.index_name, index.num_indexed_rows) == ("done", "id_idx", 200)
     assert transaction(server, order).properties["kind"] == "index"  # type: ignore[index]  # a job has some

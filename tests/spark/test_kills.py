@@ -76,7 +76,7 @@ def running(server: ServerProcess, name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # two JVMs start, beside that of the tests
+@pytest.mark.timeout(600)  # two JVMs start, beside that of the tests
 def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_once(
     spark: SparkSession,
     server: ServerProcess,

@@ -53,7 +53,7 @@ def test_figures_without_a_total_tell_no_progress() -> None:
 
 def test_job_command_on_a_terminal_shows_a_bar(environ: dict[str, str], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    words = ["job", "toy", str(tmp_path), "--steps", "4", "--pause", "0.4", "--untracked", "--uri", str(tmp_path)]
+    words = ["job", "toy", str(tmp_path), "--steps", "4", "--hold", "2", "--untracked", "--uri", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tiltyard", *words],
         env={**os.environ, **environ, "TERM": "xterm"},
@@ -68,6 +68,8 @@ def test_job_command_on_a_terminal_shows_a_bar(environ: dict[str, str], tmp_path
                 shown += os.read(ours, 4096)
             except OSError:  # the other side has closed it: that is how a terminal ends
                 break
+        if b"50%" in shown and b"rows 2" in shown:
+            (tmp_path / "go").touch()
     os.close(ours)
-    assert process.communicate(timeout=30)[0] == b"rows: 4\n"
-    assert b"toy" in shown and b"50%" in shown and b"rows 2" in shown
+    assert process.communicate(timeout=60)[0] == b"rows: 4\n"
+    assert b"toy" in shown and b"100%" in shown

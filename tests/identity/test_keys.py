@@ -96,6 +96,18 @@ def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> Non
     refused(ask(secured.url, {"x-api-key": "eyJhbGciOiJub25lIn0.e30."}))
 
 
+def test_credentials_that_come_twice_are_refused(secured: Secured) -> None:
+    """A proxy may have looked at the one, and the server would believe the other."""
+    ann, bob = secured.keys["ann"], secured.keys["bob"]
+    for twice in (
+        [("x-api-key", ann), ("X-API-Key", bob)],
+        [("authorization", "Bearer x"), ("Authorization", "Bearer y")],
+    ):
+        answer = httpx.get(secured.url + LIST, headers=twice, timeout=60)
+        assert answer.status_code == 400 and "came twice" in answer.json()["error"]
+    assert httpx.get(secured.url + LIST, headers=[("x-api-key", ann), ("a", "1"), ("a", "2")], timeout=60).is_success
+
+
 def test_identity_in_the_body_is_believed_where_no_header_shows_one(secured: Secured) -> None:
     url = secured.url + "/tiltyard/v1/key/list"
     for shown in ({"api_key": secured.keys["ann"]}, {"api_key": secured.keys["ann"], "auth_token": None}):

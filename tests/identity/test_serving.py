@@ -45,6 +45,28 @@ def test_serve_on_loopback_without_auth_says_loudly_that_it_is_open(tmp_path: Pa
         server.stop()
 
 
+def test_serve_on_loopback_without_auth_refuses_pages_from_elsewhere(tmp_path: Path) -> None:
+    """What a page sends with `fetch(…, {mode: "no-cors"})`, and what one sends whose name leads to this machine."""
+    server = ServerProcess(tmp_path)
+    try:
+        assert httpx.post(f"{server.url}/v1/namespace/n/create", json={}).status_code == 200
+        own = server.url.partition("//")[2]
+        pages: list[dict[str, str]] = [
+            {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"},
+            {"origin": "http://evil.example:2333", "host": "evil.example:2333", "sec-fetch-site": "same-origin"},
+            {"host": "evil.example:2333"},
+        ]
+        for page in pages:
+            refusal = httpx.post(f"{server.url}/v1/namespace/n/drop", content="{}", headers=page)
+            assert (refusal.status_code, refusal.json()["code"]) == (403, 15)
+            assert httpx.get(f"{server.url}/v1/namespace/$/list", headers=page).status_code == 403
+        own_page = {"origin": server.url, "host": own, "sec-fetch-site": "same-origin"}
+        named = httpx.get(f"{server.url}/v1/namespace/$/list", headers=own_page).json()["namespaces"]
+        assert named == ["n"]
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_serve_on_another_address_without_auth_is_refused(tmp_path: Path, host: str) -> None:
     done = serve(tmp_path, "--host", host)

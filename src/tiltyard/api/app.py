@@ -30,12 +30,13 @@ from tiltyard.api.queries import Deadline, Query, QueryStoppedError
 from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
-from tiltyard.api.safety import SAFETY
+from tiltyard.api.safety import SAFETY, check_single
 from tiltyard.api.threads import Threads
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
 from tiltyard.operations import Later, Served
+from tiltyard.principals import Principal
 from tiltyard.spec import JSON, Shape
 
 Send = Callable[[Any], Awaitable[None]]
@@ -99,7 +100,7 @@ class Api:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
         call = exchange.call
         call.routed(route, segments)
-        principal, body = self._entrance.known(headers), None
+        principal, body = self._known(scope, headers), None
         if principal is None:
             principal, body = await self._entrance.admit(route.operation, headers, receive)
         binder = self._binder(route)
@@ -132,6 +133,12 @@ class Api:
                     return
                 result = await self._run(route, ctx, request, body, once, receive)
         await self._render(route, ctx, result, receive, exchange, once)
+
+    def _known(self, scope: Scope, headers: Headers) -> Principal | None:
+        """Who asks, if that is known at once. Raises what `Entrance.known` raises, InvalidInputError."""
+        if len(headers) < len(scope["headers"]):
+            check_single(scope["headers"])
+        return self._entrance.known(headers)
 
     async def _admitted(self, route: Route, ctx: Context, request: Any, once: Once | None) -> Context:
         """The context to run in, if the principal may do this: before the body is read, where that is a stream.

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from lance_namespace.errors import UnauthenticatedError
 
 from tiltyard.api.requests import Headers
+from tiltyard.api.safety import check_page
 from tiltyard.api.uploads import Receive, read_body
 from tiltyard.context import Services
 from tiltyard.identity import Authenticator, Credentials, from_body, from_headers
@@ -28,11 +29,16 @@ class Entrance:
         self._pool = pool
         self._settings = services.settings
         self.open = not services.settings.auth
+        self._by_any_name = services.settings.insecure
         self.authenticator = Authenticator(services.settings, services.store, services.clock, pool)
 
     def known(self, headers: Headers) -> Principal | None:
-        """Who asks, if that is known at once; None says to `admit`. Raises UnauthenticatedError."""
+        """Who asks, if that is known at once; None says to `admit`.
+
+        Raises UnauthenticatedError, PermissionDeniedError (a page in a browser, where nobody is asked who it is).
+        """
         if self.open:
+            check_page(headers, by_any_name=self._by_any_name)
             return EVERYBODY
         credentials = from_headers(headers)
         return None if credentials is None else self.authenticator.remembered(credentials)

@@ -1,6 +1,13 @@
-"""Headers of every answer: what a browser must not do with it."""
+"""Browsers: what they must not do with an answer, and whom they must not ask on behalf of a page from elsewhere."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 SAFETY = (
     (b"x-content-type-options", b"nosniff"),
@@ -10,3 +17,56 @@ SAFETY = (
 )
 SAFETY_LINES = b"".join(b"%s: %s\r\n" % pair for pair in SAFETY)
 """The same, as they go over the wire."""
+
+_ORIGIN, _HOST, _SITE = b"origin", b"host", b"sec-fetch-site"
+_OWN_SITE = frozenset({b"same-origin", b"none"})
+"""The page is the server's own, or the user has typed the address."""
+_ONCE = frozenset({b"authorization", b"x-api-key", b"idempotency-key", b"x-lancedb-database", b"host", b"origin"})
+
+
+def check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise InvalidInputError if a header comes twice of which a proxy and this server might read different ones."""
+    seen = set()
+    for name, _ in headers:
+        if name in _ONCE and name in seen:
+            raise InvalidInputError(f"The header {name.decode()} came twice: send it once.")
+        seen.add(name)
+
+
+def check_page(headers: Mapping[bytes, bytes], *, by_any_name: bool) -> None:
+    """Raise PermissionDeniedError for a request that a page from elsewhere has a browser send.
+
+    For servers that ask nobody who it is: any page in a browser on the same machine could otherwise drop tables, since
+    a browser sends simple requests anywhere. And a page can give its own name this machine's address, and then read the
+    answers too; so a server on loopback answers to no name of the wide network, unless `by_any_name`.
+    """
+    origin, host = headers.get(_ORIGIN), headers.get(_HOST, b"")
+    if headers.get(_SITE, b"none") not in _OWN_SITE or (origin is not None and not _is_of(origin, host)):
+        raise PermissionDeniedError("A page from elsewhere asks here: start the server with --auth to serve others.")
+    if not by_any_name and not _is_local_name(host):
+        raise PermissionDeniedError(
+            "This server is for this machine, and was asked by a name of the network: say localhost or 127.0.0.1, or "
+            "start it with --insecure, or better with --auth."
+        )
+
+
+@lru_cache(maxsize=256)
+def _is_of(origin: bytes, host: bytes) -> bool:
+    """Whether a page's origin is the server that it asks."""
+    return origin.partition(b"://")[2].lower() == host.lower() != b""
+
+
+@lru_cache(maxsize=256)
+def _is_local_name(host: bytes) -> bool:
+    """Whether a Host header names an address, or a name that the wide network does not have."""
+    try:
+        name = urlsplit(f"//{host.decode('ascii')}").hostname or ""
+    except ValueError:
+        return False
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

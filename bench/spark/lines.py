@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from bench.servers import TREE
+from bench.servers import RESET_PEAK, TREE
 
 Measures = dict[str, Callable[..., Any]]
 
@@ -20,13 +20,18 @@ def answer(measures: Measures) -> None:
     sys.stdout = sys.stderr  # what libraries print is no answer
     for line in sys.stdin:
         order = json.loads(line)
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
         found = measures[order.pop("do")](**order)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"found": found, "memory": memory}), file=out, flush=True)
+        print(json.dumps({"found": found, "memory": _peak()}), file=out, flush=True)
+
+
+def _peak() -> float:
+    [line] = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
 
 
 class Process:
-    """Such a process, from the outside. `memory` is the most it has held, in MiB, so far."""
+    """Such a process, from the outside. `memory` is the most it has held at once during its last order, in MiB."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(

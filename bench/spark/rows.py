@@ -105,17 +105,16 @@ def scaling(ground: Ground) -> list[Result]:
 
 
 def memory(ground: Ground) -> list[Result]:
-    """The driver's memory, for a source and for ten times as much."""
+    """The most memory that the driver has held during a job, for a source and for ten times as much."""
     found = []
     for source, rows in (
         (ground.source, ground.rows),
         (str(data.repeated(ground.work, ground.rows, TIMES)), ground.rows * TIMES),
     ):
         process = ground.session("local[2]")
-        before = process.memory
         process.ask("ingest", source=source, name="grown")
-        found.append((rows, before, process.memory))
+        found.append((rows, process.memory))
         process.stop()
-    words = [f"{rows:,} rows: {before:.0f} → {after:.0f} MiB" for rows, before, after in found]
-    more = found[1][2] - found[0][2]
+    words = [f"{rows:,} rows: {most:.0f} MiB" for rows, most in found]
+    more = found[1][1] - found[0][1]
     return [at_most("memory", "Python driver at most, ten times the rows", (words[1], words[0]), more, (32, "MiB"))]

@@ -18,6 +18,7 @@ from lance_namespace.errors import (
 from tests.tables.served import Server, ask
 
 from tiltyard.access import Privilege
+from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.principals import Principal
@@ -26,6 +27,7 @@ from tiltyard.store.grants import TABLE
 from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns
 from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
 from tiltyard.virtual import Computed, Declaration, declared
+from tiltyard.worker.orders import submit_command
 
 IMAGE = "registry.example/functions:3"
 DATA = pa.table({"a": [1, 2, 3], "t": ["x", "yy", "zzz"]})
@@ -189,6 +191,14 @@ def test_backfill_columns_queues_the_job_under_its_table(server: Server, trap: P
     assert record.payload["arguments"] == {"table": "t", "column": "v", "where": "a > 1"}
     assert record.table_id == server.services.store.describe_table(("t",)).id
     assert not trap.exists()
+
+
+def test_backfill_columns_runs_in_the_image_of_the_column_on_kubernetes_alone(server: Server, trap: Path) -> None:
+    add(server, virtual_column=virtual(trap))
+    record = server.services.store.describe_transaction(backfill(server, "v"))
+    wanted = f"spark.kubernetes.executor.container.image={IMAGE}"
+    assert wanted in submit_command(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record)
+    assert wanted not in submit_command(Settings(root="s3://lake/tables", spark="local[2]"), record)
 
 
 def test_backfill_columns_of_main_by_its_name_is_one_without_a_branch(server: Server, trap: Path) -> None:

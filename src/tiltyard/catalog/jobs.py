@@ -54,15 +54,17 @@ def queue_job(
     table: Sequence[str] = (),
     spark: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
+    image: str = "",
     owner: str = "",
     lease_ms: int = LEASE_MS,
 ) -> TransactionRecord:
     """Queue a job, or hand it to `owner` at once. `record_id` is the table that it works on, `table` its name.
 
-    `wanted` are the privileges on it that whoever asks needs, now and when the job is begun. Raises
-    TableNotFoundError when the table is gone.
+    `wanted` are the privileges on it that whoever asks needs, now and when the job is begun.
+    `image` is that of the executors where they are containers. Raises TableNotFoundError when the table is gone.
     """
     payload = {"arguments": dict(arguments), "table": list(table), "spark": dict(spark or {}), **asked(ctx, wanted)}
+    payload |= {"image": image} if image else {}
     told = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
 
     def work(catalog: UnitOfWork) -> TransactionRecord:

@@ -27,7 +27,7 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.guarding import guarded
-from tiltyard.worker.orders import environment, submit_command, warm_command
+from tiltyard.worker.orders import environment, own_conf, submit_command, warm_command
 
 log = logging.getLogger("tiltyard.worker")
 
@@ -80,7 +80,7 @@ class Drivers:
                 continue
             log.info("job %s (%s) begins, try %d", record.id, record.kind, record.attempts)
             try:
-                if warm and not record.payload.get("spark"):
+                if warm and not own_conf(self._services.settings, record):
                     driver = self._warmed(driver)
                     driver.drive(record)
                 else:

@@ -21,6 +21,7 @@ DRIVER = "tiltyard.pipeline.driver"
 SUBMITTED = Path(__file__).parent.parent / "pipeline" / "submitted" / "spark_driver.py"
 """Files and modules of a driver, which is a client in a process of its own: nothing here imports them."""
 
+_EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _NOT_HANDED_DOWN = ("root", "jobs", "host", "port", "workers", "spark", "spark_conf", "spark_client")
 
 
@@ -43,6 +44,18 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     return {**events, **settings.spark_conf}
 
 
+def own_conf(settings: Settings, record: TransactionRecord) -> dict[str, str]:
+    """Spark's properties of a job that it cannot share with others: those it was submitted with, and its image.
+
+    A column's image, which was on the server's list when it was declared, is that of the executors on Kubernetes;
+    elsewhere code runs where the workers do.
+    """
+    found = dict(record.payload.get("spark") or {})
+    if (image := record.payload.get("image")) and master(settings).startswith("k8s://"):
+        found |= {_EXECUTOR_IMAGE: image}
+    return found
+
+
 def warm_command() -> list[str]:
     """The process that drives job after job."""
     return [sys.executable, "-m", DRIVER]
@@ -52,7 +65,7 @@ def submit_command(settings: Settings, record: TransactionRecord) -> list[str]:
     """spark-submit for one job, with the properties that it was submitted with."""
     beside = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
     words = [beside or "spark-submit", "--master", master(settings), "--name", f"tiltyard {record.kind}"]
-    for name, value in {**spark_conf(settings), **record.payload.get("spark", {})}.items():
+    for name, value in {**spark_conf(settings), **own_conf(settings, record)}.items():
         words += ["--conf", f"{name}={value}"]
     return [*words, str(SUBMITTED), "--job", record.id, "--owner", record.lease_owner or ""]
 

@@ -116,8 +116,8 @@ def test_submit_while_the_first_gets_ready_joins_its_group() -> None:
 
 
 def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SHARE", 1_000)
-    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SECONDS", 2)
+    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SECONDS", 10)
+    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_GAP_SECONDS", 2)
     gathering, together, sizes = Gathering(), threading.Barrier(4), []
 
     def run(first: int, take: Take) -> None:
@@ -127,7 +127,6 @@ def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pyte
         sizes.append(len(group))
         for member in group:
             member.outcome = member.item
-        time.sleep(0.001)  # what the next group may take its time by
 
     def call() -> None:
         future = gathering.submit("key", 0, run)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
-HOPING_SHARE = 0.5
-"""Who was in a group is expected back for so much of the time that it took."""
-HOPING_SECONDS = 0.005
-"""And for no longer than this."""
+HOPING_SECONDS = 0.02
+"""Who was in a group is expected back for so long at most."""
+HOPING_GAP_SECONDS = 0.003
+"""And for no longer than this if nobody comes."""
 _THREADS = 64
 """As many keys are served at once."""
 
@@ -71,12 +71,13 @@ class _Line:
         """Those whose turn it is."""
         return [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_AT_ONCE))]
 
-    def hope_for(self, callers: int, seconds: float) -> None:
-        """Wait until so many are here, but not for long."""
+    def hope_for(self, callers: int) -> None:
+        """Wait until so many more are here, for as long as they come; for one alone nobody waits."""
         self.hoped = min(len(self.waiting) + callers, MOST_AT_ONCE)
-        if self.hoped > 1:
-            patience = min(seconds * HOPING_SHARE, HOPING_SECONDS)
-            self.full.wait_for(lambda: len(self.waiting) >= self.hoped, patience)
+        until, seen = time.monotonic() + HOPING_SECONDS, -1
+        while seen < len(self.waiting) < self.hoped > 1 and time.monotonic() < until:
+            seen = len(self.waiting)
+            self.full.wait(HOPING_GAP_SECONDS)
         self.hoped = 0
 
 
@@ -106,7 +107,7 @@ class Gathering:
         return mine.future
 
     def _lead(self, key: Hashable) -> None:
-        line, group, began = self._lines[key], list[Waiting[Any]](), time.monotonic()
+        line, group = self._lines[key], list[Waiting[Any]]()
 
         def take() -> list[Waiting[Any]]:
             if not group:
@@ -124,11 +125,11 @@ class Gathering:
         finally:
             for member in take():
                 member.settle()
-            self._go_on(key, line, len(group), time.monotonic() - began)
+            self._go_on(key, line, len(group))
 
-    def _go_on(self, key: Hashable, line: _Line, callers: int, seconds: float) -> None:
+    def _go_on(self, key: Hashable, line: _Line, callers: int) -> None:
         with self._lock:
-            line.hope_for(callers, seconds)
+            line.hope_for(callers)
             if not line.waiting:
                 del self._lines[key]
                 return

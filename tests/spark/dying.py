@@ -14,11 +14,12 @@ from tiltyard.pipeline import building
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.driving import CatalogRun, QueuedJob, claim, drive, new_owner
-from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.views import planning
 
 LEASE_MS = 2_000
 ROWS_OF_A_SEGMENT = 300
+ROWS_OF_A_PART = 10
 
 
 class DyingRun(CatalogRun):
@@ -38,13 +39,12 @@ class DyingRun(CatalogRun):
 
 def main(url: str, job_id: str, prefix: str, count: int) -> None:
     """Drive until death."""
-    building.ROWS_OF_A_SEGMENT = ROWS_OF_A_SEGMENT
+    building.ROWS_OF_A_SEGMENT, planning.ROWS_OF_A_PART = ROWS_OF_A_SEGMENT, ROWS_OF_A_PART
     where, owner = connection(url), new_owner()
     told = claim(Calls(where), job_id, owner, LEASE_MS)
     run = DyingRun(Calls(where), told, owner, prefix, count)
-    job = find_job(told.name)
     spark = spark_session("local[1]", config=FEW_PARTITIONS)
-    drive(run, lambda: job.function(run, where, spark, **job.checked(told.arguments)))
+    drive(run, lambda: told.work(run, where, spark))
 
 
 if __name__ == "__main__":

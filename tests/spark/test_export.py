@@ -65,7 +65,7 @@ def test_export_to_parquet_is_the_rows_of_one_version(
     assert pq.read_table(tmp_path / "out") == ROWS
     manifest = json.loads((tmp_path / "out" / "_SUCCESS").read_text())
     assert [(file["name"], file["rows"]) for file in manifest["files"]] == [
-        ("part-00000.parquet", 40), ("part-00001.parquet", 40), ("part-00002.parquet", 20),
+        ("part-00000.parquet", 30), ("part-00001.parquet", 40), ("part-00002.parquet", 30),
     ]  # fmt: skip
     with pytest.raises(InvalidInputError, match="empty folder"):
         export(LocalRun(), catalog, spark, films, str(tmp_path / "out"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +10,9 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
 
-from tiltyard.pipeline import building, tasks
+from tests.spark.sent import Sent, clients_imported, recorded
+from tiltyard.pipeline import building
 from tiltyard.pipeline import delete as deleting
 from tiltyard.pipeline import optimize as optimizing
 from tiltyard.pipeline import upsert as upserting
@@ -25,29 +23,11 @@ from tiltyard.pipeline.runs import LocalRun
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOADING = """
-import pickle, sys
-for function, payloads in pickle.load(open(sys.argv[1], "rb")):
-    pickle.loads(function)
-    for payload in payloads:
-        pickle.loads(payload)
-    print(sorted(name for name in sys.modules if name.startswith("lance_namespace")))
-"""
-"""Loads what a worker is sent, in a process that has imported nothing yet."""
-
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, tuple[bytes, ...]]]:
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """What Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
-    found: list[tuple[bytes, tuple[bytes, ...]]] = []
-    made = tasks._partition
-
-    def recorded(work: Any, payloads: tuple[bytes, ...]) -> Any:
-        function = made(work, payloads)
-        found.append((cloudpickle.dumps(function), payloads))
-        return function
-
-    monkeypatch.setattr(tasks, "_partition", recorded)
+    found = recorded(monkeypatch)
     for module, limits in (
         (upserting, ("BYTES_IN_THE_DRIVER", "ROWS_IN_THE_DRIVER")),
         (deleting, ("ROWS_IN_THE_DRIVER",)),
@@ -64,7 +44,7 @@ def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
     catalog: Connection,
     fresh: Callable[[str], str],
     tmp_path: Path,
-    sent: list[tuple[bytes, tuple[bytes, ...]]],
+    sent: Sent,
 ) -> None:
     name, source, out = fresh("light"), str(tmp_path / "source.parquet"), str(tmp_path / "out")
     pq.write_table(pa.table({"id": range(600), "v": [float(n) for n in range(600)]}), source)
@@ -86,7 +66,4 @@ def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
         registered = find_job(job)
         registered.function(LocalRun(), catalog, spark, **registered.checked(arguments))
         assert len(sent) > before, f"{job} ran no tasks"
-    dumped = tmp_path / "sent"
-    dumped.write_bytes(cloudpickle.dumps(sent))
-    told = subprocess.run([sys.executable, "-c", LOADING, dumped], capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines() == ["[]"] * len(sent)
+    assert clients_imported(sent, tmp_path) == ["[]"] * len(sent)

@@ -138,7 +138,7 @@ def test_index_that_is_there_is_replaced_only_if_told(
     assert len(after) == 1
     assert after[0].uuid != before
     assert index(run, catalog, spark, name, "id", "BTREE", replace=True) == first  # taken up by another driver
-    with pytest.raises(InvalidInputError, match="no index type"):
+    with pytest.raises(InvalidInputError, match="Unknown index type"):
         index(LocalRun(), catalog, spark, name, "id", "TREE")
 
 

@@ -221,7 +221,7 @@ def test_pipeline_that_calls_code_which_it_was_not_given_leave_for_is_refused(
         ("tables:\n  a:\n    files: x\n    indices: []\n", "line 4: tables.a: Object contains unknown field `indices`"),
         (
             "tables:\n  a:\n    files: x\n    indexes:\n      - column: b\n        type: TREE\n",
-            "line 5: tables.a.indexes[0]: There is no index type 'TREE'",
+            "line 5: tables.a.indexes[0]: Unknown index type 'TREE'",
         ),
         ("tables:\n  a:\n    files: x\n    mode: merge\n", "line 4: tables.a.mode: Invalid enum value 'merge'"),
         ("tables:\n  a:\n    files: x\n    check: [many]\n", "line 2: tables.a: 'many' is no check"),

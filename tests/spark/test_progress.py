@@ -43,6 +43,17 @@ def test_figures_of_a_resumed_run_judge_its_speed_by_its_own_work() -> None:
     assert figures.texts()["eta_seconds"] == "5"
 
 
+def test_figures_of_a_later_stage_tell_how_far_that_is() -> None:
+    figures = Figures()
+    figures.set({"rows": 10, "tasks": 2, "tasks_total": 2})
+    figures.set({"stage": "match", "looked": 0, "looked_total": 400})
+    assert figures.texts()["progress"] == "0.0000"
+    figures.set({"looked": 100})
+    assert figures.texts()["progress"] == "0.2500"
+    figures.set({"stage": "commit"})
+    assert figures.texts()["progress"] == "1.0000"
+
+
 def test_figures_without_a_total_tell_no_progress() -> None:
     figures = Figures()
     figures.set({"rows": 5})

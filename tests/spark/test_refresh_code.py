@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from lance_namespace import DescribeTableRequest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tests.services.server import ServerProcess
+from tests.spark.sent import clients_imported, recorded
 from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
 from tiltyard.jobs import UDFS
 from tiltyard.pipeline.connecting import Connection, connection
@@ -40,6 +42,21 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 def refreshed(spark: SparkSession, coded: Connection) -> Refreshed:
     """Refreshes a view here; its figures."""
     return lambda name, **given: refresh(LocalRun(), coded, spark, name, **given)
+
+
+def test_refresh_with_code_sends_workers_nothing_that_imports_the_client(
+    coded: Connection, fresh: Fresh, refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, view = chunked(coded, fresh)
+    sent = recorded(monkeypatch)
+    refreshed(view)
+    source, sums = fresh("source"), fresh("view")
+    write(coded, source, pa.table({"id": [1, 2], "group": [1, 1]}))
+    code = spec("udtf", totals, None, partition_by="group")
+    create_view(coded, sums, f"SELECT * FROM {source}", TOTALS, kind="udtf", udtf_spec=code)
+    refreshed(sums)
+    assert len(sent) == 2
+    assert clients_imported(sent, tmp_path) == ["[]"] * 2
 
 
 def two_words(first: int, end: int) -> list[dict[str, Any]]:

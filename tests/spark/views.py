@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -69,3 +73,20 @@ def totals(rows: pa.Table) -> Any:
     """A UDTF: how many rows of a group there are, and their sum."""
     groups = set(rows["group"].to_pylist())
     yield pa.record_batch({"id": [min(groups)], "count": [rows.num_rows], "sum": [sum(rows["id"].to_pylist())]})
+
+
+def dying(folder: str, id: int, text: str) -> Any:  # noqa: A002  # the column's name
+    """A chunker that gives each row, and kills its process at the first one it is ever given."""
+    mark = Path(folder) / "died"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{"id": id, "text": text}]
+
+
+def held(folder: str, id: int, text: str) -> Any:  # noqa: A002  # the same
+    """A chunker that gives each row, once it may go on."""
+    (Path(folder) / "at").touch()
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.02)
+    return [{"id": id, "text": text}]

@@ -217,9 +217,21 @@ for command in (grant, revoke, grants, whoami, can, role, policy):
 @click.argument("tables", nargs=-1)
 @click.option("--uri", required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog.")
 @click.option("--property", "properties", multiple=True, help="NAME=VALUE for the catalog's client (header.…).")
-@click.option("--small-fragments", default=16, show_default=True, help="So many small fragments are to be compacted.")
-@click.option("--unindexed", default=0.1, show_default=True, help="Such a share of rows that an index may lack.")
-@click.option("--every", type=float, help="Look again every so many seconds, until SIGINT.")
+@click.option(
+    "--small-fragments",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="So many small fragments are to be compacted.",
+)
+@click.option(
+    "--unindexed",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="Such a share of rows that an index may lack.",
+)
+@click.option("--every", type=click.FloatRange(min=1), help="Look again every so many seconds, until SIGINT.")
 @click.option("--dry-run", is_flag=True, help="Only say what is needed.")
 def maintain(tables: tuple[str, ...], small_fragments: int, unindexed: float, **wishes: Any) -> None:
     """Find the tables, or look at these, that need compaction, or whose indexes lack rows, and queue `optimize`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -32,13 +33,18 @@ def steering_command(name: str, refuse: Refuse) -> click.Command | None:
         with refusing(refuse):
             function(Reach(**given), **own)
 
-    text = function.__doc__ or ""
-    return click.Command(name, callback=run, params=[*options, *reach_options(spark=spark)], help=text, short_help=text)
+    text, params = inspect.getdoc(function) or "", [*options, *reach_options(spark=spark)]
+    return click.Command(name, callback=run, params=params, help=text, short_help=text.split("\n")[0])
 
 
 def _list(reach: Reach, name: str | None, status: str | None, limit: int) -> None:
-    """List jobs, newest first."""
-    told = Calls(reach.connection()).call("ListJobs", name=name, status=status, limit=limit)
+    """List jobs, newest first.
+
+    \b
+    Example:
+      tiltyard job list --uri http://127.0.0.1:2333 --status failed
+    """
+    told = reach.calls().call("ListJobs", name=name, status=status, limit=limit)
     for job in told["jobs"]:
         begun = datetime.fromtimestamp(job["created_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         share = job["properties"].get("progress")
@@ -48,22 +54,37 @@ def _list(reach: Reach, name: str | None, status: str | None, limit: int) -> Non
 
 
 def _show(reach: Reach, job_id: str) -> None:
-    """Show a job: what was asked for, where it stands, its figures."""
-    job = Calls(reach.connection()).call("DescribeJob", id=[job_id])["job"]
+    """Show a job: what was asked for, where it stands, its figures.
+
+    \b
+    Example:
+      tiltyard job show --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    job = reach.calls().call("DescribeJob", id=[job_id])["job"]
     _tell(job)
 
 
 def _cancel(reach: Reach, job_id: str) -> None:
-    """Cancel a job: it stops within a second or so, and commits nothing."""
+    """Cancel a job: it stops within a second or so, and commits nothing.
+
+    \b
+    Example:
+      tiltyard job cancel --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
     action = {"setStatusAction": {"status": "Canceled"}}
-    Calls(reach.connection()).call("AlterTransaction", id=[job_id], actions=[action])
+    reach.calls().call("AlterTransaction", id=[job_id], actions=[action])
     click.echo(f"{job_id}: Canceled")
 
 
 def _wait(reach: Reach, job_id: str) -> None:
-    """Wait until a job has ended, with a bar; the status is 0 if it succeeded."""
+    """Wait until a job has ended, with a bar; the status is 0 if it succeeded.
+
+    \b
+    Example:
+      tiltyard job wait --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    job = reach.calls().call("DescribeJob", id=[job_id])["job"]
     calls = Calls(reach.connection())
-    job = calls.call("DescribeJob", id=[job_id])["job"]
     with progress_bar(job["name"], lambda: job["properties"]):
         while job["status"] not in ENDED:
             time.sleep(LOOK_SECONDS)
@@ -74,9 +95,14 @@ def _wait(reach: Reach, job_id: str) -> None:
 
 
 def _resume(reach: Reach, job_id: str) -> None:
-    """Go on here with a job whose driver died, or that failed; what was finished is not done again."""
+    """Go on here with a job whose driver died, or that failed; what was finished is not done again.
+
+    \b
+    Example:
+      tiltyard job resume --uri http://127.0.0.1:2333 6f1c2d3e-… --master local[4]
+    """
     calls, owner = Calls(reach.connection()), new_owner()
-    told = calls.call("DescribeJob", id=[job_id])["job"]
+    told = reach.calls().call("DescribeJob", id=[job_id])["job"]
     if told["status"] in ("Succeeded", "Canceled"):
         raise InvalidTableStateError(f"The job {job_id} is {told['status']}: there is nothing to resume.")
     job = find_job(told["name"])

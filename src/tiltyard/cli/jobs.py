@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.places import Connection
 
+FIRST_SECONDS = 5.0
+"""How long a command asks a server that does not answer, before it has begun anything."""
 INTERRUPTED = 130
 """The status of a command that Ctrl-C ended, as shells have it."""
 
@@ -48,6 +51,10 @@ class Reach:
     def connection(self) -> Connection:
         """The catalog."""
         return connection(self.uri, pairs(self.properties), pairs(self.storage))
+
+    def calls(self) -> Calls:
+        """Its operations, for a first word: an address that is wrong is soon told."""
+        return Calls(self.connection(), FIRST_SECONDS)
 
     def session(self, job: RegisteredJob, more: Mapping[str, str] | None = None) -> SparkSession | None:
         """The session, if the job needs one. Raises SparkMissingError."""
@@ -81,7 +88,7 @@ def run_job(
     if submit_it:
         if reach.master or reach.remote or reach.storage:
             raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
-        queued = submit(Calls(reach.connection()), job, arguments, spark=pairs(reach.conf) or None)
+        queued = submit(reach.calls(), job, arguments, spark=pairs(reach.conf) or None)
         click.echo(queued.id)
     elif untracked:
         _run_untracked(job, job.checked(arguments), reach)
@@ -94,8 +101,16 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
     """What is raised here is one sentence to the operator."""
     try:
         yield
-    except (LanceNamespaceError, RefusedError) as error:
-        refuse(reason(error) if isinstance(error, LanceNamespaceError) else str(error))
+    except RefusedError as error:
+        refuse(str(error))
+    except LanceNamespaceError as error:
+        refuse(reason(error))
+    except Exception as error:
+        # What fails within Spark is a page of Java and Python, which Spark has logged; without PySpark nothing does.
+        failures = getattr(sys.modules.get("pyspark.errors"), "PySparkException", ())
+        if not isinstance(error, failures):
+            raise
+        refuse(f"Spark could not do it, and its log above has more. {reason(error)}")
 
 
 def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
@@ -117,7 +132,7 @@ def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reac
 def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
     """Begin the job as its driver. The session comes first: without one, there is no job to tell of."""
     spark = reach.session(job)
-    calls, owner = Calls(reach.connection()), new_owner()
+    calls, owner = reach.calls(), new_owner()
     drive_here(job, submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS), owner, reach, spark)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import click
 
 from tiltyard.cli.jobs import Reach, refusing
-from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.maintaining import Thresholds, maintain
 
 Refuse = Callable[[str], None]
@@ -30,7 +29,7 @@ def run_maintain(
     """
     while True:
         with refusing(refuse if every is None else _tell):
-            calls, number = Calls(Reach(uri, properties, ()).connection()), 0
+            calls, number = Reach(uri, properties, ()).calls(), 0
             for need in maintain(calls, tables, thresholds, dry_run=dry_run):
                 state = "waits already" if need.there else "would be queued" if dry_run else "is queued"
                 click.echo(f"{need.table}: {need.job} {state}: {need.why}  {need.job_id}".rstrip())

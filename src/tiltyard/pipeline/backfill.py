@@ -85,13 +85,16 @@ def backfill(
     found = connecting.table(catalog, table)
     strict = StrictTable(found)
     dataset = strict.latest()
-    code = find_code(udf) if udf else None
-    if code is not None and type and column not in dataset.schema.names:
-        found.dataset().add_columns(pa.field(column, parse_type(type)))
-        dataset = strict.latest()
-    filling = _filling(run, found, strict, dataset, column, _Given(code, tuple(inputs), udf_version))
+    given = _Given(find_code(udf) if udf else None, tuple(inputs), udf_version)
+    made = pa.field(column, parse_type(type)) if type else None
     if where is not None:
         check_condition(dataset, where)
+    if given.code is not None:
+        checked_columns(dataset.schema, inputs, "The inputs")
+        if made is not None and column not in dataset.schema.names:
+            found.dataset().add_columns(made)
+            dataset = strict.latest()
+    filling = _filling(run, found, strict, dataset, column, given)
     return filling.run_rounds(spark, where)
 
 
@@ -114,7 +117,6 @@ def _filling(
     found = declared(told.metadata)
     plain = pa.field(name, told.type)
     if given.code is not None:
-        checked_columns(dataset.schema, given.inputs, "The inputs")
         identity = hashlib.sha256(json.dumps([repr(given.code), given.inputs, given.version]).encode()).hexdigest()
         maker = Maker(plain, given.inputs, given.code)
     elif isinstance(found, Computed):

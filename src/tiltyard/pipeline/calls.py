@@ -35,18 +35,25 @@ _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "
 class Calls:
     """The operations of a catalog, by their names, with mappings for requests and answers."""
 
-    def __init__(self, where: Connection) -> None:
+    def __init__(self, where: Connection, patience: float = PATIENCE_SECONDS) -> None:
+        """Calls on a catalog; a server that does not answer is asked again for `patience` seconds."""
         self.connection = where
+        self._patience = patience
         self._properties = dict(where.properties)
 
-    def call(self, name: str, /, *, patience: float = PATIENCE_SECONDS, **request: Any) -> dict[str, Any]:
+    def call(self, name: str, /, *, patience: float | None = None, **request: Any) -> dict[str, Any]:
         """Call an operation that takes and answers JSON (`SubmitJob`); fields that are None are left out.
 
-        A server that cannot be reached is asked again for `patience` seconds; a key makes sure that a change is made
-        once. Raises lance_namespace.errors, ServiceUnavailableError for a server that stays away.
+        A server that cannot be reached is asked again for `patience` seconds, if not as long as for all calls; a key
+        makes sure that a change is made once. Raises lance_namespace.errors, ServiceUnavailableError for a server that
+        stays away.
         """
         fields = {key: value for key, value in request.items() if value is not None}
-        deadline, pause, key = time.monotonic() + patience, _FIRST_PAUSE, uuid.uuid4().hex
+        deadline, pause, key = (
+            time.monotonic() + (self._patience if patience is None else patience),
+            _FIRST_PAUSE,
+            uuid.uuid4().hex,
+        )
         while True:
             try:
                 return self._once(name, fields, key)
@@ -79,7 +86,8 @@ class Calls:
             body = {} if operation.method == "GET" else {"json": fields}
             answer = self._pool.request(operation.method, url, headers=headers, timeout=ANSWER_SECONDS, **body)
         except HTTPError as error:
-            raise ServiceUnavailableError(f"The server did not answer: {error}") from error
+            told = f"{self._properties['uri']} did not answer: {error}. Is it the address of a server that runs?"
+            raise ServiceUnavailableError(told) from error
         if answer.status >= 300:
             raise _told(answer.status, answer.data)
         found: dict[str, Any] = json.loads(answer.data or b"{}")

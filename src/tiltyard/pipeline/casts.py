@@ -88,13 +88,30 @@ def fit(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[pa.RecordB
         yield pa.RecordBatch.from_arrays([array.take(good) for array in arrays], schema=schema)
 
 
+def all_fitted(batches: Iterable[pa.RecordBatch], columns: Sequence[Column], refusal: str) -> Iterator[pa.RecordBatch]:
+    """Batches with these columns, all rows of them. Raises RefusedError, in the words of `refusal` for a value."""
+    for batch in batches:
+        for fitted in fit(batch, columns):
+            if isinstance(fitted, Bad):
+                raise RefusedError(refusal.format(reason=fitted.reason))
+            yield fitted
+
+
 def applied(batch: pa.RecordBatch, function: BatchFunction, *, alone: bool = True) -> Iterator[pa.RecordBatch | Bad]:
-    """What a function makes of a batch. Rows that it fails on are found by halving the batch, if `alone`."""
+    """What a function makes of a batch. Rows that it fails on are found by halving the batch, if `alone`.
+
+    Raises RefusedError if it fails otherwise, or gives something else.
+    """
     try:
         made = function(batch)
+    except RefusedError:
+        raise
     except Exception as error:
         if not alone:
-            raise
+            raise RefusedError(
+                f"The UDF failed: {type(error).__name__}: {error}. Mend it, or name a folder for rows that it fails on "
+                "(--rejects)."
+            ) from error
         if batch.num_rows <= 1:
             yield Bad(batch.to_pylist()[0] if batch.num_rows else None, f"{type(error).__name__}: {error}")
             return

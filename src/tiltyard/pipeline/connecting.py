@@ -8,7 +8,14 @@ from typing import Any
 
 import lance
 import lance_namespace as upstream
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    TableBranchNotFoundError,
+    TableNotFoundError,
+    TableTagNotFoundError,
+    TableVersionNotFoundError,
+)
 
 from tiltyard.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.pipeline.places import Connection, Pairs, Place
@@ -64,15 +71,21 @@ class Table:
     ) -> lance.LanceDataset:
         """Open it so that commits go through the namespace; `version` may be a tag.
 
-        `client` stands in for the namespace's own. Raises as `describe` does, ValueError for an unknown version.
+        `client` stands in for the namespace's own. Raises as `describe` does, TableVersionNotFoundError,
+        TableTagNotFoundError, TableBranchNotFoundError.
         """
         options = dict(self.connection.storage) or None
         found = lance.dataset(namespace_client=client or self.client, table_id=self.id, storage_options=options)
         if self._bound is not None:
             self.describe()  # what was opened by its name is what has the name still
         if branch:
-            return found.checkout_version((branch, version if isinstance(version, int) else None))
-        return found if version is None else found.checkout_version(version)
+            at = version if isinstance(version, int) else None
+            return _checked_out(found, (branch, at), TableBranchNotFoundError(f"{self} has no branch '{branch}'."))
+        if version is None:
+            return found
+        missing = TableVersionNotFoundError(f"There is no version {version} of {self}.")
+        tag = TableTagNotFoundError(f"{self} has no tag '{version}'.")
+        return _checked_out(found, version, tag if isinstance(version, str) else missing)
 
     def place(self) -> Place:
         """Where its files are, for tasks. Raises TableNotFoundError."""
@@ -87,6 +100,16 @@ class Table:
 
     def __str__(self) -> str:
         return DEFAULT_DELIMITER.join(self.path)
+
+
+def _checked_out(dataset: lance.LanceDataset, version: Any, missing: Exception) -> lance.LanceDataset:
+    """Another version of a dataset. Raises `missing` if it is not there, else what Lance raises."""
+    try:
+        return dataset.checkout_version(version)
+    except (OSError, ValueError) as error:
+        if "not found" not in str(error).lower():
+            raise
+        raise missing from error
 
 
 def connection(

@@ -6,6 +6,7 @@ behind any version that it has not seen.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of, 
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.matching import Matched, Search
 from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.refusing import in_words
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable
@@ -94,10 +96,11 @@ class _Searching:
         groups = grouped(rows, ROWS_OF_A_TASK, slots(session))
         tasks = [Search(self.place, int(dataset.version), group, self.condition) for group in groups]
         found: list[Matched] = []
+        done = itertools.count(1)
 
         def heard(_: int, some: list[Matched]) -> None:
             found.extend(some)
-            self.run.progress(rows=sum(one.rows for one in found), tasks_total=len(tasks))
+            self.run.progress(rows=sum(one.rows for one in found), tasks=next(done), tasks_total=len(tasks))
 
         run_tasks(session, self.run, call, tasks, on_result=heard, name="delete")
         return found
@@ -121,4 +124,4 @@ def check_condition(dataset: lance.LanceDataset, condition: str) -> None:
     try:
         dataset.scanner(columns=[], filter=condition, with_row_id=True, limit=1).explain_plan()
     except (ValueError, OSError) as error:
-        raise InvalidInputError(f"'{condition}' is no condition on {dataset.schema.names}: {error}") from error
+        raise InvalidInputError(f"'{condition}' is no condition on the table's rows: {in_words(error)}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 import uuid
@@ -195,7 +196,7 @@ def _parts(calls: Calls, job_id: str) -> list[tuple[str, str]]:
 
 
 def submit(calls: Calls, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
-    """Queue a job; with `owner`, begin it. Raises InvalidInputError."""
+    """Queue a job; with `owner`, begin it. `fields` are those of SubmitJob. Raises InvalidInputError."""
     checked = job.checked(arguments)
     told = calls.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
     return QueuedJob.of(told["job"])
@@ -264,9 +265,19 @@ def _failed(run: CatalogRun, error: Exception, *, again: bool) -> None:
 
 
 LONGEST_REASON = 2_000
+_TRACE = "Traceback (most recent call last)"
+_TWICE = re.compile(r"^([^:]+: )\1+")
+"""What generated clients put before an error's own words, which begin with it."""
 
 
 def reason(error: BaseException) -> str:
-    """Why a job failed, in the words of the error; Java's pages are cut off."""
-    text = str(error) if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {error}"
+    """Why a job failed, in one sentence or a few; Spark's and Java's pages are left to their logs."""
+    text = str(error) if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {_last_words(error)}"
+    text = _TWICE.sub(r"\1", text)
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} …"
+
+
+def _last_words(error: BaseException) -> str:
+    """What an error says; of a trace, which Spark hands on from its Python workers, its last line."""
+    text = str(error).strip()
+    return text.splitlines()[-1] if _TRACE in text else text

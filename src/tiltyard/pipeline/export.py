@@ -6,16 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import lance
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
+from tiltyard.pipeline.changes import grouped
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.opening import absolute, list_files, write_file
 from tiltyard.pipeline.parquet_parts import Export, Exported, Part, export_part
 from tiltyard.pipeline.places import Connection
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.refusing import RefusedError, in_words
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.tasks import run_tasks
 
@@ -40,7 +42,9 @@ def export(
     branch: Annotated[str | None, "The branch to write, if not main."] = None,
     filter: Annotated[str | None, "Only rows for which this holds, in SQL."] = None,  # noqa: A002  # Lance's own name
     columns: Annotated[list[str], "Only these columns."] = [],  # noqa: B006  # the registry copies it
-    compression: Annotated[str, "zstd, snappy, gzip, lz4 or none."] = "zstd",
+    compression: Annotated[
+        Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"], "How the files are compressed."
+    ] = "zstd",
     rows_per_file: Annotated[int, "About how many rows a file holds: whole fragments."] = ROWS_PER_FILE,
 ) -> Mapping[str, object]:
     """Write a version of a table as Parquet files.
@@ -51,6 +55,8 @@ def export(
     Example:
       tiltyard job export --uri http://127.0.0.1:2333 films s3://lake/films --filter 'year >= 2000'
     """
+    if rows_per_file < 1:
+        raise InvalidInputError("A file holds at least one row: set rows_per_file to 1 or more.")
     destination = absolute(destination)
     found = connecting.table(where, table)
     pinned = run.kept().get(_VERSION)
@@ -59,7 +65,10 @@ def export(
         _check_empty(destination, dict(where.storage))
         run.keep(_VERSION, str(dataset.version))
     scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
-    schema = dataset.scanner(**scan).projected_schema
+    try:
+        schema = dataset.scanner(**scan).projected_schema
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"These columns, or rows, of {table} cannot be read: {in_words(error)}.") from error
     how = Export(found.place(), dataset.version, branch, scan, schema, compression, dict(where.storage))
     return _export(run, spark, how, _parts(dataset, destination.rstrip("/"), rows_per_file), destination)
 
@@ -87,17 +96,10 @@ def _export(
 
 
 def _parts(dataset: lance.LanceDataset, destination: str, rows_per_file: int) -> list[Part]:
-    """Neighbouring fragments, up to so many rows a file."""
-    groups: list[list[int]] = []
-    held = 0
-    for fragment in dataset.get_fragments():
-        rows = fragment.metadata.num_rows
-        if not groups or held + rows > rows_per_file:
-            groups.append([])
-            held = 0
-        groups[-1].append(fragment.fragment_id)
-        held += rows
-    return [Part(f"{destination}/part-{number:05}.parquet", tuple(group)) for number, group in enumerate(groups)]
+    """Neighbouring fragments, about so many rows a file."""
+    rows = {one.fragment_id: one.metadata.num_rows for one in dataset.get_fragments()}
+    groups = grouped(rows, rows_per_file, 1)
+    return [Part(f"{destination}/part-{number:05}.parquet", group) for number, group in enumerate(groups)]
 
 
 def _check_empty(destination: str, storage: Mapping[str, str]) -> None:

@@ -53,7 +53,8 @@ def write_frame(run: Run, frame: DataFrame, table: Table, asked: Asked) -> Mappi
 
 def write_partitions(run: Run, frame: DataFrame, recipe: Recipe) -> list[Written]:
     """Write the rows of each partition; no version names them yet. Raises RefusedError, RunCanceledError."""
-    return run_partitions(frame.sparkSession, run, frame, partial(write_partition, recipe), name=f"write {run.id}")
+    work = partial(write_partition, recipe)
+    return run_partitions(frame.sparkSession, run, frame, work, name=f"write {run.id}", told=True)
 
 
 def frame_recipe(run: Run, frame: DataFrame, landing: Landing, asked: Asked) -> Recipe:

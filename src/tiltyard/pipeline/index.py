@@ -10,23 +10,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
+from tiltyard.index_kinds import IndexType, index_type
+from tiltyard.index_kinds import parameters as checked_parameters
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.building import SCALAR, VECTOR, Order, built_segments
+from tiltyard.pipeline.building import Order, built_segments
 from tiltyard.pipeline.finished import Finished
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import checked_columns
+from tiltyard.spec import models
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-_SYNONYMS = {"FTS": "INVERTED"}
+_LANCES = {IndexType.FTS: "INVERTED"}
+"""What Lance calls an index, where the specification calls it otherwise."""
 _TRIES = 5
 _BUILT = "index"
 
@@ -55,18 +62,20 @@ def index(
     order = find_order(column, type, name, {key: _value(text) for key, text in parameters.items()})
     found = connecting.table(catalog, table)
     dataset = found.dataset(branch=branch)
-    checked_columns(dataset.schema, [column], "The column")
+    order = fitted(order, dataset.schema)
     if (done := _done(run, dataset, order)) is not None:
         return done
     if not replace and any(one.name == order.name for one in dataset.describe_indices()):
         raise InvalidInputError(f"{table} has an index '{order.name}': name another one, or say --replace.")
     for _ in range(_TRIES):
-        dataset, place = found.dataset(branch=branch), found.place()
+        place = found.place()
         finished = Finished.of(run, place, dataset, column)
         segments = built_segments(run, spark, place, dataset, branch, order, finished)
         run.keep(_BUILT, json.dumps(sorted(str(one.uuid) for one in segments)))
         run.check()
-        if _commit(dataset, order, segments) and (done := _done(run, found.dataset(branch=branch), order)) is not None:
+        committed = _commit(dataset, order, segments)
+        dataset = found.dataset(branch=branch)
+        if committed and (done := _done(run, dataset, order)) is not None:
             finished.forget_model(place)
             return done
     raise ConcurrentModificationError(
@@ -76,11 +85,26 @@ def index(
 
 def find_order(column: str, type: str, name: str | None, parameters: Mapping[str, Any]) -> Order:  # noqa: A002  # as the job's argument
     """What is built. Raises InvalidInputError for a type that there is not."""
-    kind = _SYNONYMS.get(type.upper(), type.upper())
-    if kind not in SCALAR | VECTOR:
-        there = ", ".join(sorted(SCALAR | VECTOR))
-        raise InvalidInputError(f"There is no index type '{type}': choose one of {there}.")
-    return Order(column, kind, name or f"{column}_idx", parameters)
+    kind = index_type(type)
+    return Order(column, _LANCES.get(kind, kind.value), name or f"{column}_idx", parameters)
+
+
+def fitted(order: Order, schema: pa.Schema) -> Order:
+    """The same index, of a column of a table that it fits, with parameters that CreateTableIndex would take.
+
+    Raises InvalidInputError.
+    """
+    checked_columns(schema, [order.column], "The column")
+    fields = models.CreateTableIndexRequest.__struct_fields__
+    if unknown := [key for key in order.parameters if key not in fields]:
+        raise InvalidInputError(f"An index has no parameter '{unknown[0]}': they are those of CreateTableIndex.")
+    kind = index_type(order.kind)
+    told = {**order.parameters, "column": order.column, "index_type": kind.value}
+    try:
+        request = msgspec.convert(told, models.CreateTableIndexRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"The parameters of the index '{order.name}' cannot be: {error}.") from error
+    return replace(order, parameters=checked_parameters(kind, schema.field(order.column), request))
 
 
 def _commit(dataset: lance.LanceDataset, order: Order, segments: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, discard
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.landing import Landing, WriteMode, land
+from tiltyard.pipeline.landing import Landing, WriteMode, land, let_go
 from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
@@ -113,6 +113,7 @@ def forgotten(run: Run) -> list[str]:
     kept = _shares(run)
     for key in kept:
         run.keep(key, WITHDRAWN)
+    let_go(run)
     return [fragment for part in kept.values() for fragment in part.fragments]
 
 

@@ -155,6 +155,13 @@ def land(run: Run, table: Table, mode: WriteMode) -> Landing:
     return Landing(table, place, base, declared, dataset.schema, dataset.data_storage_version)
 
 
+def let_go(run: Run) -> None:
+    """Forget where a run's table lay, once nothing is left of what it wrote there: the next driver lands anew."""
+    if _KEPT in run.kept():
+        told = json.loads(run.kept()[_KEPT])
+        run.keep(_KEPT, json.dumps({name: told[name] for name in ("base", "declared")}))
+
+
 def _same_place(table: Table, uri: str) -> Place:
     """Where a table lies that this run has begun to write. Raises InvalidTableStateError: that one is not there now."""
     try:
@@ -205,7 +212,6 @@ def without(run: Run, base: lance.LanceDataset) -> Callable[[lance.LanceDataset]
     """Whether no version after `base` is a commit of this run, made by another driver of it."""
 
     def verify(seen: lance.LanceDataset) -> bool:
-        found = transactions(seen, base.version)
-        return all((entry.transaction_properties or {}).get(RUN) != run.id for _, entry in found)
+        return version_of(seen, int(base.version), run.id) is None
 
     return verify

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import obstore
 import pyarrow as pa
+from obstore.exceptions import BaseError
 
 from tiltyard.object_stores import open_object_store
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.refusing import RefusedError, in_words
 
 READ_AHEAD = 4 << 20
 """Bytes that one request to an object store reads at least."""
@@ -52,9 +53,14 @@ def list_files(path: str, options: Mapping[str, str], *, missing_ok: bool = Fals
     """The files at a path: one, all below a folder, or those that a pattern (`*`, `**`, `?`) matches; sorted.
 
     Hidden ones (a part beginning with "." or "_") are left out. Raises RefusedError if there is none,
-    unless that is fine.
+    unless that is fine, or the store does not answer.
     """
-    found = sorted(_remote(path, options) if is_remote(path) else _local(path), key=lambda one: one.path)
+    try:
+        found = sorted(_remote(path, options) if is_remote(path) else _local(path), key=lambda one: one.path)
+    except BaseError as error:
+        raise RefusedError(
+            f"{path} cannot be listed: {in_words(error)}. Look at the address, and at its store's options (--storage)."
+        ) from error
     if not found and not missing_ok:
         raise RefusedError(f"There is no file at {path}.")
     return found
@@ -192,4 +198,7 @@ def open_store(path: str, options: Mapping[str, str]) -> tuple[Any, str]:
 
 @lru_cache(maxsize=16)
 def _opened(url: str, options: tuple[tuple[str, str], ...]) -> Any:
-    return open_object_store(url, dict(options))
+    try:
+        return open_object_store(url, dict(options))
+    except BaseError as error:  # nothing was sent yet: it is what was asked for
+        raise RefusedError(f"{url} cannot be opened: {in_words(error)}.") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lance.optimize import Compaction, RewriteResult
-from lance_namespace.errors import ConcurrentModificationError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.calls import Calls
@@ -67,6 +67,8 @@ def optimize(
     Example:
       tiltyard job optimize --uri http://127.0.0.1:2333 films --keep-versions-days 7
     """
+    if rows_per_fragment < 1:
+        raise InvalidInputError("A fragment holds at least one row: set rows_per_fragment to 1 or more.")
     found = connecting.table(catalog, table)
     calls = Calls(catalog)
     figures: dict[str, object] = {}
@@ -142,8 +144,9 @@ def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
         one.name: rows - one.num_rows_indexed for one in dataset.describe_indices() if one.num_rows_indexed < rows
     }
     tasks = [_Catch(table, name) for name in behind]
-    run.progress(stage="indexes", indexes_total=len(tasks))
+    run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
     session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
-    for task in tasks:  # one after the other: two commits of indexes at once would only wait for each other
+    for done, task in enumerate(tasks, 1):  # in turn: two commits of indexes at once would only wait for each other
         run_tasks(session, run, call, [task], name="optimize: index")
+        run.progress(indexes=done)
     return {"indexes": len(tasks), "rows_indexed": sum(behind.values())}

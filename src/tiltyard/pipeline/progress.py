@@ -12,19 +12,24 @@ TOTAL = "_total"
 class Figures:
     """Figures by name. Where there is `rows` and `rows_total`, `progress` (0 to 1) and `eta_seconds` follow from them.
 
-    With several such pairs it is the first one that was told. Safe to use from several threads.
+    With several such pairs it is the first one that was told since `stage` changed, else the first of all. Safe to use
+    from several threads.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._figures: dict[str, str] = {}
+        self._totals: list[str] = []
         self._began = clock()
         self._start: tuple[str, float, float] | None = None
 
     def set(self, figures: Mapping[str, object]) -> None:
         """Set figures; others stay."""
         with self._lock:
+            if str(figures.get("stage", "")) not in ("", self._figures.get("stage")):
+                self._totals.clear()
+            self._totals += [name for name in figures if name.endswith(TOTAL) and name not in self._totals]
             self._figures.update({name: str(value) for name, value in figures.items()})
 
     def texts(self) -> dict[str, str]:
@@ -53,7 +58,7 @@ class Figures:
         return told
 
     def _share(self) -> tuple[str, float | None]:
-        for name in self._figures:
+        for name in (*self._totals, *self._figures):
             if name.endswith(TOTAL) and (done := self._figures.get(name.removesuffix(TOTAL))) is not None:
                 total = float(self._figures[name])
                 return name, min(1.0, float(done) / total) if total > 0 else 1.0

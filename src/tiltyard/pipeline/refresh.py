@@ -178,6 +178,8 @@ class _Refresh:
         """What was made of the parts, now or by earlier drivers; whether of all, for enough rows are enough."""
         maker = Maker(self.run, self.spark, self.definition, sources, target, frozenset(plan.needed))
         done: list[Written] = []
+        if len(plan.parts) > 1:  # of one part, Spark's tasks say how far it is
+            self.run.progress(parts=0, parts_total=len(plan.parts))
         for number, key in enumerate(self._keys(plan)):
             if most is not None and sum(one.rows for one in done) >= most:
                 return done, False

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
-from tiltyard.pipeline.casts import Column, fit
 from tiltyard.pipeline.datasource.reading import grouped
 from tiltyard.pipeline.fragments import Rows
-from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.places import Place
-from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.spark_types import batch_schema, spark_schema
+from tiltyard.pipeline.spark_types import batch_schema, for_spark, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,14 +37,9 @@ def shown(
     shape = spark_schema(schema)
     wanted = batch_schema(shape)
     read = [name for name in wanted.names if needed is None or name in needed] or wanted.names[:1]
-    columns = [Column(field.with_nullable(True), field.name if field.name in read else None) for field in wanted]
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            for batch in tasks[number].read(read):
-                for fitted in fit(batch, columns):
-                    if isinstance(fitted, Bad):
-                        raise RefusedError(f"A value is more than Spark's type can hold: {fitted.reason}.")
-                    yield pa.RecordBatch.from_arrays(fitted.columns, schema=wanted)
+            yield from for_spark(tasks[number].read(read), wanted, read)
 
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(rows, shape)

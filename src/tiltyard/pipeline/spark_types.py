@@ -8,10 +8,12 @@ for; both name the column.
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tiltyard.pipeline.casts import Column, all_fitted
 from tiltyard.pipeline.refusing import RefusedError
 
 if TYPE_CHECKING:
@@ -72,6 +74,20 @@ def batch_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  # an extra
 
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def for_spark(
+    batches: Iterable[pa.RecordBatch], shape: pa.Schema, read: Collection[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Batches of a table as Spark takes them; `shape` is `batch_schema`'s. Columns that are not of `read` are null.
+
+    Runs in tasks. Raises RefusedError for a value that Spark's type cannot hold.
+    """
+    columns = [
+        Column(field.with_nullable(True), field.name if read is None or field.name in read else None) for field in shape
+    ]
+    for fitted in all_fitted(batches, columns, "A value is more than Spark's type can hold: {reason}."):
+        yield pa.RecordBatch.from_arrays(fitted.columns, schema=shape)
 
 
 def carried(dtype: pa.DataType, column: str) -> pa.DataType:

@@ -27,6 +27,7 @@ import pyarrow as pa
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import is_connect, slots
 from tiltyard.pipeline.settling import settle
+from tiltyard.pipeline.stages import counted_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,10 +112,13 @@ def run_partitions(
     work: Callable[[int, Iterator[pa.RecordBatch]], R],
     *,
     name: str = "tiltyard",
+    told: bool = False,
 ) -> list[R]:
     """`work(partition, batches)` for each partition of a DataFrame, in Spark tasks; results in their order.
 
-    Here rows do pass, from the JVM to Python as Arrow batches. Raises what `run_tasks` raises.
+    Here rows do pass, from the JVM to Python as Arrow batches. With `told` the run is told how many of Spark's tasks
+    have ended, of those that Spark knows so far and one more: all of them when it is done. Raises what `run_tasks`
+    raises.
     """
     tag = f"tiltyard-{uuid.uuid4().hex}"
     mapped = frame.mapInArrow(_on_partition(work), "i bigint, o binary")
@@ -123,9 +127,13 @@ def run_partitions(
         try:
             while not (landed := wait(flying, LOOK_SECONDS)[0]):
                 run.check()
+                if told and (counted := counted_tasks(spark, tag)) is not None:
+                    run.progress(tasks=counted[0], tasks_total=counted[1] + 1)
         except BaseException:
             _cancel(spark, tag, flying)
             raise
+    if told and (counted := counted_tasks(spark, tag)) is not None:
+        run.progress(tasks=counted[1], tasks_total=counted[1])
     [answer] = landed
     return [result for _, result in sorted((_opened(row) for row in answer.result()), key=lambda row: row[0])]
 

@@ -201,15 +201,22 @@ class _Plan:
         there = fragments_of(self.dataset)
         asked = list(there) if numbers is None else list(numbers)
         rows = sum(there[number].num_rows for number in asked)
-        run.progress(stage="match", rows_total=rows)
+        run.progress(stage="match", looked=0, looked_total=rows)
         session = spark if max(rows, self.keys.rows) > ROWS_IN_THE_DRIVER else None
         buckets = math.ceil(self.keys.rows / KEYS_AT_ONCE)
         checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets)] if check else []
         at_once = slots(session)
         groups = grouped({number: there[number].num_rows for number in asked}, ROWS_OF_A_TASK, at_once)
         matches = [Match(self.keys, int(self.dataset.version), self.branch, group) for group in groups]
+        looked = 0
+
+        def heard(position: int, _: list[Matched]) -> None:
+            nonlocal looked
+            looked += sum(there[number].num_rows for number in groups[position]) if position < len(groups) else 0
+            run.progress(looked=looked)
+
         payloads: list[Match | CheckKeys] = [*matches, *checks]
-        for found in run_tasks(session, run, call, payloads, name="upsert: match", wave=at_once + 1):
+        for found in run_tasks(session, run, call, payloads, on_result=heard, name="upsert: match", wave=at_once + 1):
             self._take(found)
 
     def _take(self, found: Sequence[Matched]) -> None:

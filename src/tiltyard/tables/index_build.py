@@ -13,12 +13,12 @@ from lance.indices import IndexConfig
 
 from tiltyard.context import Context
 from tiltyard.ids import Id, display
+from tiltyard.index_kinds import IndexType
+from tiltyard.index_vectors import VectorColumn, model_of_few
 from tiltyard.jobs import Job, JobCanceledError, job
 from tiltyard.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.fields import arrow_field
-from tiltyard.tables.index_kinds import IndexType
-from tiltyard.tables.index_vectors import VectorColumn, model_of_few
 from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.catalog.admission import asked
 from tiltyard.context import Context
 from tiltyard.ids import MAIN_BRANCH, Id, display, table_id
+from tiltyard.index_kinds import IndexType, index_type, lance_name, parameters
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
@@ -27,7 +28,6 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, IndexOrder, describe, index_job
-from tiltyard.tables.index_kinds import IndexType, index_type, lance_name, parameters
 from tiltyard.tables.opening import OpenTable, find_table, open_for_reading
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ def own_conf(settings: Settings, record: TransactionRecord) -> dict[str, str]:
     """Spark's properties of a job that it cannot share with others: those it was submitted with, and its image.
 
     A column's image, which was on the server's list when it was declared, is that of the executors on Kubernetes;
-    elsewhere code runs where the workers do.
+    elsewhere code runs in the Python that executors have.
     """
     found = dict(record.payload.get("spark") or {})
     if (image := record.payload.get("image")) and master(settings).startswith("k8s://"):

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tiltyard.pipeline.casts import Column, fit
-from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.places import Place, scanned
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.settling import settle
-from tiltyard.pipeline.spark_types import batch_schema
+from tiltyard.pipeline.spark_types import batch_schema, for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -112,13 +110,7 @@ def read_group(source: Pinned, schema: StructType, group: Group) -> Iterator[pa.
         if group.fragments
         else dataset.scanner(**source.scan).to_batches()
     )
-    columns = [Column(field.with_nullable(True), field.name) for field in batch_schema(schema)]
-    wanted = batch_schema(schema)
-    for batch in found:
-        for fitted in fit(batch, columns):
-            if isinstance(fitted, Bad):
-                raise RefusedError(f"A value is more than Spark's type can hold: {fitted.reason}.")
-            yield pa.RecordBatch.from_arrays(fitted.columns, schema=wanted)
+    yield from for_spark(found, batch_schema(schema))
     settle("read")
 
 

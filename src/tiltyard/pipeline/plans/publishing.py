@@ -17,12 +17,13 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.pipeline.building import built_segments
+from tiltyard.pipeline.index import fitted
 from tiltyard.pipeline.landing import WriteMode, first_version, latest_version
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.plans.model import Index
 from tiltyard.pipeline.plans.rows import Filled
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.strict import RUN, checked_columns, version_of
+from tiltyard.pipeline.strict import RUN, version_of
 from tiltyard.publishing import Publication, publish
 from tiltyard.publishing.staged import OneVersion
 
@@ -140,13 +141,13 @@ def _build(block: Publication, spark: SparkSession, table: Filled, index: Index)
     """Build an index of the rows that the block knows. Raises InvalidInputError."""
     found, order = table.landing.table, index.order()
     dataset = found.dataset(client=block)
-    checked_columns(dataset.schema, [order.column], f"The index {order.name} of {table.name}")
     place = table.landing.place
     staged = _staged(block, found).model_dump()
     try:
         seen = StagedPlace(place.uri, place.options, place.connection, place.table, staged)
+        order = fitted(order, dataset.schema)
         segments = built_segments(table.run, spark, seen, dataset, None, order)
-    except RefusedError as refusal:
+    except (RefusedError, InvalidInputError) as refusal:
         raise InvalidInputError(f"The index {order.name} of {table.name}: {refusal}") from refusal
     dataset.commit_existing_index_segments(order.name, order.column, segments)
 

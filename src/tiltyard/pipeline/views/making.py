@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from tiltyard.pipeline.casts import Chosen, Column, chosen_columns, fit, fitted_columns
-from tiltyard.pipeline.fragments import Rows, Target, discard, opened, read_files, write
+from tiltyard.pipeline.casts import Chosen, Column, chosen_columns, fitted_columns
+from tiltyard.pipeline.fragments import Rows, Target, discard, opened
 from tiltyard.pipeline.frames import write_partitions
-from tiltyard.pipeline.lines import Bad
-from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.showing import rows_of_version, shown
 from tiltyard.pipeline.spark_types import arrow_schema
 from tiltyard.pipeline.tasks import run_partitions, run_tasks
-from tiltyard.pipeline.views.code import Chunker, TableFunction, code_of
+from tiltyard.pipeline.views.code import code_of
+from tiltyard.pipeline.views.expanding import Chunker, first_rows, write_groups
 from tiltyard.pipeline.views.planning import Part
 from tiltyard.pipeline.views.queries import planned
 from tiltyard.pipeline.views.sources import Source
-from tiltyard.pipeline.writing import Recipe, Written, write_rows
+from tiltyard.pipeline.writing import Recipe, Written
 from tiltyard.views import ViewDefinition, ViewKind
 
 if TYPE_CHECKING:
@@ -87,8 +84,8 @@ class Maker:
             self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKED_ROWS)
             return write_partitions(self.run, frame, self._recipe(columns, code, whole))
         grouped = _grouped(frame, code.partition_by)
-        work = partial(_write_groups, self._recipe(whole, None, None), code, columns)
-        return run_partitions(self.spark, self.run, grouped, work, name=f"refresh {number}")
+        work = partial(write_groups, self._recipe(whole, None, None), code, columns)
+        return run_partitions(self.spark, self.run, grouped, work, name=f"refresh {number}", told=True)
 
     def _recipe(self, columns: tuple[Column, ...], code: Chunker | None, fitted: tuple[Column, ...] | None) -> Recipe:
         return Recipe(self.run.id, self.target, columns, code, fitted, discreet=True)
@@ -101,21 +98,6 @@ def _grouped(frame: DataFrame, by: str | None) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # Spark's own custom; an extra
 
     return frame.repartition(F.col(by)).sortWithinPartitions(F.col(by))
-
-
-def _write_groups(
-    recipe: Recipe, code: TableFunction, columns: tuple[Column, ...], number: int, batches: Iterator[pa.RecordBatch]
-) -> Written:
-    """Runs in a task. Raises RefusedError."""
-    return write_rows(recipe, code.rows(_fitting(batches, columns)), f"groups-{number}")
-
-
-def _fitting(batches: Iterator[pa.RecordBatch], columns: tuple[Column, ...]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for rows in fit(batch, columns):
-            if isinstance(rows, Bad):
-                raise RefusedError("A row of the query has a value that its column's own type cannot hold.")
-            yield rows
 
 
 def _show(name: str, frame: DataFrame) -> None:
@@ -141,22 +123,9 @@ def cut(run: Run, target: Target, fragments: list[str], most: int) -> Cut:
             rows += count
             continue
         if rows < most:
-            taken += run_tasks(None, run, partial(_first_rows, target, fragment), [most - rows])[0]
+            taken += run_tasks(None, run, partial(first_rows, target, fragment), [most - rows])[0]
         return Cut(tuple(taken), tuple(fragments[position:]))
     return Cut(tuple(taken), ())
-
-
-def _first_rows(target: Target, fragment: str, most: int) -> list[str]:
-    def rows() -> Iterator[pa.RecordBatch]:
-        left = most
-        for batch in read_files(target.place, [fragment], target.schema.names):
-            if not left:
-                return
-            some = batch.slice(0, left)
-            left -= some.num_rows
-            yield pa.RecordBatch.from_arrays(some.columns, schema=target.schema)
-
-    return write(target, rows())
 
 
 def throw_away(target: Target, fragments: tuple[str, ...]) -> None:

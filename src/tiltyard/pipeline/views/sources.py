@@ -85,12 +85,7 @@ def _opened(where: Connection, name: str, allowed: Mapping[str, str] | None, ver
     place = table.place()
     if allowed is not None and allowed.get(name) != place.uri:
         raise PermissionDeniedError(f"Another table is called {name} by now: ask for the refresh again.")
-    if version is None:
-        return Source(name, place, table.dataset())
-    try:
-        return Source(name, place, table.dataset(version))
-    except ValueError as error:
-        raise TableVersionNotFoundError(f"There is no version {version} of {name}.") from error
+    return Source(name, place, table.dataset(version))
 
 
 def _is_latest(where: Connection, source: Source) -> bool:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.index_vectors import VectorColumn
 from tiltyard.spec import models
-from tiltyard.tables.index_vectors import VectorColumn
 
 Parameters = dict[str, Any]
 

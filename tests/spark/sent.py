@@ -1,0 +1,53 @@
+"""What Spark's Python workers are sent, and what they have to import for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+from tiltyard.pipeline import tasks
+
+LOADING = """
+import pickle, sys
+for function, payloads in pickle.load(open(sys.argv[1], "rb")):
+    pickle.loads(function)
+    for payload in payloads:
+        pickle.loads(payload)
+    print(sorted(name for name in sys.modules if name.startswith("lance_namespace")))
+"""
+"""Loads what a worker is sent, in a process that has imported nothing yet."""
+
+Sent = list[tuple[bytes, tuple[bytes, ...]]]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """What is sent from now on: functions and their payloads; those of partitions have none."""
+    found: Sent = []
+    of_payloads, of_partitions = tasks._partition, tasks._on_partition
+
+    def with_payloads(work: Any, payloads: tuple[bytes, ...]) -> Any:
+        function = of_payloads(work, payloads)
+        found.append((cloudpickle.dumps(function), payloads))
+        return function
+
+    def on_partition(work: Any) -> Any:
+        function = of_partitions(work)
+        found.append((cloudpickle.dumps(function), ()))
+        return function
+
+    monkeypatch.setattr(tasks, "_partition", with_payloads)
+    monkeypatch.setattr(tasks, "_on_partition", on_partition)
+    return found
+
+
+def clients_imported(sent: Sent, folder: Path) -> list[str]:
+    """The modules of the namespace client that a worker has imported after each, as it prints them."""
+    dumped = folder / "sent"
+    dumped.write_bytes(cloudpickle.dumps(sent))
+    told = subprocess.run([sys.executable, "-c", LOADING, dumped], capture_output=True, text=True, check=True)
+    return told.stdout.splitlines()

@@ -1,0 +1,130 @@
+"""Refreshes that are killed and canceled: the driver, a Python worker of Spark, a cancel from the catalog."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance_namespace as upstream
+import pytest
+
+from tests.services.server import ServerProcess
+from tests.spark.dying import ROWS_OF_A_PART
+from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
+from tests.spark.watching import wait_for
+from tiltyard.pipeline.calls import Calls
+from tiltyard.pipeline.connecting import Connection, connection, table
+from tiltyard.pipeline.driving import CatalogRun, claim, drive, new_owner, submit
+from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.refresh import refresh
+from tiltyard.pipeline.runs import LocalRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Fresh = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that lets clients declare code."""
+    running = ServerProcess(tmp_path_factory.mktemp("killed"), environ={"TILTYARD_UDFS": "true"})
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def killable(server: ServerProcess) -> Connection:
+    return connection(server.url)
+
+
+def of_three_fragments(catalog: Connection, fresh: Fresh, query: str, **code: Any) -> tuple[str, str]:
+    """A table of three fragments, and a view of it."""
+    source, view = fresh("source"), fresh("view")
+    for first in range(0, 3 * ROWS_OF_A_PART, ROWS_OF_A_PART):
+        write(catalog, source, numbers(first, first + ROWS_OF_A_PART), "append" if first else "create")
+    create_view(catalog, view, query.format(source), **code)
+    return source, view
+
+
+def asked(catalog: Connection, view: str) -> str:
+    """The id of a refresh that upstream's own operation has queued."""
+    request = upstream.RefreshMaterializedViewRequest(id=[view])
+    return str(catalog.client().refresh_materialized_view(request).job_id)
+
+
+class Noting(CatalogRun):
+    """Notes which parts it makes."""
+
+    noted: list[str]
+
+    def keep(self, key: str, value: str) -> None:
+        """Keep a part."""
+        super().keep(key, value)
+        self.noted.append(key)
+
+
+def driven(catalog: Connection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
+    """Drive a job here to its end: its figures, and what was kept meanwhile."""
+    calls, owner = Calls(catalog), new_owner()
+    told = claim(calls, job_id, owner)
+    run = Noting(calls, told, owner)
+    run.noted = []
+    return drive(run, lambda: told.work(run, catalog, spark)), run.noted
+
+
+def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
+    spark: SparkSession, server: ServerProcess, killable: Connection, environ: dict[str, str], fresh: Fresh
+) -> None:
+    source, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}")
+    job_id = asked(killable, view)
+    words = [sys.executable, "-m", "tests.spark.dying", server.url, job_id, "part-", "2"]
+    assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+    assert table(killable, view).dataset().version == 1
+    write(killable, source, numbers(1000, 1001), "append")  # after the versions that the killed one has pinned
+    figures, kept = driven(killable, spark, job_id)
+    assert figures is not None
+    assert [key for key in kept if key.startswith("part-")] == ["part-1-2"]
+    assert (figures["rows"], figures["parts"], figures["version"]) == (str(3 * ROWS_OF_A_PART), "3", "2")
+    assert contents(killable, view).equals(numbers(0, 3 * ROWS_OF_A_PART))
+    figures, _ = driven(killable, spark, asked(killable, view))
+    assert (figures or {})["mode"] == "incremental"
+    assert contents(killable, view)["id"].to_pylist() == [*range(3 * ROWS_OF_A_PART), 1000]
+
+
+def test_refresh_whose_python_worker_is_killed_has_each_row_once(
+    spark: SparkSession, killable: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    code = spec("chunker", partial(dying, str(tmp_path)), ["id", "text"])
+    _, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}", kind="chunker", udtf_spec=code)
+    refresh(LocalRun(), killable, spark, view)
+    assert (tmp_path / "died").exists()
+    assert contents(killable, view).equals(numbers(0, 3 * ROWS_OF_A_PART))
+
+
+def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_the_view(
+    spark: SparkSession, killable: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    code = spec("chunker", partial(held, str(tmp_path)), ["id", "text"])
+    _, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}", kind="chunker", udtf_spec=code)
+    job_id = asked(killable, view)
+    ended: list[Any] = []
+    driver = threading.Thread(target=lambda: ended.append(driven(killable, spark, job_id)[0]))
+    driver.start()
+    wait_for((tmp_path / "at").exists)
+    action = {"setStatusAction": {"status": "Canceled"}}
+    Calls(killable).call("AlterTransaction", id=[job_id], actions=[action])
+    driver.join(60)
+    assert (driver.is_alive(), ended, table(killable, view).dataset().version) == (False, [None], 1)
+    (tmp_path / "go").touch()
+    own = submit(Calls(killable), find_job("refresh"), {"table": view}).id
+    figures, _ = driven(killable, spark, own)
+    assert (figures or {})["mode"] == "full"
+    assert contents(killable, view).equals(numbers(0, 3 * ROWS_OF_A_PART))

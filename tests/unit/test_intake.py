@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tiltyard.api.intake import ClientGoneError, Intake
 from tiltyard.api.problems import HttpError
+from tiltyard.api.uploads import IN_MEMORY, open_upload
 
 PATIENCE = 10.0
 
@@ -87,3 +90,13 @@ def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
     assert (failed, body.unread) == (["nobody wants this body any more"], [Body.SIZE - 3])
     body.intake.end()
     assert body.unread == [Body.SIZE - 3]
+
+
+def test_open_upload_longer_than_the_limit_is_refused_before_it_is_read(body: Body) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(IN_MEMORY), "more_body": True}
+
+    opening = open_upload(receive, IN_MEMORY + Body.SIZE - 1, give=lambda taken: body.intake)
+    with pytest.raises(HttpError, match="more than"):
+        asyncio.run(opening)
+    assert body.unread == [Body.SIZE]

@@ -199,6 +199,20 @@ def test_safe_context_hides_secrets_and_cuts_what_is_long() -> None:
     assert len(safe_context({str(number): "" for number in range(100)})) == 32
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "asked with tilt_0f3c9a6b12d4e578_" + "A" * 43,
+        "Bearer eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2ln",
+        "ASIA" + "Z" * 16,
+        "https://account.dfs.core.windows.net/c/t?sv=2024&sig=abc",
+        "-----BEGIN PRIVATE KEY-----",
+    ],
+)
+def test_safe_context_hides_what_looks_like_a_secret_whatever_its_name(value: str) -> None:
+    assert safe_context({"note": value, "job": "tilt_shift eyJ"}) == {"note": "…", "job": "tilt_shift eyJ"}
+
+
 def test_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     lines = Lines(str(file))

@@ -246,13 +246,18 @@ def narrowed_updates(updates: Mapping[str, str], within: Within) -> None:
 
     Raises InvalidInputError, PermissionDeniedError.
     """
-    own = within.narrowing.filter
-    deciding = set() if own is None else {name.parts[0].casefold() for name in names_in(tokens(own, "policy"))}
+    deciding = _deciding(within.narrowing)
     for column, expression in updates.items():
         within.visible(column, "update")
         if column.casefold() in deciding:
-            raise PermissionDeniedError(f"The column '{column}' decides who sees a row: you cannot set it.")
+            raise PermissionDeniedError(f"The column '{column}' decides who sees what: you cannot set it.")
         within.value(expression, "expression")
+
+
+def _deciding(narrowing: Narrowing) -> set[str]:
+    """The columns that a filter or a mask looks at: with `coalesce(nullif(open, true), ssn)`, `open` shows the ssn."""
+    texts = [narrowing.filter, *(mask.expression for mask in narrowing.masks.values())]
+    return {name.parts[0].casefold() for text in texts if text for name in names_in(tokens(text, "policy"))}
 
 
 @contextmanager

@@ -117,6 +117,24 @@ def test_update_from_or_of_a_masked_column_is_refused(ann: httpx.Client) -> None
         refused(call(ann, "UpdateTable", updates=[update]))
 
 
+def test_update_of_a_column_that_a_mask_looks_at_is_refused(ann: httpx.Client, admin: httpx.Client) -> None:
+    shown = {"column": "ssn", "mask": "expression", "expression": "coalesce(nullif(note, 'open'), ssn)"}
+    good(call(admin, "SetTablePolicy", name="masks", masks=[shown]))
+    assert "decides who sees what" in refused(call(ann, "UpdateTable", updates=[["note", "'open'"]]))
+    refused(call(ann, "UpdateTable", updates=[["NOTE", "'open'"]]), 400)
+    assert {row["ssn"] for row in rows(ann)} == {"likes tea", "likes rum"}
+    assert good(call(ann, "UpdateTable", updates=[["name", "'Eve'"]]))["updated_rows"] == 2
+
+
+def test_policy_that_would_fill_the_memory_is_refused(admin: httpx.Client) -> None:
+    for mask in ("repeat('*', 1000000000)", "repeat(ssn, length(ssn))"):
+        masks = [{"column": "ssn", "mask": "expression", "expression": mask}]
+        refused(call(admin, "SetTablePolicy", name="masks", masks=masks), 400)
+    stars = [{"column": "ssn", "mask": "expression", "expression": "repeat('*', length(ssn) - 1)"}]
+    good(call(admin, "SetTablePolicy", name="stars", masks=stars))
+    refused(call(admin, "SetTablePolicy", name="own team", filter="length(repeat(team, 2000000000)) > 5"), 400)
+
+
 def test_error_of_lance_is_kept_back(ann: httpx.Client) -> None:
     text = refused(call(ann, "QueryTable", k=9, columns={"column_aliases": {"x": "cast(name as int)"}}), 400)
     assert "kept back" in text

@@ -175,6 +175,8 @@ def _answer(ctx: Context, search: Search) -> ArrowAnswer:
 
 def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
     """The schema of an answer, from that of its scanners."""
+    if not search.hidden and not search.numbered:
+        return schema
     fields = [field for field in schema if field.name not in search.hidden]
     return pa.schema([_QUERY_INDEX, *fields] if search.numbered else fields, schema.metadata)
 
@@ -183,6 +185,7 @@ def _batches(ctx: Context, search: Search, readers: Iterable[pa.RecordBatchReade
     """The rows of one search after the other, as the answer shows them."""
     with _query_errors(search.dataset):
         for number, reader in enumerate(readers):
+            left = search.most
             for batch in reader:
                 ctx.check_time()
                 shown = batch
@@ -192,6 +195,8 @@ def _batches(ctx: Context, search: Search, readers: Iterable[pa.RecordBatchReade
                     numbers = pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows)
                     shown = shown.add_column(0, _QUERY_INDEX, numbers)
                 yield shown
+                if left is not None and (left := left - batch.num_rows) <= 0:
+                    break  # to hear that nothing follows would cost another way to Lance's threads and back
 
 
 def _resumed(head: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,18 +16,20 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from lance.dataset import ColumnOrdering, LanceScanner, ScannerBuilder
+from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.full_text import FullText
+from tiltyard.tables.growing import check_growth
+from tiltyard.tables.scanners import make_scanner
 from tiltyard.tables.vectors import Vector, VectorColumns, find_column, vector_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import lance
+    from lance.dataset import LanceScanner
     from lance.query import FullTextQuery
 
     from tiltyard.spec import models
@@ -51,10 +53,11 @@ _STREAMING = {
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What planning asks of a table's version, beside its data."""
+    """What planning asks of a table's version."""
 
     names: tuple[str, ...]
     vectors: VectorColumns
+    rows: int
 
 
 _facts: weakref.WeakKeyDictionary[lance.LanceDataset, _Facts] = weakref.WeakKeyDictionary()
@@ -65,7 +68,7 @@ def _facts_of(dataset: lance.LanceDataset) -> _Facts:
     found = _facts.get(dataset)
     if found is None:
         schema = dataset.schema
-        found = _facts[dataset] = _Facts(tuple(schema.names), vector_columns(schema))
+        found = _facts[dataset] = _Facts(tuple(schema.names), vector_columns(schema), dataset.count_rows())
     return found
 
 
@@ -93,9 +96,9 @@ class Search:
     def scanners(self) -> Iterator[LanceScanner]:
         """In the order of the query vectors."""
         if not self.nearest:
-            yield self.dataset.scanner(**self.options)
+            yield make_scanner(self.dataset, self.options)
         for nearest in self.nearest:
-            yield _scanner(self.dataset, self.options, nearest)
+            yield make_scanner(self.dataset, self.options, nearest)
 
 
 def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) -> Search:
@@ -115,7 +118,7 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
         nearest, numbered = _nearest(dataset, request, vectors)
         return Search(dataset, options, nearest, numbered, hidden, min(request.k, nearest[0]["k"]))
     if text is not None:
-        most = min(request.k, dataset.count_rows())
+        most = min(request.k, _facts_of(dataset).rows)
         options["limit"] = max(1, most)  # Lance panics at 0
     elif request.k != NO_LIMIT:
         most = options["limit"] = request.k
@@ -161,6 +164,7 @@ def _projection(request: models.QueryTableRequest, score: str | None) -> dict[st
     options: dict[str, Any] = {}
     if aliases is not None:
         columns = {name: checked_expression(text, f"expression of '{name}'") for name, text in aliases.items()}
+        check_growth(columns, shown=True)
         if score is not None:
             columns.setdefault(score, score)
         options["columns"] = columns
@@ -201,7 +205,7 @@ def _nearest(
     """
     facts = _facts_of(dataset)
     column = find_column(facts.vectors, facts.names, request.vector_column, len(vectors[0]))
-    rows = max(1, dataset.count_rows())
+    rows = max(1, facts.rows)
     wanted = max(1, min(request.k + (request.offset or 0), rows))
     common = {"column": column.path, "k": wanted, **_tuning(request, wanted, rows)}
     values = [column.values(vector) for vector in vectors]
@@ -254,19 +258,3 @@ def _word(given: str | None, choices: tuple[str, ...], name: str) -> str | None:
     if given is None or given.lower() in choices:
         return given and given.lower()
     raise InvalidInputError(f"The {name} is one of {', '.join(choices)}; not '{given}'.")
-
-
-def _scanner(dataset: lance.LanceDataset, options: dict[str, Any], nearest: dict[str, Any]) -> LanceScanner:
-    """A scanner with a vector search.
-
-    pylance makes float32 of integers, which Lance refuses for a column of int8: there the vector is put in afterwards.
-    """
-    if not isinstance(nearest["q"], pa.Int8Array):
-        return dataset.scanner(nearest=nearest, **options)
-    builder = ScannerBuilder(dataset)
-    for name, value in options.items():
-        getattr(builder, name)(value)
-    builder.nearest(**nearest)
-    prepared: Any = builder._nearest
-    prepared["q"] = nearest["q"]
-    return builder.to_scanner()

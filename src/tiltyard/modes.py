@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeVar
 
 from lance_namespace.errors import InvalidInputError
@@ -91,6 +92,13 @@ def parse_mode(kind: type[Mode], text: str | None, default: Mode, what: str = "m
     """The member that `text` names, `default` for none. Raises InvalidInputError for anything else."""
     if text is None:
         return default
+    found = _member(kind, text, what)
+    assert isinstance(found, kind)
+    return found
+
+
+@lru_cache(maxsize=256)  # of words that name something: an error is not kept
+def _member(kind: type[StrEnum], text: str, what: str) -> StrEnum:
     wanted = text.replace("_", "").lower()
     for member in kind:
         if member.value.lower() == wanted:

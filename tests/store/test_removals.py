@@ -52,6 +52,14 @@ def test_restore_table_brings_back_all_that_the_catalog_knew(store: Store, clock
         store.restore_table(("a", "t"))
 
 
+def test_restore_table_brings_back_manifests_that_are_not_known_to_be_durable(store: Store, table: TableRecord) -> None:
+    record, _ = store.record_version(NewVersion(table.id, 3, "s3", "m3", manifest=b"LANC"))
+    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    assert store.kept_manifest(record) is None
+    store.restore_table(("a", "t"))
+    assert store.kept_manifest(record) == b"LANC"
+
+
 def test_remove_table_that_is_kept_frees_the_name_but_not_the_location(store: Store, table: TableRecord) -> None:
     store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
     with pytest.raises(InvalidInputError, match="undrop"):

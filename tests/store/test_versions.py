@@ -40,6 +40,22 @@ def test_record_version_tells_the_winner_from_the_loser(store: Store, table: Tab
     assert store.record_version(new(table, 1, "mine", "branch"))[1]
 
 
+def test_manifest_is_kept_until_its_version_is_final(store: Store, table: TableRecord) -> None:
+    record, _ = store.record_version(replace(new(table, 1), manifest=b"\x00\xffLANC"))
+    other, _ = store.record_version(new(table, 2))
+    assert (store.kept_manifest(record), store.kept_manifest(other)) == (b"\x00\xffLANC", None)
+    assert store.kept_manifest(replace(record, staged_path="another's")) is None
+    store.mark_final([FinalManifest(record, 6, None)])
+    assert store.kept_manifest(record) is None
+    assert [pending.version for pending in store.pending_versions(table.id)] == [2]
+
+
+def test_record_each_records_more_than_one_statement_holds(store: Store, table: TableRecord) -> None:
+    given = [new(table, version) for version in range(1, 101)]
+    assert [won for _, won in store.record_each(given)] == [True] * 100
+    assert store.list_versions(table.id, limit=200) == [record for record, _ in store.record_each(given)]
+
+
 def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone(
     store: Store, table: TableRecord
 ) -> None:

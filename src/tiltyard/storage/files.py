@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import re
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,12 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
+from tiltyard.storage.locations import check_no_links
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _ATTEMPTS = 5
 _SYNCING = 8
 """Files synced at the same time."""
+_MANY = 64
+"""So many places are synced by syncing the disk they are on: it has one transaction to write then, and not as many."""
+_TELLS_ERRORS = 5, 8
+"""The first Linux whose syncfs says that something could not be written."""
+
+
+def _libc() -> ctypes.CDLL | None:
+    """The C library, where it has a syncfs to rely on."""
+    release = [int(number) for number in re.findall(r"\d+", os.uname().release)[:2]]
+    return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" and tuple(release) >= _TELLS_ERRORS else None
+
+
+_LIBC = _libc()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,13 @@ class LocalFiles:
         with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # each commit does this: half a Path's time
             return file.readall()
 
+    def read_plain(self, location: str) -> bytes:
+        """A file's content. Raises FileNotFoundError, InvalidInputError if it is reached through a symbolic link."""
+        with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # as above
+            if not _is_at(file.fileno(), location):
+                check_no_links(location)
+            return file.readall()
+
     def stat(self, location: str) -> FileStat | None:
         """See Files."""
         try:
@@ -131,20 +156,19 @@ class LocalFiles:
 
     def write_new(self, location: str, content: bytes) -> bool:
         """See Files: a link appears at once with all the content, or not at all."""
-        target = Path(location)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f".{target.name}.{uuid4().hex}")
+        Path(location).parent.mkdir(parents=True, exist_ok=True)
+        staged = _staged(location, content)
         try:
-            with staged.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(staged, target)
+            os.link(staged, location)
         except FileExistsError:
             return False
         finally:
             staged.unlink(missing_ok=True)
         return True
+
+    def replace(self, location: str, content: bytes) -> None:
+        """Write a whole file in the place of one that is there: at each moment one of them is read."""
+        _staged(location, content).replace(location)
 
     @contextmanager
     def syncing(self, locations: Sequence[str]) -> Iterator[None]:
@@ -152,7 +176,10 @@ class LocalFiles:
 
         Missing ones are fine. Several at once share a disk's writes: that takes a fraction of the time.
         """
-        share = -(-len(locations) // _SYNCING) or 1
+        if not locations:
+            yield
+            return
+        share = -(-len(locations) // _SYNCING)
         parts = [locations[start : start + share] for start in range(0, len(locations), share)]
         running = [self._syncing.submit(_sync, *part) for part in parts]
         try:
@@ -160,6 +187,14 @@ class LocalFiles:
         finally:
             for one in running:
                 one.result()
+
+    def sync(self, locations: Collection[str]) -> None:
+        """Do that, and return then. Many places cost one write of all that waits on their disks, not one for each."""
+        if len(locations) < _MANY or _LIBC is None:
+            with self.syncing(list(locations)):
+                return
+        for folder in _one_of_each_disk(locations):
+            _sync_disk(folder)
 
     def move_new(self, source: str, target: str) -> bool:
         """See Files: a second name first, which fails if there is one, then the old one goes."""
@@ -214,6 +249,50 @@ class LocalFiles:
             return Path(folder, name.upper()).exists()
         finally:
             probe.unlink(missing_ok=True)
+
+
+def _staged(location: str, content: bytes) -> Path:
+    """A durable file beside the one that its content is for."""
+    target = Path(location)
+    staged = target.with_name(f".{target.name}.{uuid4().hex}")
+    try:
+        with staged.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    return staged
+
+
+def _is_at(descriptor: int, location: str) -> bool:
+    """Whether an open file is known to lie where its path says, with no link on the way. Only Linux tells."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == location  # noqa: PTH115  # no path is asked for
+    except OSError:
+        return False
+
+
+def _one_of_each_disk(locations: Collection[str]) -> Collection[str]:
+    """A folder on each file system that has some of these files; folders that are gone need none."""
+    found: dict[int, str] = {}
+    for folder in {location.rpartition("/")[0] for location in locations}:
+        with suppress(FileNotFoundError):
+            found[os.stat(folder).st_dev] = folder  # noqa: PTH116  # a Path costs as much again
+    return found.values()
+
+
+def _sync_disk(folder: str) -> None:
+    """Have all that was written to the file system of a folder survive a loss of power."""
+    assert _LIBC is not None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if _LIBC.syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), folder)
+    finally:
+        os.close(descriptor)
 
 
 def _sync(*locations: str) -> None:

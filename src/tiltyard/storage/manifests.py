@@ -128,21 +128,25 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
 
     The message is read to its end, so that a torn one is noticed: raises IndexError.
     """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
+    at, end = 0, len(message)
+    while at < end:
+        key, at = message[at], at + 1  # most numbers are of one byte, and a call costs more than all else here
+        if key >= 0x80:
+            key, at = _varint(message, at - 1)
         number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield number, value
-        elif wire == 2:
-            length, at = _varint(message, at)
+        if wire == 2:
+            length, at = message[at], at + 1
+            if length >= 0x80:
+                length, at = _varint(message, at - 1)
             yield number, message[at : at + length]
             at += length
+        elif wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
         else:
-            at += _FIXED_WIDTHS.get(wire, len(message) + 1)
+            at += _FIXED_WIDTHS.get(wire, end + 1)
             yield number, None
-    if at != len(message):
+    if at != end:
         raise IndexError("the message ends early")
 
 

@@ -179,6 +179,13 @@ class Storage:
         The path may be relative to the folder, or start with the folder's own path, with or without scheme, bucket
         and leading slash. Raises InvalidInputError if it leads elsewhere.
         """
+        target = self._below(location, path)
+        check_no_links(target)
+        return target
+
+    @staticmethod
+    def _below(location: str, path: str) -> str:
+        """The same by the words alone: links are not looked for."""
         plain = location if is_local(location) else urlsplit(location).path
         relative = path
         for start in (location, plain, plain.lstrip("/")):
@@ -190,23 +197,29 @@ class Storage:
             raise InvalidInputError("The path is not inside the table's folder.")
         if not relative.isprintable() or "\\" in relative or "%" in relative:
             raise InvalidInputError("The path has characters that no file of a table has.")
-        target = f"{location}/{relative}"
-        check_no_links(target)
-        return target
+        return f"{location}/{relative}"
 
-    def check_manifest(self, location: str, path: str, version: int) -> list[Code]:
-        """The code that the columns of a staged manifest declare; the path is one that `manifest_inside` gave.
+    def staged_manifest(self, location: str, path: str, version: int) -> tuple[bytes, list[Code]]:
+        """A staged manifest, and the code that its columns declare; the path is one that `named_manifest` gave.
 
         Raises InvalidInputError unless this is a manifest of the version, with its files in the table's folder or
         where the catalog knows of some.
         """
-        found = check_manifest(self._read(location, path), version)
+        content = self.staged_content(location, path)
+        found = check_manifest(content, version)
         for base in found.bases:
             if not self.datasets.may_use(location, base):
                 raise InvalidInputError(
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
-        return found.declared
+        return content, found.declared
+
+    def staged_content(self, location: str, path: str) -> bytes:
+        """A staged manifest as it is; the path is one that `named_manifest` gave.
+
+        Raises InvalidInputError if there is none, or it is reached through a symbolic link.
+        """
+        return self._read(location, path, plain=True)
 
     def foreign_bases(self, location: str) -> list[str]:
         """Where files of a table's latest version lie outside its folder: shallow clones have some.
@@ -222,10 +235,11 @@ class Storage:
         """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""
         return self._read(location, self.inside(location, path))
 
-    def _read(self, location: str, target: str) -> bytes:
+    def _read(self, location: str, target: str, *, plain: bool = False) -> bytes:
         try:
             with lance_errors():
-                return self.files(location).read(target)
+                files = self.files(location)
+                return files.read_plain(target) if plain and isinstance(files, LocalFiles) else files.read(target)
         except LanceNamespaceError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise InvalidInputError(f"There is no file {target.rsplit('/', 1)[-1]} in this table.") from error
@@ -249,7 +263,13 @@ class Storage:
 
     def manifest_inside(self, location: str, path: str) -> str:
         """The full location of a manifest that a client names, staged or final. Raises InvalidInputError as above."""
-        target = self.inside(location, path)
+        target = self.named_manifest(location, path)
+        check_no_links(target)
+        return target
+
+    def named_manifest(self, location: str, path: str) -> str:
+        """The same by the words alone: whether a link leads there is seen when it is read."""
+        target = self._below(location, path)
         folder, _, name = target.rpartition("/")
         if not folder.endswith("/_versions") or not _MANIFEST.match(name):
             raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
@@ -265,9 +285,9 @@ class Storage:
             yield
 
     def sync(self, places: Iterable[str]) -> None:
-        """Do just that."""
-        with lance_errors(), self.syncing(places):
-            pass
+        """Do just that, and return then."""
+        with lance_errors():
+            self._disks.sync([place for place in places if is_local(place)])
 
     def place_manifest(self, location: str, staged: str, final: str) -> FileStat:
         """`finalize_manifest` for locations that `manifest_inside` gave, once the staged manifest is synced."""
@@ -278,11 +298,74 @@ class Storage:
             try:
                 if not files.move_new(staged, final):
                     if files.read(final) != files.read(staged):
-                        raise ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
+                        raise _taken()
                     files.delete([staged])
             except FileNotFoundError:
                 pass  # somebody else has moved it meanwhile
             return _existing(files.stat(final))
+
+    def move_manifest(self, location: str, staged: str, final: str) -> FileStat | None:
+        """Give a staged manifest, which has just been checked, its final name; None if there is more to it."""
+        with lance_errors():
+            files = self.files(location)
+            try:
+                return files.stat(final) if files.move_new(staged, final) else None
+            except FileNotFoundError:
+                return None
+
+    def has_content(self, location: str, path: str, content: bytes) -> bool:
+        """Whether a file inside a table's folder is there, and has just this content."""
+        with lance_errors():
+            return _content(self.files(location), self.inside(location, path)) == content
+
+    def restore_manifest(
+        self, location: str, staged_path: str, final_path: str, content: bytes, version: int
+    ) -> FileStat:
+        """`finalize_manifest` on a disk, for a manifest whose content is known: it need not be staged any more.
+
+        A loss of power may have left files of which nothing, or not all, was written: those are written again.
+        """
+        staged, final = self.manifest_inside(location, staged_path), self.manifest_inside(location, final_path)
+        with lance_errors():
+            disks = self._disks
+            found = _content(disks, final)
+            if found is None:
+                if _content(disks, staged) != content or not _moved(disks, staged, final):
+                    disks.write_new(final, content)
+                found = disks.read(final)
+            if found != content:
+                if _is_whole(found, version):
+                    raise _taken()
+                disks.replace(final, content)
+            if staged != final:
+                disks.delete([staged])
+            return _existing(disks.stat(final))
+
+
+def _content(files: Files, location: str) -> bytes | None:
+    try:
+        return files.read(location)
+    except FileNotFoundError:
+        return None
+
+
+def _moved(files: Files, source: str, target: str) -> bool:
+    try:
+        return files.move_new(source, target)
+    except FileNotFoundError:  # somebody else has moved it meanwhile
+        return False
+
+
+def _is_whole(content: bytes, version: int) -> bool:
+    try:
+        check_manifest(content, version)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _taken() -> ConcurrentModificationError:
+    return ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
 
 
 def _existing(found: FileStat | None) -> FileStat:

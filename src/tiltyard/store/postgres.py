@@ -112,6 +112,7 @@ class PostgresDatabase:
     dialect: Mapping[str, str] = {
         "id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
         "text": 'TEXT COLLATE "C"',
+        "bytes": "BYTEA",
         "lock_migrations": "SELECT pg_advisory_xact_lock(7308604896)",
         "has_migrations": "SELECT to_regclass('schema_migrations') IS NOT NULL",
     }

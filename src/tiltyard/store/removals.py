@@ -49,7 +49,8 @@ KEEP = f"""
 KEEP_TABLE = f"{KEEP} id = ?"
 KEEP_TABLES_IN = f"{KEEP} namespace_id = ?"
 KEEP_VERSIONS = f"""
-    INSERT INTO removed_versions ({VersionRecord.COLUMNS}) SELECT {VersionRecord.COLUMNS} FROM table_versions
+    INSERT INTO removed_versions ({VersionRecord.COLUMNS}, manifest)
+    SELECT {VersionRecord.COLUMNS}, manifest FROM table_versions
 """
 KEEP_VERSIONS_OF = f"{KEEP_VERSIONS} WHERE table_id = ?"
 KEEP_VERSIONS_IN = f"{KEEP_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"
@@ -87,7 +88,8 @@ RESTORE = f"""
 RESTORE_TABLE = RESTORE.format(home="CAST(? AS BIGINT)", name="CAST(? AS TEXT)", which="id = ?")
 RESTORE_TABLES = RESTORE.format(home="namespace_id", name="name", which="removal = ?")
 RESTORE_VERSIONS = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}) SELECT {VersionRecord.COLUMNS} FROM removed_versions
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest)
+    SELECT {VersionRecord.COLUMNS}, manifest FROM removed_versions
 """
 RESTORE_VERSIONS_OF = f"{RESTORE_VERSIONS} WHERE table_id = ?"
 RESTORE_VERSIONS_IN = f"{RESTORE_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"

@@ -158,6 +158,7 @@ class SqliteDatabase:
     dialect: Mapping[str, str] = {
         "id": "INTEGER PRIMARY KEY AUTOINCREMENT",
         "text": "TEXT",
+        "bytes": "BLOB",
         "lock_migrations": "SELECT 1",
         "has_migrations": "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'schema_migrations')",
     }
@@ -275,6 +276,9 @@ class SqliteDatabase:
             if self._writer is None:
                 self._writer = SqliteConnection(self._path, writer=True)
             self._writer.change("BEGIN IMMEDIATE")
+            if len(batch) == 1:
+                _attempt_alone(self._writer, batch[0])
+                return
             for write in batch:
                 _attempt(self._writer, write)
             self._writer.change("COMMIT")
@@ -300,6 +304,19 @@ def _attempt(connection: SqliteConnection, write: _Write) -> None:
         write.error = error
         connection.change("ROLLBACK TO one")
     connection.change("RELEASE one")
+
+
+def _attempt_alone(connection: SqliteConnection, write: _Write) -> None:
+    """Run the only write of a transaction, and end that: it needs no savepoint."""
+    try:
+        write.result = write.fn(connection)
+    except BaseException as error:  # it belongs to the caller, not to this thread
+        if not connection.raw.in_transaction:
+            raise ServiceUnavailableError(f"The catalog's database gave up: {error}") from error
+        write.error = error
+        connection.change("ROLLBACK")
+    else:
+        connection.change("COMMIT")
 
 
 def _unavailable(error: Exception) -> LanceNamespaceError:

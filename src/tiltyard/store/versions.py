@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
-from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.database import ForeignKeyError, Row
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes
 
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 INSERT = f"""
-    INSERT INTO table_versions ({VersionRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING {VersionRecord.COLUMNS}
+    INSERT INTO table_versions ({VersionRecord.COLUMNS}, manifest) VALUES {{rows}}
+    ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING table_id, branch, version
+"""
+ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+ROWS = 32
+"""Most rows of one statement: databases keep statements prepared, one for each number of rows."""
+MANIFEST = """
+    SELECT manifest FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?
 """
 DESCRIBE = f"SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE table_id = ? AND branch = ? AND version = ?"
 LIST = f"""
@@ -31,12 +37,14 @@ LIST_DOWN = f"""
 """
 DELETE = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version >= ? AND version < ?"
 PENDING = f"""
-    SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE NOT finalized AND table_id = COALESCE(?, table_id)
+    SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE NOT finalized{{which}}
     ORDER BY created_at, table_id, version LIMIT ?
 """
+PENDING_OF_ALL = PENDING.format(which="")
+PENDING_OF_ONE = PENDING.format(which=" AND table_id = ?")
 FINALIZE = """
     UPDATE table_versions
-    SET finalized = TRUE, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
+    SET finalized = TRUE, manifest = NULL, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
     WHERE table_id = ? AND branch = ? AND version = ?
 """
 FINALIZE_SAME = f"{FINALIZE} AND staged_path = ?"
@@ -76,22 +84,33 @@ class Versions(Scope):
         Raises TableNotFoundError, if the table of one is gone: then nothing is recorded.
         """
         now = self._clock()
-        rows = [
-            (
-                *(new.table_id, new.branch, new.version, new.staged_path, new.manifest_path, new.manifest_size),
-                *(new.e_tag, encode(dict(new.metadata or {})), new.naming_scheme, now, new.finalized, transaction_id),
-            )
-            for new in entries
-        ]
+        records = [_record(new, now, transaction_id) for new in entries]
         try:
-            made = self.connection.each(INSERT, rows)
+            made = {
+                key
+                for start in range(0, len(entries), ROWS)
+                for key in self._insert(records[start : start + ROWS], entries[start : start + ROWS])
+            }
         except ForeignKeyError:
             gone = ", ".join(sorted({str(new.table_id) for new in entries}))
             raise TableNotFoundError(f"Table not found: it was dropped (id {gone})") from None
-        return [
-            (VersionRecord.of(row), True) if row else (self._there(new), False)
-            for new, row in zip(entries, made, strict=True)
-        ]
+        found = []
+        for new, record in zip(entries, records, strict=True):
+            if (key := (new.table_id, new.branch, new.version)) in made:
+                made.remove(key)  # of two that ask for one version, the first has it
+                found.append((record, True))
+            else:
+                found.append((self._there(new), False))
+        return found
+
+    def _insert(self, records: Sequence[VersionRecord], entries: Sequence[NewVersion]) -> list[Row]:
+        """The keys (table, branch, version) of those that were not taken."""
+        values: list[object] = []
+        for one, new in zip(records, entries, strict=True):
+            values += (one.table_id, one.branch, one.version, one.staged_path, one.manifest_path, one.manifest_size)
+            values += (one.e_tag, encode(one.metadata), one.naming_scheme, one.created_at, one.finalized)
+            values += (one.transaction_id, new.manifest)
+        return self.connection.rows(INSERT.format(rows=", ".join([ROW] * len(records))), *values)
 
     def _there(self, new: NewVersion) -> VersionRecord:
         row = self.connection.row(DESCRIBE, new.table_id, new.branch, new.version)
@@ -121,6 +140,12 @@ class Versions(Scope):
         raise _missing(table_id, branch, version)
 
     @reads
+    def kept_manifest(self, record: VersionRecord) -> bytes | None:
+        """Return the manifest that is kept of a version; None once its file is durable, or if it always was."""
+        row = self.connection.row(MANIFEST, record.table_id, record.branch, record.version, record.staged_path)
+        return None if row is None or row[0] is None else bytes(row[0])
+
+    @reads
     def list_versions(
         self, table_id: int, branch: str = "", after: int | None = None, limit: int = 100, descending: bool = False
     ) -> list[VersionRecord]:
@@ -146,7 +171,11 @@ class Versions(Scope):
     @reads
     def pending_versions(self, table_id: int | None = None, limit: int = 100) -> list[VersionRecord]:
         """Return versions that are recorded but not finalized, oldest first: of one table, or of all."""
-        return [VersionRecord.of(row) for row in self.connection.rows(PENDING, table_id, limit)]
+        if table_id is None:
+            rows = self.connection.rows(PENDING_OF_ALL, limit)
+        else:
+            rows = self.connection.rows(PENDING_OF_ONE, table_id, limit)
+        return [VersionRecord.of(row) for row in rows]
 
     @writes
     def mark_finalized(
@@ -173,6 +202,12 @@ class Versions(Scope):
             FINALIZE_SAME,
             [(size, e_tag, one.table_id, one.branch, one.version, one.staged_path) for size, e_tag, one in records],
         )
+
+
+def _record(new: NewVersion, now: int, transaction_id: str | None) -> VersionRecord:
+    """What a version's row says once it is there."""
+    head = new.table_id, new.branch, new.version, new.staged_path, new.manifest_path, new.manifest_size, new.e_tag
+    return VersionRecord(*head, dict(new.metadata or {}), new.naming_scheme, now, new.finalized, transaction_id)
 
 
 def _taken(new: NewVersion) -> ConcurrentModificationError:

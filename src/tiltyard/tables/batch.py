@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
@@ -15,13 +16,14 @@ from tiltyard.ids import Id, display, table_id
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.store import TableRecord, UnitOfWork, VersionRecord
+from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.finalizing import finalize_all
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.version_commits import (
     branch_key,
     check_same,
     deletable_ranges,
+    not_kept,
     staged_version,
     wire_version,
 )
@@ -40,11 +42,12 @@ class Batch:
     ctx: Context
     declared: dict[Id, str] = field(default_factory=dict)
     latest: dict[tuple[Id, str], int] = field(default_factory=dict)
-    staged: list[str] = field(default_factory=list)
+    news: list[NewVersion] = field(default_factory=list)
     committed: list[tuple[TableRecord, VersionRecord, models.CommitTableResult]] = field(default_factory=list)
 
 
-Step: TypeAlias = Callable[[UnitOfWork, Batch], models.CommitTableResult]
+Step: TypeAlias = Callable[[UnitOfWork, Batch], list[models.CommitTableResult]]
+"""One operation, or several in a row that are quicker together."""
 
 
 @operation(needs=COMMITTING)
@@ -59,35 +62,48 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
             f"A batch has 1 to {MOST_OPERATIONS} operations: this one has {len(request.operations)}."
         )
     batch = Batch(ctx)
-    steps = [_prepared(batch, entry) for entry in request.operations]
+    steps = list(_steps(batch, request.operations))
 
     def work(catalog: UnitOfWork) -> tuple[str, list[models.CommitTableResult]]:
         batch.committed.clear()  # the work may be run again
-        properties = {"operations": str(len(steps))}
+        properties = {"operations": str(len(request.operations))}
         made = catalog.create_transaction(
             BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, asked_by=ctx.principal.name
         )
-        return made.id, [step(catalog, batch) for step in steps]
+        return made.id, [result for step in steps for result in step(catalog, batch)]
 
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(batch.staged):
+    with ctx.storage.syncing(not_kept(batch.news)):
         transaction, results = ctx.store.transact(work)
-    final = finalize_all(ctx, [(table, record) for table, record, _ in batch.committed], synced=True)
+    final = finalize_all(ctx, [(table, record) for table, record, _ in batch.committed], checked=True)
     for (table, _, result), record in zip(batch.committed, final, strict=True):
         version = wire_version(table, record)
         result.create_table_version = models.CreateTableVersionResponse(transaction_id=transaction, version=version)
     return models.BatchCommitTablesResponse(transaction_id=transaction, results=results)
 
 
-def _prepared(batch: Batch, entry: models.CommitTableOperation) -> Step:
-    """One operation with all that storage has to say of it: no transaction waits for storage."""
+def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:
+    """The operations with all that storage has to say of them: no transaction waits for storage."""
+    for _, entries in groupby(operations, _creates_version):
+        those = list(entries)
+        versions = [entry.create_table_version for entry in those if entry.create_table_version is not None]
+        if versions:
+            yield _create_versions(batch, versions)
+        else:
+            yield from (_prepared(batch, entry) for entry in those)
+
+
+def _creates_version(entry: models.CommitTableOperation) -> bool:
     given = [name for name in entry.__struct_fields__ if getattr(entry, name) is not None]
     if len(given) != 1:
         raise InvalidInputError(f"Each operation of a batch does exactly one thing: this one does {len(given)}.")
+    return entry.create_table_version is not None
+
+
+def _prepared(batch: Batch, entry: models.CommitTableOperation) -> Step:
+    """An operation that creates no version."""
     if entry.declare_table is not None:
         return _declare(batch, entry.declare_table)
-    if entry.create_table_version is not None:
-        return _create_version(batch, entry.create_table_version)
     if entry.delete_table_versions is not None:
         return _delete_versions(batch, entry.delete_table_versions)
     assert entry.deregister_table is not None
@@ -101,7 +117,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
     home = batch.ctx.checked_space(path[:-1])
 
-    def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
+    def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.insert_table(
             path,
             location,
@@ -112,39 +128,58 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
             owner=made_by,
             home=home,
         )
-        return models.CommitTableResult(
-            declare_table=models.DeclareTableResponse(
-                location=record.location,
-                storage_options=storage.public_options(record.location) or None,
-                properties=record.properties,
-                managed_versioning=record.managed,
-            )
+        declared = models.DeclareTableResponse(
+            location=record.location,
+            storage_options=storage.public_options(record.location) or None,
+            properties=record.properties,
+            managed_versioning=record.managed,
         )
+        return [models.CommitTableResult(declare_table=declared)]
 
     return step
 
 
-def _create_version(batch: Batch, request: models.CreateTableVersionRequest) -> Step:
-    path = table_id(request.id)
-    table = _expected(batch, path)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A version to record, and the table it is for as it was when the batch was prepared."""
+
+    path: Id
+    table: TableRecord
+    new: NewVersion
+
+
+def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionRequest]) -> Step:
+    """Versions one after the other: their tables are looked up together, and they are recorded by one statement."""
+    paths = [table_id(request.id) for request in requests]
+    known = batch.ctx.store.find_tables(paths) if batch.ctx.found is None else {}
+    planned = [_planned(batch, path, known.get(path), request) for path, request in zip(paths, requests, strict=True)]
+
+    def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
+        there = catalog.find_tables(paths)
+        tables = [there.get(one.path) or catalog.describe_table(one.path) for one in planned]
+        for one, table in zip(planned, tables, strict=True):
+            _check_unchanged(one.path, table, one.table)
+        news = [replace(one.new, table_id=table.id) for one, table in zip(planned, tables, strict=True)]
+        results = []
+        for new, table, pair in zip(news, tables, catalog.record_each(news), strict=True):
+            results.append(models.CommitTableResult())
+            batch.committed.append((table, check_same(new, *pair), results[-1]))
+        return results
+
+    return step
+
+
+def _planned(batch: Batch, path: Id, known: TableRecord | None, request: models.CreateTableVersionRequest) -> _Planned:
+    table = _expected(batch, path) if known is None or path in batch.declared else known
     key = (path, branch_key(request.branch))
     new = staged_version(batch.ctx, table, request, batch.latest.get(key, 0 if path in batch.declared else None))
     batch.latest[key] = request.version
-    batch.staged.append(new.staged_path)
-
-    def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
-        record = catalog.describe_table(path)
-        _check_unchanged(path, record, table)
-        version = check_same(new, *catalog.record_version(replace(new, table_id=record.id)))
-        result = models.CommitTableResult()
-        batch.committed.append((record, version, result))
-        return result
-
-    return step
+    batch.news.append(new)
+    return _Planned(path, table, new)
 
 
 def _expected(batch: Batch, path: Id) -> TableRecord:
-    """The table a version is for: one that is there, or one that this batch declares."""
+    """The table an operation is for: one that is there, or one that this batch declares."""
     if path in batch.declared:
         return TableRecord(0, 0, path[-1], batch.declared[path], {}, False, True, False, 0, 0)
     return batch.ctx.table(path)
@@ -161,13 +196,12 @@ def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsReque
     table = _expected(batch, path)
     ranges = [] if path in batch.declared else deletable_ranges(batch.ctx, request)
 
-    def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
+    def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.describe_table(path)
         _check_unchanged(path, record, table)
         deleted = catalog.delete_versions(record.id, branch_key(request.branch), ranges)
-        return models.CommitTableResult(
-            delete_table_versions=models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
-        )
+        answer = models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
+        return [models.CommitTableResult(delete_table_versions=answer)]
 
     return step
 
@@ -176,12 +210,9 @@ def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
     path, keep_ms = table_id(request.id), batch.ctx.settings.retention_ms
     only = None if path in batch.declared else batch.ctx.checked_table(path)
 
-    def step(catalog: UnitOfWork, batch: Batch) -> models.CommitTableResult:
+    def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
-        return models.CommitTableResult(
-            deregister_table=models.DeregisterTableResponse(
-                id=list(path), location=record.location, properties=record.properties
-            )
-        )
+        answer = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
+        return [models.CommitTableResult(deregister_table=answer)]
 
     return step

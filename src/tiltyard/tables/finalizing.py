@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceError, TableNotFoundError
 
 from tiltyard.faults import Point, reach
+from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.store import FinalManifest, TableRecord, UnitOfWork, VersionRecord
 
@@ -25,6 +25,8 @@ Commit: TypeAlias = tuple[TableRecord, VersionRecord]
 Outcome: TypeAlias = VersionRecord | Exception
 
 MOST_PENDING = 100
+RECENT_MS = 2000
+"""So long whoever made a manifest final has to note that, before others do it."""
 AT_ONCE = 8
 """Tables whose manifests become final at the same time on an object store: nearly all of it is waiting for that."""
 
@@ -37,33 +39,33 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> Version
     return finalize_all(ctx, [(table, record)])[0]
 
 
-def finalize_all(ctx: Context, commits: Sequence[Commit], *, synced: bool = False) -> list[VersionRecord]:
+def finalize_all(ctx: Context, commits: Sequence[Commit], *, checked: bool = False) -> list[VersionRecord]:
     """Do that for several. Raises what `finalize` raises; the rest is then pending.
 
-    `synced` says that this request has checked the staged manifests, and had them synced.
+    `checked` says that this request has checked the staged manifests, and that their content is durable.
     """
     found = []
-    for outcome in finalize_each(ctx, commits, synced=synced):
+    for outcome in finalize_each(ctx, commits, checked=checked):
         if isinstance(outcome, Exception):
             raise outcome
         found.append(outcome)
     return found
 
 
-def finalize_each(ctx: Context, commits: Sequence[Commit], *, synced: bool = False) -> list[Outcome]:
+def finalize_each(ctx: Context, commits: Sequence[Commit], *, checked: bool = False) -> list[Outcome]:
     """Do that for several, each by itself: what became of each, in their order."""
     pending = [number for number, (_, record) in enumerate(commits) if not record.finalized]
     found: list[Outcome] = [record for _, record in commits]
     if not pending:
         return found
-    placed = _place_all(ctx, [commits[number] for number in pending], synced=synced)
+    placed = _place_all(ctx, [commits[number] for number in pending], checked=checked)
     final, written = [], []
     for number, stat in zip(pending, placed, strict=True):
         table, record = commits[number]
         if isinstance(stat, Exception):
             found[number] = stat
             continue
-        found[number] = replace(record, finalized=True, manifest_size=stat.size, e_tag=stat.e_tag or record.e_tag)
+        found[number] = record.final(stat.size, stat.e_tag)
         final.append(FinalManifest(record, stat.size, stat.e_tag))
         if table.declared:
             written.append(table.id)
@@ -79,13 +81,13 @@ def _mark_written(catalog: UnitOfWork, tables: Iterable[int]) -> None:
         catalog.mark_written(table)
 
 
-def _place_all(ctx: Context, commits: Sequence[Commit], *, synced: bool) -> list[FileStat | Exception]:
+def _place_all(ctx: Context, commits: Sequence[Commit], *, checked: bool) -> list[FileStat | Exception]:
     """Give manifests their final names: those of one table one after the other, several tables at once."""
     reach(Point.AFTER_RECORD)
 
     def place(commit: Commit) -> FileStat | Exception:
         try:
-            return _place(ctx, *commit, synced=synced)
+            return _place(ctx, *commit, checked=checked)
         except Exception as error:  # noqa: BLE001  # it is raised where its own caller waits
             return error
 
@@ -105,13 +107,16 @@ def _place_all(ctx: Context, commits: Sequence[Commit], *, synced: bool) -> list
     return [placed[number] for number in range(len(commits))]
 
 
-def _place(ctx: Context, table: TableRecord, record: VersionRecord, *, synced: bool) -> FileStat:
+def _place(ctx: Context, table: TableRecord, record: VersionRecord, *, checked: bool) -> FileStat:
     """Give one manifest its final name; paths that were not checked in this request are, first."""
     location, storage = table.location, ctx.storage
+    if checked and (found := storage.move_manifest(location, record.staged_path, f"{location}/{record.manifest_path}")):
+        return found
+    kept = ctx.store.kept_manifest(record)
     try:
-        if synced:
-            return storage.place_manifest(location, record.staged_path, f"{location}/{record.manifest_path}")
-        return storage.finalize_manifest(location, record.staged_path, record.manifest_path)
+        if kept is None:
+            return storage.finalize_manifest(location, record.staged_path, record.manifest_path)
+        return storage.restore_manifest(location, record.staged_path, record.manifest_path, kept, record.version)
     except ConcurrentModificationError:
         ctx.store.delete_versions(table.id, record.branch, [(record.version, record.version + 1)])
         raise
@@ -119,19 +124,34 @@ def _place(ctx: Context, table: TableRecord, record: VersionRecord, *, synced: b
 
 def in_place(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
     """A manifest that was made final before: all that its table lacks is the note. None if there is more to do."""
+    found = _moved(ctx, table, record)
+    if found is None:
+        return None
+    kept = ctx.store.kept_manifest(record)
+    whole = kept is None or ctx.storage.has_content(table.location, record.manifest_path, kept)
+    return found if whole else None
+
+
+def _moved(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
+    """A manifest that has no name any more but its final one."""
     if table.declared or ctx.storage.stat(table.location, record.staged_path) is not None:
         return None
     return ctx.storage.stat(table.location, record.manifest_path)
 
 
-def finalize_pending(ctx: Context, table_id: int | None = None) -> int:
-    """Finish commits, of one table or of all, that a crash left between record and manifest; how many there were."""
+def finalize_pending(ctx: Context, table_id: int | None = None, *, recent: bool = True) -> int:
+    """Finish commits, of one table or of all, that a crash left between record and manifest; how many there were.
+
+    Without `recent`, those that somebody has made final just now, and will note so, are left alone: readers see them.
+    """
     finished = 0
     for record in ctx.store.pending_versions(table_id, limit=MOST_PENDING):
         if ctx.services.finished.holds(record):
             continue
         try:
             table = ctx.store.table_by_id(record.table_id)
+            if not recent and _is_seen(ctx, table, record):
+                continue
             if (found := in_place(ctx, table, record)) is not None:
                 ctx.services.finished.note([FinalManifest(record, found.size, found.e_tag)])
             else:
@@ -142,3 +162,11 @@ def finalize_pending(ctx: Context, table_id: int | None = None) -> int:
         except LanceNamespaceError as error:
             log.warning("version %s of table %s is not finished yet: %s", record.version, record.table_id, error)
     return finished
+
+
+def _is_seen(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Whether a version was recorded a moment ago, and readers see it; one of the future says that a clock was set."""
+    if table.declared or not 0 <= ctx.clock() - record.created_at < RECENT_MS:
+        return False
+    with lance_errors():
+        return ctx.storage.files(table.location).is_file(f"{table.location}/{record.manifest_path}")

@@ -1,8 +1,8 @@
 """What became final a moment ago is noted in the catalog together, in the background.
 
 Nobody waits for this: a version that is recorded and durable but not noted as final is made final again by whoever
-comes across it, which changes nothing. It is noted only once the folder that names its manifest is durable, too, so
-that a record never calls a manifest final which a loss of power took back.
+comes across it, which changes nothing. It is noted only once the manifest and the folder that names it are durable,
+too, so that a record never calls a manifest final which a loss of power took back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("tiltyard.versions")
 
 Key: TypeAlias = tuple[int, str, int, str]
 
-GATHER_SECONDS = 0.05
+GATHER_SECONDS = 0.1
 """How long a note waits for others: so long other processes may make a manifest final that is so already."""
 
 
@@ -30,7 +30,7 @@ class Finished:
     """The notes that one process has yet to write. Safe to use from several threads."""
 
     def __init__(self, sync: Callable[[Iterable[str]], None], write: Callable[[Iterable[FinalManifest]], None]) -> None:
-        """`sync(folders)` makes durable what folders name; `write` is the store's `mark_final`."""
+        """`sync(places)` makes files durable, and what folders name; `write` is the store's `mark_final`."""
         self._sync = sync
         self._write = write
         self._noted: dict[Key, FinalManifest] = {}
@@ -62,7 +62,7 @@ class Finished:
             if not taken:
                 return
             try:
-                self._sync({key[-1].rpartition("/")[0] for key in taken})
+                self._sync(_places(taken.values()))
                 self._write(taken.values())
             finally:
                 with self._lock:
@@ -79,3 +79,12 @@ class Finished:
 
 def _key(record: VersionRecord) -> Key:
     return record.table_id, record.branch, record.version, record.staged_path
+
+
+def _places(found: Iterable[FinalManifest]) -> set[str]:
+    """The final manifests, and the folders that name them; a staged one lies in the same folder."""
+    places = set[str]()
+    for record in (one.record for one in found):
+        folder = record.staged_path.rpartition("/")[0]
+        places.update((folder, f"{folder}/{record.manifest_path.rpartition('/')[2]}"))
+    return places

@@ -53,7 +53,7 @@ def open_for_reading(
 def _settle(ctx: Context, record: TableRecord) -> None:
     """Finish what is recorded of a table and not yet final: a batch is seen on all its tables, or on none."""
     if record.managed and ctx.store.pending_versions(record.id, limit=1):
-        finalize_pending(ctx, record.id)
+        finalize_pending(ctx, record.id, recent=False)
 
 
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:

@@ -103,6 +103,8 @@ def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findin
 
 def _lost(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
     """Whether a manifest is nowhere; the final place is looked at last, for there it comes before the other goes."""
+    if ctx.store.kept_manifest(record) is not None:
+        return False
     places = (record.staged_path, record.manifest_path)
     return all(ctx.storage.stat(table.location, place) is None for place in places)
 

@@ -27,6 +27,7 @@ from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.declaring import check_declared
@@ -34,9 +35,12 @@ from tiltyard.tables.finalizing import finalize_all, finalize_each
 from tiltyard.tables.opening import find_table, open_for_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tiltyard.context import Context
+
+MOST_KEPT = 16 << 10
+"""Bytes of a manifest that is kept in the catalog until its file is durable: one write to the disk instead of two."""
 
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
@@ -55,12 +59,12 @@ def create_table_versions(
     ctx = calls[good[0]][0]  # they share their services
     news = [found[number][1] for number in good]
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing([new.staged_path for new in news]):
+    with ctx.storage.syncing(not_kept(news)):
         records = recorded_apart(ctx, news)
     for number, record in zip(good, records, strict=True):
         found[number] = record if isinstance(record, Exception) else (found[number][0], record)
     good = [number for number in good if not isinstance(found[number], Exception)]
-    final = finalize_each(ctx, [found[number] for number in good], synced=True)
+    final = finalize_each(ctx, [found[number] for number in good], checked=True)
     for number, outcome in zip(good, final, strict=True):
         found[number] = outcome if isinstance(outcome, Exception) else _created(found[number][0], outcome)
     return found
@@ -122,11 +126,11 @@ def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool 
 
     `ours` is one that Lance staged in this process: it is not looked at first, the catalog and storage decide alone.
     """
-    new = _named_version(ctx, table, entry) if ours else staged_version(ctx, table, entry)
+    new = _own_version(ctx, table, entry) if ours else staged_version(ctx, table, entry)
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing([new.staged_path]):
+    with ctx.storage.syncing(not_kept([new])):
         record = check_same(new, *_record(ctx, new))
-    return finalize_all(ctx, [(table, record)], synced=True)[0]
+    return finalize_all(ctx, [(table, record)], checked=True)[0]
 
 
 def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
@@ -155,12 +159,16 @@ def batch_create_table_versions(
     tables = [find_table(ctx, entry.id) for entry in request.entries]
     news = [staged_version(ctx, table, entry) for table, entry in zip(tables, request.entries, strict=True)]
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(new.staged_path for new in news):
-        records = ctx.store.transact(lambda catalog: [check_same(new, *catalog.record_version(new)) for new in news])
-    final = finalize_all(ctx, list(zip(tables, records, strict=True)), synced=True)
+    with ctx.storage.syncing(not_kept(news)):
+        records = ctx.store.transact(lambda catalog: _recorded_all(catalog, news))
+    final = finalize_all(ctx, list(zip(tables, records, strict=True)), checked=True)
     return models.BatchCreateTableVersionsResponse(
         versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
     )
+
+
+def _recorded_all(catalog: UnitOfWork, news: Sequence[NewVersion]) -> list[VersionRecord]:
+    return [check_same(new, *pair) for new, pair in zip(news, catalog.record_each(news), strict=True)]
 
 
 @operation(needs=on_table(Privilege.WRITE))
@@ -210,39 +218,63 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
 
     `latest` is the table's latest version, if the caller knows better than storage. Raises as CreateTableVersion does.
     """
-    new = _named_version(ctx, table, entry)
+    staged = _staged_path(ctx, table, entry)
     try:
-        declared = ctx.storage.check_manifest(table.location, new.staged_path, entry.version)
+        content, declared = ctx.storage.staged_manifest(table.location, staged, entry.version)
     except InvalidInputError:
-        if ctx.storage.files(table.location).stat(new.staged_path) is not None:
+        if ctx.storage.files(table.location).stat(staged) is not None:
             raise
-        if not _is_recorded(ctx, new):
+        if not _is_recorded(ctx, new := _version(table, entry, staged, None)):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
+    new = _version(table, entry, staged, _kept(table, content))
     check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
     if latest is not None or not _follows(ctx, table, new):
         _check_next(ctx, new, entry, latest)
     return new
 
 
-def _named_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
-    """What an entry asks to record, by its words alone. Raises InvalidInputError for a path outside the folder."""
-    scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
+def _own_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
+    """The same for what Lance staged in this process."""
+    staged = _staged_path(ctx, table, entry)
+    if not is_local(table.location):
+        return _version(table, entry, staged, None)
+    return _version(table, entry, staged, _kept(table, ctx.storage.staged_content(table.location, staged)))
+
+
+def _kept(table: TableRecord, manifest: bytes) -> bytes | None:
+    """What is kept of a manifest with its record: all of a small one on a disk; objects are durable as they are."""
+    return manifest if len(manifest) <= MOST_KEPT and is_local(table.location) else None
+
+
+def not_kept(news: Iterable[NewVersion]) -> list[str]:
+    """The staged manifests whose files have to be durable before their versions are recorded."""
+    return [new.staged_path for new in news if new.manifest is None]
+
+
+def _staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
+    """Where an entry says that its manifest is. Raises InvalidInputError unless that is where its branch has them."""
     folder = versions_folder(entry.branch)
-    staged = ctx.storage.manifest_inside(table.location, entry.manifest_path)
-    final = f"{folder}/{manifest_name(entry.version, scheme)}"
+    staged = ctx.storage.named_manifest(table.location, entry.manifest_path)
     if staged.rpartition("/")[0] != f"{table.location}/{folder}":
         raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
+    return staged
+
+
+def _version(table: TableRecord, entry: Entry, staged: str, manifest: bytes | None) -> NewVersion:
+    """What an entry asks to record."""
+    scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
     return NewVersion(
         table_id=table.id,
         branch=branch_key(entry.branch),
         version=entry.version,
         staged_path=staged,
-        manifest_path=final,
+        manifest_path=f"{versions_folder(entry.branch)}/{manifest_name(entry.version, scheme)}",
         manifest_size=entry.manifest_size,
         e_tag=entry.e_tag,
         metadata=entry.metadata,
         naming_scheme=scheme,
+        manifest=manifest,
     )
 
 

@@ -167,7 +167,7 @@ def describe_version(
             return None
         return _version(ctx, record, branch, dataset.version, lambda: VersionFacts.of(dataset.get_version()))
     check_name(branch or MAIN_BRANCH, "branch")
-    finalize_pending(ctx, record.id)
+    finalize_pending(ctx, record.id, recent=False)
     if _find_manifest(ctx, record.location, branch, version) is None and _settled(ctx, record, branch, version) is None:
         return None
 
@@ -195,7 +195,7 @@ def _settled(
     ctx: Context, record: TableRecord, branch: str | None, version: int | None = None
 ) -> lance.LanceDataset | None:
     """A table after all recorded commits; None without data."""
-    finalize_pending(ctx, record.id)
+    finalize_pending(ctx, record.id, recent=False)
     try:
         options = ctx.storage.options(record.location)
         return ctx.storage.datasets.reader(record.location, options, branch, version)

@@ -17,7 +17,7 @@ SWEPT_ROWS = 1_000
 
 def sweep_leftovers(ctx: Context) -> bool:
     """Do a little of what cannot wait; whether there may be more."""
-    return bool(sweep(ctx) + finalize_pending(ctx) + ctx.store.sweep_requests(SWEPT_ROWS))
+    return bool(sweep(ctx) + finalize_pending(ctx, recent=False) + ctx.store.sweep_requests(SWEPT_ROWS))
 
 
 def sweep_old(ctx: Context) -> bool:

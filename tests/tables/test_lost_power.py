@@ -1,0 +1,122 @@
+"""What a loss of power takes of a manifest's file is written again from the catalog, which had the commit first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pytest
+from lance_namespace.errors import InvalidInputError
+from tests.tables.served import Server, ask
+from tests.tables.test_version_commits import ROWS, create, location, stage
+
+from tiltyard.spec import models
+from tiltyard.store import VersionRecord
+from tiltyard.tables import finalizing, repair, version_commits, versions
+
+FINAL = f"{2**64 - 3}.manifest"
+"""Of version 2."""
+
+
+@pytest.fixture
+def folder(server: Server) -> Path:
+    """Where the table `t` lies, which has one version."""
+    server.create("t", ROWS)
+    return location(server, "t")
+
+
+def recorded(server: Server, staged: str) -> VersionRecord:
+    """Version 2, as the catalog has it when the power goes."""
+    table = server.services.store.describe_table(("t",))
+    request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
+    record, _ = server.services.store.record_version(version_commits.staged_version(server.ctx, table, request))
+    return record
+
+
+def torn(staged: Path, final: Path) -> None:
+    staged.rename(final)
+    final.write_bytes(final.read_bytes()[:40])
+
+
+def emptied(staged: Path, final: Path) -> None:
+    staged.rename(final)
+    final.write_bytes(b"")
+
+
+def both_gone(staged: Path, final: Path) -> None:
+    staged.unlink()
+
+
+def staged_torn(staged: Path, final: Path) -> None:
+    staged.write_bytes(staged.read_bytes()[:40])
+
+
+def both_names(staged: Path, final: Path) -> None:
+    final.hardlink_to(staged)
+
+
+@pytest.mark.parametrize("lose", [torn, emptied, both_gone, staged_torn, both_names])
+def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
+    server: Server, folder: Path, tmp_path: Path, lose: Callable[[Path, Path], None]
+) -> None:
+    staged, final = Path(stage(folder, 2, tmp_path)), folder / "_versions" / FINAL
+    content = staged.read_bytes()
+    record = recorded(server, str(staged))
+    lose(staged, final)
+    asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
+    assert finalizing.finalize_pending(server.ctx) == 1
+    assert versions.describe_table_version(server.ctx, asked).version.version == 2
+    assert final.read_bytes() == content
+    assert lance.dataset(folder).count_rows() == 6
+    assert [path.name for path in (folder / "_versions").iterdir() if "-" in path.name or path.name[0] == "."] == []
+    server.services.finished.flush()
+    assert server.services.store.pending_versions() == []
+    assert server.services.store.kept_manifest(record) is None
+
+
+def test_version_whose_place_somebody_took_round_the_server_is_taken_back(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    staged = Path(stage(folder, 2, tmp_path))
+    record = recorded(server, str(staged))
+    lance.dataset(folder).insert(ROWS.slice(0, 1))
+    theirs = (folder / "_versions" / FINAL).read_bytes()
+    assert finalizing.finalize_pending(server.ctx) == 0
+    assert (folder / "_versions" / FINAL).read_bytes() == theirs
+    assert server.services.store.list_versions(record.table_id, after=1) == []
+
+
+def test_repair_keeps_a_version_of_which_only_the_catalog_has_the_manifest(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    staged = Path(stage(folder, 2, tmp_path))
+    recorded(server, str(staged))
+    staged.unlink()
+    found = repair.repair(server.ctx, server.services.store.describe_table(("t",)), dry_run=False)
+    assert [one.kind for one in found] == ["pending version"]
+    assert lance.dataset(folder).count_rows() == 6
+
+
+def test_commit_keeps_its_manifest_until_the_file_is_durable(server: Server, folder: Path, tmp_path: Path) -> None:
+    staged = stage(folder, 2, tmp_path)
+    content = Path(staged).read_bytes()
+    create(server, "t", 2, staged)
+    store = server.services.store
+    record = store.describe_version(store.describe_table(("t",)).id, 2)
+    kept = store.kept_manifest(record)
+    assert record.finalized or kept == content
+    server.services.finished.flush()
+    assert store.kept_manifest(record) is None
+    assert store.describe_version(record.table_id, 2).finalized
+
+
+def test_commit_whose_staged_file_is_a_link_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
+    staged = Path(stage(folder, 2, tmp_path))
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(staged, elsewhere)
+    staged.symlink_to(elsewhere)
+    with pytest.raises(InvalidInputError, match="link"):
+        create(server, "t", 2, str(staged))
+    assert lance.dataset(folder).version == 1

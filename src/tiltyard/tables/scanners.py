@@ -34,7 +34,7 @@ def make_scanner(
     A query vector is an array as its column takes it, or a list of them.
     """
     native: Any = dataset._ds
-    if _is_plain(options, nearest) and _takes_plain(type(native)):
+    if _is_plain(options, nearest) and _takes_plain(native.__class__):
         return LanceScanner(native.scanner(**options, nearest=nearest), dataset)
     if nearest is None:
         return dataset.scanner(**options)

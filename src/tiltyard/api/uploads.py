@@ -18,6 +18,7 @@ from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.intake import ClientGoneError, Give, Intake, client_gone, stalled
 from tiltyard.api.problems import HttpError
+from tiltyard.api.swelling import Swelling, check_whole
 from tiltyard.sound import aligned, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
@@ -123,6 +124,7 @@ class MemoryBody:
         if not data:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
         try:
+            check_whole(data, file=data.startswith(FILE_MAGIC))
             if data.startswith(FILE_MAGIC):
                 table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
             else:
@@ -166,6 +168,7 @@ class StreamedBody:
         self.failure: BaseException | None = None
         self._tail = b""
         self._fingerprint = fingerprint
+        self._swelling: Swelling | None = None
         self._ended = False
 
     @property
@@ -215,6 +218,7 @@ class StreamedBody:
 
     def reader(self) -> pa.RecordBatchReader:
         """See ArrowBody."""
+        self._swelling = Swelling()
         try:
             source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
             decimals = with_decimals(source.schema)
@@ -277,6 +281,8 @@ class StreamedBody:
         self._ended = at < count
         if self._fingerprint is not None:
             self._fingerprint.update(view[:at])
+        if self._swelling is not None:
+            self._swelling.take(view[:at])
         return buffer if at == count else pa.py_buffer(bytes(view[:at]))
 
     def _take_in(self, view: memoryview) -> int:

@@ -31,6 +31,7 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
     rows = pa.table({"id": range(20), "title": [f"film {n}" for n in range(20)], "vector": vectors})
     pq.write_table(rows, folder / "films.parquet")
     (folder / "words.py").write_text(CODE)
+    (folder / "pretty.json").write_text('[\n  {\n    "id": 1\n  }\n]\n')
     found = table(catalog, NAME)
     lance.write_dataset(rows, namespace_client=found.client, table_id=found.id)
     with pytest.MonkeyPatch.context() as patch:
@@ -42,6 +43,9 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ("line", "told"),
     [
         ("ingest missing.parquet other", "There is no file at"),
+        ("ingest pretty.json other", "No line of"),
+        ("ingest films.parquet other --format arrow", "is no Arrow file or stream"),
+        ("ingest films.parquet other --format lance", "is no Lance table"),
         ("ingest gopher://shelf/films.parquet other", "gopher://shelf cannot be opened"),
         ("ingest films.parquet other --udf words.py:fails", "The UDF failed: ValueError: no such word."),
         ("upsert films.parquet nowhere --on id", "Table not found: nowhere"),

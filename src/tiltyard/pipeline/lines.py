@@ -107,9 +107,12 @@ def csv_schema(head: bytes, delimiter: str, *, complete: bool) -> pa.Schema:
 def json_schema(head: bytes, *, complete: bool) -> pa.Schema:
     """The schema of JSON lines, guessed from the first ones that are JSON.
 
-    Where lines disagree on a type, most of them have it their way; whole numbers and others become others.
+    Where lines disagree on a type, most of them have it their way; whole numbers and others become others. Without a
+    line that is a JSON object there is no column.
     """
     lines = [line for line in _whole_lines(head, complete=complete).splitlines(keepends=True) if _is_json(line)]
+    if not lines:
+        return pa.schema([])
     reading = pyarrow.json.ReadOptions(block_size=max(len(head), _LEAST_BLOCK) * 2)
     parts = parse(b"".join(lines), lambda block: pyarrow.json.read_json(pa.BufferReader(block), reading))
     tables = sorted((part for part in parts if isinstance(part, pa.Table)), key=lambda part: -part.num_rows)

@@ -38,7 +38,10 @@ _CHANGING = ("backfill", "delete", "index", "upsert")
 
 @dataclass(frozen=True, slots=True)
 class _Catch:
-    """A task: rows that are in no index yet join one. It commits by itself; twice does no harm."""
+    """A task: rows that are in no index yet join one. It commits by itself; twice does no harm.
+
+    It is the one task whose worker needs the namespace client: Lance joins and commits in one.
+    """
 
     table: Table
     index: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import gzip
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import pyarrow.parquet
 from tiltyard.pipeline import lines
 from tiltyard.pipeline.opening import Found, list_files, open_file
 from tiltyard.pipeline.reading import Format, Piece, Reading
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.refusing import RefusedError, in_words
 
 TASK_BYTES = 256 << 20
 RANGE_BYTES = 32 << 20
@@ -144,21 +145,29 @@ def _arrow(files: Sequence[Found], storage: Mapping[str, str]) -> Source:
     schema: pa.Schema | None = None
     pieces: list[Piece] = []
     for file in files:
-        with open_file(file.path, storage) as opened:
-            if opened.read(6) == b"ARROW1":
-                opened.seek(0)
-                batches = pa.ipc.open_file(opened)
-                count, own = batches.num_record_batches, batches.schema
-                size = file.size // max(1, count)
-                pieces += [Piece(file.path, size, file.mark, (n, n + 1)) for n in range(count)]
-            else:
-                opened.seek(0)
-                own = pa.ipc.open_stream(opened).schema
-                pieces.append(Piece(file.path, file.size, file.mark))
+        try:
+            own, its = _arrow_pieces(file, storage)
+        except pa.ArrowInvalid as error:
+            raise RefusedError(f"{file.path} is no Arrow file or stream: {error}") from error
+        pieces += its
         schema = schema or own
     if schema is None or not pieces:
         raise RefusedError(f"{files[0].path} holds no rows.")
     return Source(Reading(Format.ARROW, schema.remove_metadata(), storage), tuple(pieces))
+
+
+def _arrow_pieces(file: Found, storage: Mapping[str, str]) -> tuple[pa.Schema, list[Piece]]:
+    """A file's schema and batches; a stream is one piece. Raises pa.ArrowInvalid for what is neither."""
+    with open_file(file.path, storage) as opened:
+        is_file = opened.read(6) == b"ARROW1"
+        opened.seek(0)
+        if not is_file:
+            return pa.ipc.open_stream(opened).schema, [Piece(file.path, file.size, file.mark)]
+        batches = pa.ipc.open_file(opened)
+        size = file.size // max(1, batches.num_record_batches)
+        return batches.schema, [
+            Piece(file.path, size, file.mark, (n, n + 1)) for n in range(batches.num_record_batches)
+        ]
 
 
 def _text(kind: Format, files: Sequence[Found], wanted: Wanted, storage: Mapping[str, str]) -> Source:
@@ -172,6 +181,8 @@ def _text(kind: Format, files: Sequence[Found], wanted: Wanted, storage: Mapping
         )
     except pa.ArrowInvalid as error:
         raise RefusedError(f"{files[0].path} is no {kind.value} file: {error}") from error
+    if not schema.names:
+        raise RefusedError(f"No line of {files[0].path} is a JSON object: write one object to a line (JSON lines).")
     for name, dtype in (wanted.types or {}).items():
         at = schema.get_field_index(name)
         if at >= 0 and _is_plain(dtype):
@@ -190,7 +201,10 @@ def _is_plain(dtype: pa.DataType) -> bool:
 def _head(file: Found, storage: Mapping[str, str]) -> tuple[bytes, bool]:
     """The beginning of a text, and whether that is all of it."""
     with open_file(file.path, storage) as opened:
-        head = bytes(lines.unpacked(opened, file.path).read(HEAD_BYTES))
+        try:
+            head = bytes(lines.unpacked(opened, file.path).read(HEAD_BYTES))
+        except gzip.BadGzipFile as error:
+            raise RefusedError(f"{file.path} is not compressed, as its name says it is: {error}.") from error
     return head, len(head) < HEAD_BYTES
 
 
@@ -206,7 +220,7 @@ def _lance(path: str, storage: Mapping[str, str]) -> Source:
     try:
         dataset = lance.dataset(path, storage_options=dict(storage) or None)
     except (ValueError, OSError) as error:
-        raise RefusedError(f"{path} is no Lance table: {error}") from error
+        raise RefusedError(f"{path} is no Lance table: {in_words(error)}.") from error
     pieces = [
         Piece(path, fragment_bytes(fragment), str(dataset.version), (fragment.fragment_id,))
         for fragment in dataset.get_fragments()

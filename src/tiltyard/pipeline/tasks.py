@@ -14,6 +14,7 @@ imports the namespace client: that would take a worker longer than many a task.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import uuid
@@ -40,6 +41,9 @@ R = TypeVar("R")
 WAVES = 3
 LOOK_SECONDS = 0.2
 """How often a job that waits for its tasks looks whether it is canceled."""
+
+_LOOKS_TO_COUNT = 5
+"""How many looks come to one count of Spark's tasks, which takes some calls of the JVM for each stage."""
 
 _ANSWER = pa.schema([("i", pa.int64()), ("o", pa.binary())])
 
@@ -125,9 +129,10 @@ def run_partitions(
     with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
         flying = {pool.submit(_collect, spark, mapped, tag, name)}
         try:
+            looks = itertools.count(1)
             while not (landed := wait(flying, LOOK_SECONDS)[0]):
                 run.check()
-                if told and (counted := counted_tasks(spark, tag)) is not None:
+                if told and next(looks) % _LOOKS_TO_COUNT == 0 and (counted := counted_tasks(spark, tag)) is not None:
                     run.progress(tasks=counted[0], tasks_total=counted[1] + 1)
         except BaseException:
             _cancel(spark, tag, flying)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -93,6 +94,24 @@ def test_check_growth_of_a_long_text_is_refused_for_every_row_alone() -> None:
     check_growth({"filter": f"name = {text}"})
     with pytest.raises(InvalidInputError, match="characters, for every row"):
         check_growth({"expression of 'x'": text}, shown=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fixedsize" * 100_000,
+        "'" + "fixedsize" * 100_000,
+        "repeat('" + "''a" * 100_000,
+        "repeat(" + "(" * 1_000_000,
+        "repeat(" + '"a' * 100_001,
+        "repeat(" + "1" * 300_000 + ")",
+    ],
+)
+def test_growth_of_a_long_text_is_told_in_no_time(text: str) -> None:
+    began = time.process_time()
+    with suppress(InvalidInputError):
+        growth_of(text, "filter")
+    assert time.process_time() - began < 2  # a look from each place to the end would take minutes
 
 
 @given(st.text(alphabet="repat()[],'\"`0189-+ \\", max_size=200).map(lambda text: f"repeat({text}"))

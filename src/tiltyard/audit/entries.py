@@ -19,9 +19,7 @@ HIDDEN = "…"
 """Stands for what was left out."""
 
 _SECRET = re.compile(r"auth|token|secret|passw|credential|cookie|signature|key", re.IGNORECASE)
-_LOOKS_SECRET = re.compile(
-    r"tilt_[0-9a-f]{8}|eyJ[\w-]{8,}\.[\w-]+|(?:AKIA|ASIA)[0-9A-Z]{12}|-----BEGIN|[?&]sig=|ya29\."
-)
+_LOOKS_SECRET = re.compile(r"tilt_[0-9a-f]{8}|eyJ[\w-]{8}|(?:AKIA|ASIA)[0-9A-Z]{12}|-----BEGIN|[?&]sig=|ya29\.")
 """Keys of this server, tokens, keys of clouds: whatever the name of the entry that holds one."""
 
 
@@ -29,8 +27,9 @@ def safe_context(entries: Mapping[str, str]) -> dict[str, str]:
     """Context entries that may be kept: none that sounds or looks like a secret, and none of any length."""
     kept: dict[str, str] = {}
     for name, value in list(entries.items())[:MOST_ENTRIES]:
-        secret = _SECRET.search(name) is not None or _LOOKS_SECRET.search(value) is not None
-        kept[printable(_short(name))] = HIDDEN if secret else printable(_short(value))
+        shown = _short(value)
+        secret = _SECRET.search(name) is not None or _LOOKS_SECRET.search(shown) is not None
+        kept[printable(_short(name))] = HIDDEN if secret else printable(shown)
     return kept
 
 

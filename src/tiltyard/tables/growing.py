@@ -26,6 +26,9 @@ _SHORT = 10
 _UNKNOWN = 100.0
 """How long what is put in somewhere is taken to be where it is no text, but a column or a list."""
 
+_LONGEST = 100_000
+"""Characters of SQL that is looked at word by word."""
+
 _COUNTED = frozenset({"repeat", "lpad", "rpad", "array_repeat", "list_repeat", "array_resize", "list_resize"})
 """Their second argument is how many."""
 _SERIES = frozenset({"range", "generate_series", "gen_series"})
@@ -44,8 +47,7 @@ _NAMES = _COUNTED | _SERIES | _DOUBLING | _PUTTING.keys()
 _GROWING = re.compile(rf"\b(?:{'|'.join(sorted(_NAMES))})\b", re.IGNORECASE)
 _HINTS = ("rep", "pad", "resize", "range", "series", "join", "to_string", "concat_ws", "encode")
 """A part of each of these names: to look for parts takes a tenth of the time."""
-_TYPE = re.compile(r"'[^']*fixedsize[^']*'", re.IGNORECASE)
-_ENTRIES = re.compile(r"fixedsize\w*\s*\(\s*(\d+)", re.IGNORECASE)
+_ENTRIES = re.compile(r"fixedsize\w{0,20}\s{0,20}\(\s{0,20}(\d{1,20})")  # bounds: a long text must not take long
 _UNSURE = re.compile(r"\\'|/\*|--")
 """Where readers of SQL differ about the end of a text, or of a comment."""
 _TOKEN = re.compile(
@@ -127,13 +129,15 @@ def check_growth(texts: Mapping[str, str], *, shown: bool = False) -> None:
 def growth_of(text: str, what: str) -> float:
     """How many times larger than what it reads an expression may make a row. Raises InvalidInputError."""
     small = text.lower()
-    for kind in _TYPE.findall(text) if "fixedsize" in small else ():
+    for kind in small.split("'") if "fixedsize" in small else ():
         if (wide := prod(map(int, _ENTRIES.findall(kind)))) > WIDEST:
             raise InvalidInputError(f"The {what} has a type of {wide} entries: {WIDEST} at most.")
     if "(" not in text or not any(hint in small for hint in _HINTS) or not _GROWING.search(text):
         return 1.0
     if _UNSURE.search(text):
         raise InvalidInputError(f"The {what} has a comment or \\' beside a function that repeats: leave it out.")
+    if len(text) > _LONGEST:
+        raise InvalidInputError(f"The {what} has {len(text)} characters, beside a function that repeats: shorten it.")
     calls = [_Call("")]
     name = ""
     for token in _TOKEN.finditer(text):

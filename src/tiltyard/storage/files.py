@@ -73,6 +73,9 @@ class Files(Protocol):
     def read(self, location: str) -> bytes:
         """A file's content. Raises FileNotFoundError."""
 
+    def read_plain(self, location: str) -> bytes:
+        """A file's content. Raises FileNotFoundError, InvalidInputError if it is reached through a symbolic link."""
+
     def stat(self, location: str) -> FileStat | None:
         """A file's size and tag; None if there is none."""
 
@@ -139,7 +142,7 @@ class LocalFiles:
             return file.readall()
 
     def read_plain(self, location: str) -> bytes:
-        """A file's content. Raises FileNotFoundError, InvalidInputError if it is reached through a symbolic link."""
+        """See Files. The open file is asked where it lies: no link can take its place in between."""
         with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # as above
             if not _is_at(file.fileno(), location):
                 check_no_links(location)

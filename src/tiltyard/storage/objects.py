@@ -57,6 +57,10 @@ class ObjectFiles:
         """See Files."""
         return bytes(obstore.get(self._store, self._path(location)).bytes())
 
+    def read_plain(self, location: str) -> bytes:
+        """See Files: object stores have no links."""
+        return self.read(location)
+
     def stat(self, location: str) -> FileStat | None:
         """See Files."""
         try:

@@ -239,7 +239,7 @@ class Storage:
         try:
             with lance_errors():
                 files = self.files(location)
-                return files.read_plain(target) if plain and isinstance(files, LocalFiles) else files.read(target)
+                return files.read_plain(target) if plain else files.read(target)
         except LanceNamespaceError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise InvalidInputError(f"There is no file {target.rsplit('/', 1)[-1]} in this table.") from error

@@ -135,6 +135,7 @@ def test_merge_branch_changes_the_branch_alone(server: Server) -> None:
         ({"timeout": "soon"}, errors.InvalidInputError, "no duration"),
         ({"timeout": "5x"}, errors.InvalidInputError, "no duration"),
         ({"timeout": "0s"}, errors.InvalidInputError, "no duration"),
+        ({"timeout": " " * 100_000}, errors.InvalidInputError, "no duration"),
         ({"when_matched_update_all": False}, errors.InvalidInputError, "changes nothing"),
         ({"when_matched_update_all_filt": "target.zz > 1"}, errors.TableColumnNotFoundError, "zz"),
         ({"when_matched_update_all_filt": "target.id >"}, errors.InvalidInputError, "pars"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any, cast
 
 import pytest
@@ -179,3 +180,11 @@ def test_every_counted_field_is_a_list_of_its_request() -> None:
     for operation, field in limits.COUNTED.items():
         assert field in getattr(models, f"{operation}Request").__struct_fields__, operation
     assert sys.getrecursionlimit() > Settings().max_json_depth
+
+
+@pytest.mark.parametrize("end", [b"", b"\\", b"\\\n", b'"'])
+@pytest.mark.parametrize("inside", [b'\\"', b"a", b'\\"a\\\n'])
+def test_depth_of_a_text_that_never_ends_is_told_in_no_time(inside: bytes, end: bytes) -> None:
+    began = time.process_time()
+    assert depth(b"[[" + b'"' + inside * 200_000 + end) == 2
+    assert time.process_time() - began < 2  # a look from each quote to the end would take minutes

@@ -30,6 +30,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
+_WORDY = re.compile(r"[\w'`]")
+
 _WORDS = frozenset(["and", "or", "not", "in", "is", "null", "between", "like", "ilike", "true", "false"])
 _TIMES = frozenset({"date", "timestamp"})
 _FUNCTIONS = frozenset(["lower", "upper", "starts_with", "ends_with", "contains", "array_has", "array_contains"])
@@ -66,7 +68,7 @@ def tokens(text: str, what: str) -> list[Token]:
                 " write 'x' for text and `x` for a name, and no comments."
             )
         place = match.end()
-        if match.lastgroup == "text" and re.search(r"[\w'`]$", text[: match.start()]):
+        if match.lastgroup == "text" and _WORDY.fullmatch(text, max(0, match.start() - 1), match.start()):
             raise InvalidInputError(f"The {what} has a text right behind a word: put a space between them.")
         if match.lastgroup not in (None, "space"):
             found.append(Token(str(match.lastgroup), match[0]))

@@ -35,7 +35,7 @@ COUNTED = {
 
 EVERY_CALLER = ""
 """Stands for all of them; nobody has no name."""
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)  # also one that never ends: to look for its end takes once
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
 

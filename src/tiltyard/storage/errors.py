@@ -51,6 +51,9 @@ _PREFIX = re.compile(
 _STATEMENT = re.compile(r"SELECT 1 FROM t WHERE ")
 _PATH = re.compile(r"(?:\w+://|/)?(?:[\w.%~=-]+/){2,}[\w.%~=-]+")
 _LONGEST_MESSAGE = 500
+_EACH_END = 2000
+"""Characters of a text that are looked at in front and behind: some patterns take the square of its length, and Lance
+repeats what a client has sent, however long that is."""
 
 
 def no_column(name: str, columns: Iterable[str]) -> TableColumnNotFoundError:
@@ -191,7 +194,8 @@ def _of_kind(error: BaseException, text: str) -> LanceNamespaceError | None:
 def _message(error: BaseException) -> str:
     """The text of an exception; pylance gives some of them a tuple, and KeyError quotes its own."""
     first = error.args[0] if len(error.args) == 1 else str(error)
-    return "".join(map(str, first)) if isinstance(first, tuple) else str(first)
+    text = "".join(map(str, first)) if isinstance(first, tuple) else str(first)
+    return text if len(text) <= 2 * _EACH_END else f"{text[:_EACH_END]} … {text[-_EACH_END:]}"
 
 
 def _of_storage(error: BaseException) -> LanceNamespaceError:
@@ -200,7 +204,7 @@ def _of_storage(error: BaseException) -> LanceNamespaceError:
     if isinstance(error, FileNotFoundError):
         return InvalidTableStateError("A file of this table is missing from the storage.")
     if isinstance(error, store_errors.InvalidPathError | store_errors.UnknownConfigurationKeyError):
-        return InvalidInputError(_sentence(str(error)))
+        return InvalidInputError(_sentence(_message(error)))
     return ServiceUnavailableError(_SILENT)
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")
 _LONGEST_SECONDS = 24 * 3600.0
+_LONGEST_DURATION = 100
+"""Characters: the pattern takes the square of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def _filter(text: str | None, what: str) -> str | None:
 def _seconds(text: str) -> float:
     """A duration such as 30s, 5m or 500ms; a number alone counts seconds. Raises InvalidInputError."""
     total, at = 0.0, 0
+    if len(text) > _LONGEST_DURATION:
+        raise InvalidInputError("The timeout is no duration up to a day: write 30s, 5m or 500ms.")
     for part in _DURATION.finditer(text.lower()):
         if part.start() != at or part[2] not in _UNITS:
             break

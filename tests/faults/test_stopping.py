@@ -91,4 +91,4 @@ def test_stopping_server_puts_its_work_back(small_place: Place, talk: Talk) -> N
     assert server.stop(LONGEST_STOP) == 0
     assert small_place.sql(status)[0][0] in ("Queued", "Succeeded")
     small_place.start()
-    wait_until(lambda: small_place.sql(status) == [("Succeeded",)], "the next server has built it", 60)
+    wait_until(lambda: small_place.sql(status) == [("Succeeded",)], "the next server has built it", 240)

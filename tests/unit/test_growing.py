@@ -67,6 +67,10 @@ def test_check_growth_of_what_would_fill_the_memory_is_refused(text: str) -> Non
     ("text", "said"),
     [
         ("repeat('x', id)", "does not say by a plain number how much repeat"),
+        ("repeat('x', length)", "does not say by a plain number"),  # a column of that name
+        ("repeat('x', length(name) + length)", "does not say by a plain number"),
+        ("repeat('x', `length`)", "does not say by a plain number"),
+        ("repeat('x', -(-1000000000))", "does not say by a plain number"),
         ("repeat('x', 10 * 1000000000)", "does not say by a plain number"),
         ("repeat('x', (1000000000))", "does not say by a plain number"),
         ("repeat(ssn, length(ssn))", "does not say by a plain number"),

@@ -63,7 +63,8 @@ class _Argument:
     """What stands between two commas.
 
     `growth` is how many times larger it may be than what it reads, `size` how many short texts long it is itself.
-    `number` is the sum of its numbers and `lengths` how many lengths are added, if there is nothing else (`plain`).
+    `number` is the sum of its numbers and `lengths` how many lengths are added, if there is nothing else (`plain`, and
+    all that is `named` so is one).
     `text` is its number of characters, if it is a text.
     """
 
@@ -71,6 +72,7 @@ class _Argument:
     size: float = 1.0
     number: float = 0.0
     lengths: int = 0
+    named: int = 0
     plain: bool = True
     text: int | None = None
 
@@ -100,7 +102,8 @@ class _Call:
         """The sum of the numbers; `each` is what one more of a length adds, 0 where there may be none."""
         total = 0.0
         for argument in arguments:
-            if not argument.plain or (argument.lengths and not each):
+            known = argument.plain and argument.named == argument.lengths
+            if not known or (argument.lengths and not each):
                 raise InvalidInputError(
                     f"The {what} does not say by a plain number how much {self.name}(…) makes: write, say, 20."
                 )
@@ -167,7 +170,7 @@ def _take(calls: list[_Call], kind: str, piece: str, before: str, what: str) -> 
             argument.size = max(argument.size, (len(piece) - 2) / _SHORT)
             argument.plain = False
         case "name" if piece.lower() in _LENGTHS:
-            pass  # which is a length once its brackets come
+            argument.named += 1  # a length once its brackets come, else a column of that name
         case "sign":
             pass
         case _:

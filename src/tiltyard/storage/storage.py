@@ -306,6 +306,8 @@ class Storage:
 
     def move_manifest(self, location: str, staged: str, final: str) -> FileStat | None:
         """Give a staged manifest, which has just been checked, its final name; None if there is more to it."""
+        if staged == final:
+            return None
         with lance_errors():
             files = self.files(location)
             try:

@@ -188,7 +188,7 @@ def test_stream_batch_that_is_committed_again_is_there_once(
         stream = spark.readStream.schema("id long").json(str(files)).writeStream.format("tiltyard")
         options = {"uri": served.url, "table": name, "stream": "numbers", "checkpointLocation": str(tmp_path / "seen")}
         query = stream.options(**options).trigger(availableNow=True).start()
-        query.awaitTermination(60)
+        query.awaitTermination()
 
     files.mkdir()
     for batch in range(2):
@@ -209,7 +209,7 @@ def test_stream_reads_what_is_appended_once_also_across_compaction(
     def run() -> None:
         stream = spark.readStream.format("tiltyard").options(uri=served.url, table=name).load()
         out = stream.writeStream.format("json").option("checkpointLocation", str(tmp_path / "seen"))
-        out.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination(60)
+        out.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
 
     put(name, numbers(3))
     run()

@@ -145,7 +145,8 @@ def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
             query = stream("stream")
             job = pool.submit(upsert, LocalRun(), catalog, spark, str(tmp_path / "job.parquet"), str(found), on=["id"])
             write(frame(spark, 90, 140, "batch"), found)
-            assert job.result()["rows"] == 50 and query.awaitTermination(60)
+            assert job.result()["rows"] == 50
+            query.awaitTermination()
         finally:
             ended.set()
     there = contents(found)
@@ -182,7 +183,7 @@ def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
             stream = counted.writeStream.outputMode("update").foreachBatch(
                 lambda batch, number: write(batch, found, stream="numbers", batch=number)
             )
-        stream.option("checkpointLocation", str(seen)).trigger(availableNow=True).start().awaitTermination(60)
+        stream.option("checkpointLocation", str(seen)).trigger(availableNow=True).start().awaitTermination()
 
     (files / "0.json").write_text('{"id": 99, "v": "first"}\n{"id": 100, "v": "first"}\n')
     run()

@@ -14,14 +14,25 @@ def check_names(schema: pa.Schema) -> None:
     with_decimals(schema)
 
 
-@lru_cache(maxsize=256)  # small bodies by the hundred a second have the same schema
 def with_decimals(schema: pa.Schema) -> tuple[int, ...]:
     """Positions of the columns that hold decimals anywhere inside.
 
     Every name is read, nested ones too. Raises UnicodeDecodeError for one that is not UTF-8.
     """
+    try:
+        hash(schema)
+    except TypeError:  # it has a type that is written in Python and says nothing of hashing, as Lance's for blobs is
+        return _decimals(schema)
+    return _known_decimals(schema)
+
+
+def _decimals(schema: pa.Schema) -> tuple[int, ...]:
     inside = [[inner.type for inner in _below(field)] for field in schema]
     return tuple(at for at, types in enumerate(inside) if any(map(kinds.is_decimal, types)))
+
+
+_known_decimals = lru_cache(maxsize=256)(_decimals)
+"""Small bodies by the hundred a second have the same schema."""
 
 
 def aligned(batch: pa.RecordBatch, columns: Iterable[int]) -> pa.RecordBatch:

@@ -41,9 +41,13 @@ def port(proxy: Proxy) -> str:
     return proxy.url.rpartition(":")[2]
 
 
-def test_revoke_on_one_server_ends_the_grant_on_another_within_five_seconds(tmp_path: Path) -> None:
-    with secured_server(tmp_path) as run:
-        other = ServerProcess(tmp_path, "--auth")
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_revoke_on_one_server_ends_the_grant_on_another_within_five_seconds(
+    tmp_path: Path, request: pytest.FixtureRequest, database: str
+) -> None:
+    db = request.getfixturevalue("postgres").new_database() if database == "postgres" else ""
+    with secured_server(tmp_path, db=db) as run:
+        other = ServerProcess(tmp_path, "--auth", *(("--db", db) if db else ()))
         try:
             admin = Admin(run.http("administrator"))
             admin.call("CreateTable", TABLE, ARROW)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -146,3 +148,30 @@ def test_page_size_depth_and_entries_have_their_limits(tmp_path: Path) -> None:
 def test_body_nested_without_end_is_400(tmp_path: Path, body: bytes) -> None:
     with limited(tmp_path) as client:
         assert refusal(client.post("/v1/table/t/query", content=body)) == (400, 13)
+
+
+@pytest.mark.parametrize("random_bytes", [0, 2 << 20])  # in memory when it is read, and read as it comes
+def test_body_that_unpacks_to_much_more_than_it_is_is_400(tmp_path: Path, random_bytes: int) -> None:
+    rows = pa.record_batch({"noise": [os.urandom(random_bytes)], "zeros": [bytes(300 << 20)]})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(rows)
+    assert len(sink.getvalue()) < random_bytes + (100 << 10)
+    with limited(tmp_path) as client:
+        answer = client.post("/v1/table/t/create", content=sink.getvalue())
+        assert refusal(answer) == (400, 13) and "less compression" in answer.text
+        packed = io.BytesIO()
+        with pa.ipc.new_stream(packed, ROWS.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(ROWS.slice(0, 20_000))
+        assert client.post("/v1/table/t/create", content=packed.getvalue()).status_code == 200
+
+
+def test_sql_that_would_fill_the_memory_is_400_and_the_server_goes_on(tmp_path: Path) -> None:
+    with limited(tmp_path) as client:
+        fill(client, 10)
+        text = "array_repeat(1, 100000000000)"
+        asked = {"columns": {"column_aliases": {"x": text}}, **ALL}
+        assert refusal(client.post("/v1/table/t/query", json=asked)) == (400, 13)
+        added = {"new_columns": [{"name": "n", "expression": "id" + " + 1" * 20_000}]}
+        assert refusal(client.post("/v1/table/t/add_columns", json=added)) == (400, 13)
+        assert client.post("/v1/table/t/count_rows", json={}).json() == 10

@@ -169,3 +169,56 @@ def lance_rows(path: Path) -> list[int]:
     """The rows of a data file."""
     rows: list[int] = LanceFileReader(str(path)).read_all().to_table()["n"].to_pylist()
     return rows
+
+
+def test_blob_that_is_a_file_elsewhere_is_not_followed(namespace: tiltyard.Namespace, tmp_path: Path) -> None:
+    """A client can write such a column by itself, with a URI that only the server may read."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the server's own password")
+    namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": "false"}}, stream(ROWS))
+    location = namespace.describe_table({"id": ["t"]}).location
+    rows = pa.table(
+        [pa.array([1, 2]), lance.blob_array([secret.as_uri(), b"own"])],
+        schema=pa.schema([pa.field("n", pa.int64()), lance.blob_field("b")]),
+    )
+    options = {"data_storage_version": "2.2", "allow_external_blob_outside_bases": True}
+    lance.write_dataset(rows, location, mode="overwrite", **options)
+    assert lance.dataset(location).take_blobs("b", indices=[0])[0].read() == secret.read_bytes()
+    seen = namespace.query_table({"id": ["t"], "vector": {"single_vector": []}, "k": 9})
+    namespace.update_table({"id": ["t"], "predicate": "n = 1", "updates": [["n", "7"]]})
+    namespace.merge_insert_into_table(
+        {"id": ["t"], "on": ["n"], "when_matched_update_all": True}, stream(pa.table({"n": [7]}))
+    )
+    copy = namespace.call("CloneTable", {"id": ["c"], "source_location": location, "is_shallow": False})["location"]
+    files = [path.read_bytes() for place in (location, copy) for path in Path(place).rglob("*") if path.is_file()]
+    assert not [content for content in [seen, *files] if b"password" in content]
+    with pytest.raises(LanceNamespaceError, match="outside registered external bases"):
+        namespace.insert_into_table({"id": ["t"]}, stream(rows))
+
+
+def test_file_whose_name_leads_elsewhere_is_not_read(namespace: tiltyard.Namespace, places: dict[str, Path]) -> None:
+    namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": "false"}}, stream(ROWS))
+    location = namespace.describe_table({"id": ["t"]}).location
+    victim = lance.dataset(places["other"]).get_fragments()[0].metadata.to_json()
+    name = victim["files"][0]["path"]
+    for path in (f"../../{places['other'].name}/data/{name}", f"{places['other']}/data/{name}"):
+        victim["files"][0]["path"] = path
+        rows = lance.LanceOperation.Append([lance.FragmentMetadata.from_json(json.dumps(victim))])
+        lance.LanceDataset.commit(location, rows, read_version=lance.dataset(location).version)
+        with pytest.raises(LanceNamespaceError, match="file of this table is missing"):
+            namespace.query_table({"id": ["t"], "vector": {"single_vector": []}, "k": 9})
+
+
+@pytest.mark.parametrize("branch", ["../../../other-1.lance", "x/../../../../other-1.lance", "/other-1.lance"])
+def test_tag_of_a_branch_that_leads_elsewhere_is_not_read(
+    namespace: tiltyard.Namespace, places: dict[str, Path], branch: str
+) -> None:
+    namespace.create_table({"id": ["t"]}, stream(ROWS))
+    location = Path(namespace.describe_table({"id": ["t"]}).location)
+    namespace.call("CreateTableTag", {"id": ["t"], "tag": "v", "version": 1})
+    file = location / "_refs" / "tags" / "v.json"
+    manifest = next((places["other"] / "_versions").glob("*.manifest"))
+    told = {"branch": branch, "version": 1, "manifestSize": manifest.stat().st_size}
+    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    with pytest.raises(LanceNamespaceError):
+        namespace.call("CloneTable", {"id": ["c"], "source_location": str(location), "source_tag": "v"})

@@ -132,8 +132,8 @@ def check_growth(texts: Mapping[str, str], *, shown: bool = False) -> None:
 def growth_of(text: str, what: str) -> float:
     """How many times larger than what it reads an expression may make a row. Raises InvalidInputError."""
     small = text.lower()
-    for kind in small.split("'") if "fixedsize" in small else ():
-        if (wide := prod(map(int, _ENTRIES.findall(kind)))) > WIDEST:
+    for part in small.split("'") if "fixedsize" in small else ():
+        if (wide := prod(map(int, _ENTRIES.findall(part)))) > WIDEST:
             raise InvalidInputError(f"The {what} has a type of {wide} entries: {WIDEST} at most.")
     if "(" not in text or not any(hint in small for hint in _HINTS) or not _GROWING.search(text):
         return 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tiltyard.principals import EVERYBODY, Principal
 
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from tiltyard.tables.finished import Finished
 
 
-def straight(ctx: Context, record: TableRecord) -> Road | None:
+class Roads(Protocol):
+    """Which way commits to a table take, of files that are `durable` or still to be made so; None is straight."""
+
+    def __call__(self, ctx: Context, record: TableRecord, *, durable: bool) -> Road | None: ...
+
+
+def straight(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
     """Every commit goes straight to storage."""
     return None
 
@@ -42,7 +48,7 @@ class Services:
     clock: Callable[[], int]
     access: Access
     finished: Finished
-    road: Callable[[Context, TableRecord], Road | None] = straight
+    road: Roads = straight
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +126,9 @@ class Context:
         """The id of the namespace that the check has found, likewise."""
         return None if self.found is None else self.found.spaces.get(path)
 
-    def road(self, record: TableRecord) -> Road | None:
-        """Which way commits to a table take; None is straight to storage."""
-        return self.services.road(self, record)
+    def road(self, record: TableRecord, *, durable: bool) -> Road | None:
+        """Which way commits to a table take: see Roads."""
+        return self.services.road(self, record, durable=durable)
 
     @property
     def clock(self) -> Callable[[], int]:

@@ -18,7 +18,7 @@ from tests.tables.served import Server
 from tiltyard.api.uploads import MemoryBody
 from tiltyard.bodies import ArrowBody
 from tiltyard.spec import models
-from tiltyard.storage import writing
+from tiltyard.storage import Storage, writing
 from tiltyard.tables import appends
 from tiltyard.tables.insert import insert_into_table
 
@@ -180,10 +180,10 @@ def test_insert_many_at_once_are_gathered_and_all_kept(server: Server) -> None:
 
 
 def test_insert_bad_batch_fails_its_own_caller_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(table: pa.Table, dataset: lance.LanceDataset) -> Any:
+    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
         if 13 in table["id"].to_pylist():
             raise ValueError("LanceError(Arrow): these bits are bad")
-        return writing.write_rows(table, dataset)
+        return writing.write_rows(storage, table, dataset)
 
     monkeypatch.setattr(appends, "write_rows", write)
     server.create("t", rows(0))

@@ -60,7 +60,7 @@ def seen(scanner: LanceScanner) -> tuple[str, pa.Table]:
     return scanner.explain_plan(verbose=True), scanner.to_table()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES)
 def test_make_scanner_short_or_public_plans_and_answers_the_same(
     case: tuple[dict[str, Any], dict[str, Any] | None], dataset: lance.LanceDataset, request: pytest.FixtureRequest
 ) -> None:

@@ -199,6 +199,20 @@ class LocalFiles:
         for folder in _one_of_each_disk(locations):
             _sync_disk(folder)
 
+    def written(self, folder: str, since: int) -> list[str]:
+        """Files below a folder that were written since a time (milliseconds since 1970), and the folders of each."""
+        found, folders, pending = [], {folder}, [folder]
+        while pending:
+            parent = pending.pop()
+            with suppress(FileNotFoundError), os.scandir(parent) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    elif entry.stat(follow_symlinks=False).st_mtime_ns >= since * 1_000_000:
+                        found.append(entry.path)
+                        folders |= {parent, parent.rpartition("/")[0]}
+        return [*found, *folders]
+
     def move_new(self, source: str, target: str) -> bool:
         """See Files: a second name first, which fails if there is one, then the old one goes."""
         try:

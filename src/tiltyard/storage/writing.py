@@ -1,6 +1,7 @@
-"""Data files first, then one commit: the only way in which a table changes here.
+"""Data files first, durable, then one commit: the only way in which a table changes here.
 
-Lance deletes the files of a write that fails by itself; those of a write whose commit fails are deleted here.
+Lance leaves it to the operating system when files reach a disk; rows that are acknowledged have to be there. It deletes
+the files of a write that fails by itself; those of a write whose commit fails are deleted here.
 """
 
 from __future__ import annotations
@@ -31,23 +32,31 @@ Rows = Any  # a table or a reader of record batches
 _MOST_REBASES = 50
 
 
-def write_rows(rows: Rows, dataset: lance.LanceDataset) -> list[FragmentMetadata]:
-    """Write rows for a later append to a table, without committing them. Raises what Lance raises."""
-    return write_fragments(rows, dataset, mode="append")
+def write_rows(storage: Storage, rows: Rows, dataset: lance.LanceDataset) -> list[FragmentMetadata]:
+    """Write rows for a later append to a table, durably, without committing them.
+
+    Raises what Lance raises, ServiceUnavailableError.
+    """
+    written: list[FragmentMetadata] = write_fragments(rows, dataset, mode="append")
+    _sync(storage, dataset.uri, written)
+    return written
 
 
-def write_table(rows: Rows, dataset: lance.LanceDataset) -> lance.Transaction:
-    """Write rows that shall replace all rows and the schema of a table. Raises what Lance raises."""
-    return write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
+def write_table(storage: Storage, rows: Rows, dataset: lance.LanceDataset) -> lance.Transaction:
+    """Write rows that shall replace all rows and the schema of a table. Raises as `write_rows` does."""
+    written: lance.Transaction = write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
+    _sync(storage, dataset.uri, fragments_of(written))
+    return written
 
 
 def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[str, Any]) -> lance.Transaction:
     """Write the rows of a table's first version, to be published with `publish_first`.
 
-    `options` are further arguments of Lance's writer. Raises TableAlreadyExistsError if there is a version already.
+    `options` are further arguments of Lance's writer. Raises TableAlreadyExistsError if there is a version already,
+    else as `write_rows` does.
     """
     with lance_errors():
-        return write_fragments(
+        written: lance.Transaction = write_fragments(
             rows,
             location,
             mode="create",
@@ -56,6 +65,20 @@ def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[st
             session=storage.datasets.session,
             **options,
         )
+    _sync(storage, location, fragments_of(written))
+    return written
+
+
+def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) -> None:
+    """Have written rows survive a loss of power; they are deleted if that cannot be."""
+    files = [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files]
+    if not files:
+        return
+    try:
+        storage.sync([*files, f"{base}/data", base])
+    except BaseException:
+        storage.delete_files(files)
+        raise
 
 
 def publish_first(

@@ -195,7 +195,7 @@ def _write(target: Target, alike: Iterable[list[pa.Table]], dataset: lance.Lance
         for tables in alike:
             rows = pa.concat_tables(tables)
             if rows.num_rows:
-                written += write_rows(rows.combine_chunks().unify_dictionaries(), dataset)
+                written += write_rows(target.ctx.storage, rows.combine_chunks().unify_dictionaries(), dataset)
     except BaseException:
         discard(target.ctx.storage, dataset.uri, written)
         raise

@@ -97,7 +97,7 @@ def append(target: Target, incoming: Incoming) -> tuple[int, int]:
         dataset = adopt_columns(target, incoming.schema)
     fitting = Fitting(incoming.schema, dataset.schema)
     with incoming.errors(dataset):
-        fragments = write_rows(incoming.reader(fitting), dataset)
+        fragments = write_rows(target.ctx.storage, incoming.reader(fitting), dataset)
     if not fragments:
         return target.written(dataset.version), 0
     return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
@@ -138,7 +138,7 @@ def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
         dataset = target.dataset()
     base = dataset.uri
     with incoming.errors(dataset):
-        replacing = write_table(incoming.reader() if rows is None else rows, dataset)
+        replacing = write_table(target.ctx.storage, incoming.reader() if rows is None else rows, dataset)
     try:
         committed = _replace(target, dataset, replacing)
     except BaseException as error:

@@ -82,9 +82,11 @@ def insert_part(target: Target, upload_id: str, part_id: str | None, mode: Inser
             options: dict[str, Any] = {}
             fragments = fragments_of(write_first(target.ctx.storage, target.location, incoming.reader(), options))
         elif mode is InsertMode.OVERWRITE:
-            fragments = fragments_of(write_table(incoming.reader(), dataset))
+            fragments = fragments_of(write_table(target.ctx.storage, incoming.reader(), dataset))
         else:
-            fragments = write_rows(incoming.reader(Fitting(incoming.schema, dataset.schema)), dataset)
+            fragments = write_rows(
+                target.ctx.storage, incoming.reader(Fitting(incoming.schema, dataset.schema)), dataset
+            )
     entry = {
         "kind": kind,
         "base": base,

@@ -65,4 +65,6 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str |
 def open_to_commit(ctx: Context, record: TableRecord, branch: str | None) -> lance.LanceDataset:
     """A handle of a table's latest version whose commits take the way they have to take. Raises as above."""
     storage = ctx.storage
-    return storage.datasets.writer(record.location, storage.options(record.location), branch, ctx.road(record))
+    return storage.datasets.writer(
+        record.location, storage.options(record.location), branch, ctx.road(record, durable=False)
+    )

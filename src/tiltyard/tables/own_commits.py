@@ -12,7 +12,9 @@ import lance_namespace as upstream
 import msgspec
 from lance_namespace.errors import TableVersionNotFoundError
 
+from tiltyard.clocks import wall_clock
 from tiltyard.spec import models
+from tiltyard.storage.manifests import versions_folder
 from tiltyard.storage.road import Road
 from tiltyard.tables.version_commits import commit_staged, wire_version
 from tiltyard.tables.versions import describe_version, latest_manifest, list_versions
@@ -22,11 +24,19 @@ if TYPE_CHECKING:
     from tiltyard.store import TableRecord
 
 
+_WRITES = ("data", "_deletions", "_indices")
+"""Folders that have the files which a commit may bring; its transaction is in the manifest, too."""
+_COARSE_MS = 2000
+"""How far the time that a file carries may be behind."""
+
+
 class OwnCommits(upstream.LanceNamespace):
     """The part of a namespace that commits need."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, written_since: int | None = None) -> None:
+        """`written_since` is when Lance began to write what a commit brings; None if that is durable already."""
         self._ctx = ctx
+        self._written_since = written_since
 
     def namespace_id(self) -> str:
         """What tells this namespace from others."""
@@ -61,10 +71,17 @@ class OwnCommits(upstream.LanceNamespace):
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
         """Commit what Lance staged. Raises ConcurrentModificationError."""
-        record = self._table(request)
-        committed = commit_staged(self._ctx, record, _read(request, models.CreateTableVersionRequest), ours=True)
+        record, asked = self._table(request), _read(request, models.CreateTableVersionRequest)
+        if self._written_since is not None:
+            self._sync(f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions"))
+        committed = commit_staged(self._ctx, record, asked, ours=True)
         version = msgspec.to_builtins(wire_version(record, committed))
         return upstream.CreateTableVersionResponse.model_validate({"version": version})
+
+    def _sync(self, base: str) -> None:
+        """Have what Lance wrote survive a loss of power: it leaves that to the operating system."""
+        for folder in _WRITES:
+            self._ctx.storage.sync_written(f"{base}/{folder}", self._written_since or 0)
 
     def _table(self, request: Any) -> TableRecord:
         return self._ctx.store.table_by_id(int(_fields(request)["id"][0]))
@@ -80,6 +97,11 @@ def _fields(request: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def road(ctx: Context, record: TableRecord) -> Road | None:
-    """The way commits to a table take; None for straight to storage."""
-    return Road(OwnCommits(ctx), (str(record.id),)) if record.managed else None
+def road(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
+    """The way commits to a table take; None for straight to storage.
+
+    Unless what they bring is `durable` already, what Lance writes from now on is made so before the record.
+    """
+    if not record.managed:
+        return None
+    return Road(OwnCommits(ctx, None if durable else wall_clock() - _COARSE_MS), (str(record.id),))

@@ -45,8 +45,8 @@ class Target:
 
     @property
     def road(self) -> Road | None:
-        """Which way commits take."""
-        return self.ctx.road(self.record)
+        """Which way commits of durable files take."""
+        return self.ctx.road(self.record, durable=True)
 
     @property
     def key(self) -> str:

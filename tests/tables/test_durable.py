@@ -1,0 +1,95 @@
+"""What a commit brings is on the disk before the commit is recorded: a loss of power takes nothing acknowledged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.tables.bodies import Streamed, rows, small
+from tests.tables.served import Server, ask
+
+from tiltyard.bodies import ArrowBody
+from tiltyard.catalog.tables import declare_table
+from tiltyard.spec.models import (
+    AlterTableAddColumnsRequest,
+    CreateTableIndexRequest,
+    CreateTableRequest,
+    DeclareTableRequest,
+    DeleteFromTableRequest,
+    InsertIntoTableRequest,
+    MergeInsertIntoTableRequest,
+    UpdateTableRequest,
+)
+from tiltyard.tables import change, columns, create, own_commits
+from tiltyard.tables.indexes import create_table_index
+from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.merge import merge_insert_into_table
+
+Body = Callable[[pa.Table], ArrowBody]
+
+
+@pytest.fixture
+def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """For each commit, the files of tables that were not synced after they were written, when it was recorded."""
+    synced: dict[str, int] = {}
+    found: list[list[str]] = []
+    sync, commit = os.fsync, own_commits.commit_staged
+
+    def remember(descriptor: int) -> None:
+        sync(descriptor)
+        synced[str(Path(f"/proc/self/fd/{descriptor}").readlink())] = os.fstat(descriptor).st_mtime_ns
+
+    def look(*arguments: Any, **named: Any) -> Any:
+        found.append(not_synced())
+        return commit(*arguments, **named)
+
+    def not_synced() -> list[str]:
+        below = [path for path in Path(server.ctx.storage.root).rglob("*") if path.parts[-2:-1] != ("_versions",)]
+        there = [path for path in below if {"data", "_deletions", "_indices"} & set(path.parts)]
+        return [str(path) for path in there if synced.get(str(path)) != path.stat().st_mtime_ns]
+
+    monkeypatch.setattr(os, "fsync", remember)
+    monkeypatch.setattr(own_commits, "commit_staged", look)
+    yield found
+    found.append(not_synced())
+    assert len(found) > 1, "nothing was committed"
+    assert [files for files in found if files] == []
+
+
+def made(server: Server) -> None:
+    create.create_table(server.ctx, CreateTableRequest(id=["t"]), small(rows(6)))
+
+
+@pytest.mark.parametrize("body", [small, Streamed])
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_insert_is_durable_before_it_is_recorded(
+    server: Server, missing: list[list[str]], body: Body, mode: str
+) -> None:
+    made(server)
+    insert_into_table(server.ctx, InsertIntoTableRequest(id=["t"], mode=mode), body(rows(3, 6)))
+
+
+@pytest.mark.parametrize("body", [small, Streamed])
+def test_first_rows_are_durable_before_they_are_recorded(server: Server, missing: list[list[str]], body: Body) -> None:
+    declare_table(server.ctx, DeclareTableRequest(id=["t"]))
+    insert_into_table(server.ctx, InsertIntoTableRequest(id=["t"]), body(rows(3)))
+
+
+def test_changes_are_durable_before_they_are_recorded(server: Server, missing: list[list[str]]) -> None:
+    made(server)
+    merging = MergeInsertIntoTableRequest(
+        id=["t"], on="id", when_matched_update_all=True, when_not_matched_insert_all=True
+    )
+    merge_insert_into_table(server.ctx, merging, small(rows(4, 4)))
+    change.update_table(server.ctx, ask(UpdateTableRequest, id="t", updates=[["name", "'x'"]], predicate="id < 2"))
+    change.delete_from_table(server.ctx, DeleteFromTableRequest(id=["t"], predicate="id = 3"))
+    added = [{"name": "twice", "expression": "id * 2"}]
+    columns.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
+    create_table_index(server.ctx, CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE"))
+    assert server.run_jobs() == ["Succeeded"]
+    assert server.open("t").count_rows("twice = id * 2") == 7
+    assert len(missing) == 5

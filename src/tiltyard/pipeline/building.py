@@ -43,7 +43,6 @@ ROWS_OF_A_MERGE = 256 << 20
 """Most rows of a merged segment: one task rewrites it, and holds its vectors' codes on its disk."""
 
 LIGHT = frozenset({"BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"})
-SCALAR = LIGHT | {"LABEL_LIST", "NGRAM", "INVERTED"}
 VECTOR = frozenset({"IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
 _APART = frozenset({"IVF_RQ"})
 """Whose segments stay apart: each has a random rotation of its own, and cannot be merged with another."""
@@ -115,15 +114,16 @@ def _values(place: Place, file: str) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What all tasks of an index work on: a version of a table."""
+    """What all tasks of an index work on: a version of a table; `dataset` is it, for tasks of this process."""
 
     place: Place
     version: int
     branch: str | None
     order: Order
+    dataset: lance.LanceDataset | None = None
 
     def open(self) -> lance.LanceDataset:
-        return self.place.open(self.version, self.branch)
+        return self.dataset or self.place.open(self.version, self.branch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,8 @@ def built_segments(
     there = fragments_of(dataset)
     rows = sum(one.num_rows for one in there.values())
     light = order.kind in LIGHT and rows <= ROWS_IN_THE_DRIVER
-    work = _Building(run, None if light else spark, _Seen(place, int(dataset.version), branch, order), there, finished)
+    seen = _Seen(place, int(dataset.version), branch, order, dataset if light else None)
+    work = _Building(run, None if light else spark, seen, there, finished)
     model = work.model() if order.kind in VECTOR else None
     segments = finished.segments(dataset, there, model) if finished else []
     covered = {number for one in segments for number in one.fragment_ids}

@@ -200,8 +200,11 @@ class LocalFiles:
             _sync_disk(folder)
 
     def written(self, folder: str, since: int) -> list[str]:
-        """Files below a folder that were written since a time (milliseconds since 1970), and the folders of each."""
-        found, folders, pending = [], {folder}, [folder]
+        """Files below a folder that were written since a time (milliseconds since 1970), and the folders of each.
+
+        With them the folder itself, and the one that names it: both may be new.
+        """
+        found, folders, pending = [], {folder, folder.rpartition("/")[0]}, [folder]
         while pending:
             parent = pending.pop()
             with suppress(FileNotFoundError), os.scandir(parent) as entries:

@@ -65,17 +65,17 @@ def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[st
             session=storage.datasets.session,
             **options,
         )
-    _sync(storage, location, fragments_of(written))
+    _sync(storage, location, fragments_of(written), (location, location.rpartition("/")[0]))
     return written
 
 
-def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) -> None:
-    """Have written rows survive a loss of power; they are deleted if that cannot be."""
+def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], new: Sequence[str] = ()) -> None:
+    """Have written rows survive a loss of power, and folders that are `new`; the rows are deleted if that cannot be."""
     files = [f"{base}/data/{file.path}" for fragment in fragments for file in fragment.files]
     if not files:
         return
     try:
-        storage.sync([*files, f"{base}/data", base])
+        storage.sync([*files, f"{base}/data", *new])
     except BaseException:
         storage.delete_files(files)
         raise

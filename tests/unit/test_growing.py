@@ -27,6 +27,7 @@ from tiltyard.tables.growing import LONGEST_TEXT, MOST, check_growth, growth_of
         ("repeat(repeat('x', 20), 20)", 400),
         ("repeat('" + "x" * 100 + "', 20)", 200),
         ("array_repeat(1, 30)[1]", 30),
+        ("array_repeat(0.0, 3072)", 3072),
         ("array_repeat([" + "1, " * 99 + "1], 20)", 200),
         ("array_to_string(range(0, 100), ', ')", 200),
         ("concat_ws(', ', a, b)", 2),
@@ -54,8 +55,8 @@ def test_growth_of_an_expression_is_what_its_numbers_say(text: str, growth: floa
         "repeat(lower(repeat('x', 1000)), 1000)",
         "replace('" + "a" * 1000 + "', 'a', '" + "b" * 1001 + "')",
         "replace(repeat('a', 900), 'a', repeat('b', 900))",
-        "encode(" * 11 + "a" + ", 'hex')" * 11,
-        "coalesce(" * 3 + "repeat('x', 1001" + ")" * 4,
+        "encode(" * 13 + "a" + ", 'hex')" * 13,
+        "coalesce(" * 3 + "repeat('x', 4097" + ")" * 4,
     ],
 )
 def test_check_growth_of_what_would_fill_the_memory_is_refused(text: str) -> None:
@@ -89,7 +90,7 @@ def test_growth_that_cannot_be_told_is_refused(text: str, said: str) -> None:
 
 def test_check_growth_counts_all_expressions_of_a_request_together() -> None:
     check_growth({f"c{number}": "lpad(name, 10)" for number in range(MOST // 10)} | {"plain": "name"})
-    with pytest.raises(InvalidInputError, match="expressions of this request would make rows 1010 times"):
+    with pytest.raises(InvalidInputError, match="expressions of this request would make rows 4100 times"):
         check_growth({f"c{number}": "lpad(name, 10)" for number in range(MOST // 10 + 1)})
 
 

@@ -14,8 +14,8 @@ from math import prod
 
 from lance_namespace.errors import InvalidInputError
 
-MOST = 1000
-"""How many times larger all expressions of a request together may make a row."""
+MOST = 4096
+"""How many times larger all expressions of a request together may make a row: a vector of so many numbers is one."""
 LONGEST_TEXT = 10_000
 """Characters of a text in a column of an answer: each of thousands of rows gets a copy."""
 WIDEST = 16_384

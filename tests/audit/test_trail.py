@@ -208,6 +208,7 @@ def test_safe_context_hides_secrets_and_cuts_what_is_long() -> None:
         "https://account.dfs.core.windows.net/c/t?sv=2024&sig=abc",
         "-----BEGIN PRIVATE KEY-----",
     ],
+    ids=["key", "token", "access-key", "signature", "private-key"],
 )
 def test_safe_context_hides_what_looks_like_a_secret_whatever_its_name(value: str) -> None:
     assert safe_context({"note": value, "job": "tilt_shift eyJ"}) == {"note": "…", "job": "tilt_shift eyJ"}

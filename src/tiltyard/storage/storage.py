@@ -289,11 +289,11 @@ class Storage:
         with lance_errors():
             self._disks.sync([place for place in places if is_local(place)])
 
-    def sync_written(self, folder: str, since: int = 0) -> None:
-        """Do that for all below a folder that was written since a time (milliseconds since 1970)."""
-        if is_local(folder):
-            with lance_errors():
-                self._disks.sync(self._disks.written(folder, since))
+    def sync_written(self, folders: Iterable[str], since: int = 0) -> None:
+        """Do that for all below some folders that was written since a time (milliseconds since 1970)."""
+        local = [folder for folder in folders if is_local(folder)]
+        with lance_errors():
+            self._disks.sync({place for folder in local for place in self._disks.written(folder, since)})
 
     def place_manifest(self, location: str, staged: str, final: str) -> FileStat:
         """`finalize_manifest` for locations that `manifest_inside` gave, once the staged manifest is synced."""

@@ -198,7 +198,7 @@ def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
             session=ctx.storage.datasets.session,
             **wanted.options,
         )
-    ctx.storage.sync_written(location)
+    ctx.storage.sync_written([location])
     ctx.storage.datasets.keep(location, None, dataset)
     return int(dataset.version)
 

@@ -62,9 +62,11 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str |
     return OpenTable(record, open_to_commit(ctx, record, branch))
 
 
-def open_to_commit(ctx: Context, record: TableRecord, branch: str | None) -> lance.LanceDataset:
-    """A handle of a table's latest version whose commits take the way they have to take. Raises as above."""
+def open_to_commit(
+    ctx: Context, record: TableRecord, branch: str | None, *, durable: bool = False
+) -> lance.LanceDataset:
+    """A handle of a table's latest version whose commits take the way they have to take: see Roads. Raises as above."""
     storage = ctx.storage
     return storage.datasets.writer(
-        record.location, storage.options(record.location), branch, ctx.road(record, durable=False)
+        record.location, storage.options(record.location), branch, ctx.road(record, durable=durable)
     )

@@ -73,15 +73,11 @@ class OwnCommits(upstream.LanceNamespace):
         """Commit what Lance staged. Raises ConcurrentModificationError."""
         record, asked = self._table(request), _read(request, models.CreateTableVersionRequest)
         if self._written_since is not None:
-            self._sync(f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions"))
+            base = f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions")
+            self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITES], self._written_since)
         committed = commit_staged(self._ctx, record, asked, ours=True)
         version = msgspec.to_builtins(wire_version(record, committed))
         return upstream.CreateTableVersionResponse.model_validate({"version": version})
-
-    def _sync(self, base: str) -> None:
-        """Have what Lance wrote survive a loss of power: it leaves that to the operating system."""
-        for folder in _WRITES:
-            self._ctx.storage.sync_written(f"{base}/{folder}", self._written_since or 0)
 
     def _table(self, request: Any) -> TableRecord:
         return self._ctx.store.table_by_id(int(_fields(request)["id"][0]))

@@ -76,8 +76,10 @@ class Target:
         return storage.datasets.reader(self.location, storage.options(self.location), self.branch)
 
     def to_commit(self) -> lance.LanceDataset:
-        """The latest version, as a handle to commit through. Raises as `dataset` does."""
-        return open_to_commit(self.ctx, self.record, self.branch) if self.record.managed else self.dataset()
+        """The latest version, as a handle to commit durable files through. Raises as `dataset` does."""
+        if not self.record.managed:
+            return self.dataset()
+        return open_to_commit(self.ctx, self.record, self.branch, durable=True)
 
     def own(self) -> lance.LanceDataset:
         """The latest version, as a handle of one's own: Lance locks the one it reads transactions through.

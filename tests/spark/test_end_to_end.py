@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_index_of_a_large_table_by_lancedb_is_built_by_the_job(
         one.index_uuid
         for one in generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
     ]
-    wait_for(lambda: made.index_stats("id_idx"), 200)
+    made.wait_for_index(["id_idx"], timedelta(seconds=200))  # until no row is left out: its commit is not its job's end
     (index,) = generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
     assert (index.status, index.index_name, index.num_indexed_rows) == ("done", "id_idx", 200)
     assert transaction(server, order).properties["kind"] == "index"  # type: ignore[index]  # a job has some

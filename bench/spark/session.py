@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.spark.data import SCHEMA
 from bench.spark.lines import answer
+from bench.spark.single import index as index_alone
 from tiltyard.pipeline.backfill import backfill
 from tiltyard.pipeline.casts import Chosen
 from tiltyard.pipeline.connecting import connection, table
@@ -161,6 +162,7 @@ if __name__ == "__main__":
             "upsert": upserted,
             "backfill": backfilled,
             "index": indexed,
+            "index_alone": index_alone,
             "read": read,
             "read_bare": read_bare,
         }

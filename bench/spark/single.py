@@ -56,4 +56,4 @@ def index(target: str, column: str, kind: str, options: dict[str, Any]) -> float
 
 
 if __name__ == "__main__":
-    answer({"write": write, "merge": merge, "add_column": add_column, "index": index})
+    answer({"write": write, "merge": merge, "add_column": add_column})

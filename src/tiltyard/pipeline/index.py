@@ -73,11 +73,10 @@ def index(
         segments = built_segments(run, spark, place, dataset, branch, order, finished)
         run.keep(_BUILT, json.dumps(sorted(str(one.uuid) for one in segments)))
         run.check()
-        committed = _commit(dataset, order, segments)
-        dataset = found.dataset(branch=branch)
-        if committed and (done := _done(run, dataset, order)) is not None:
+        if _commit(dataset, order, segments) and (done := _done(run, dataset, order)) is not None:
             finished.forget_model(place)
             return done
+        dataset = found.dataset(branch=branch)
     raise ConcurrentModificationError(
         f"Others replaced fragments of {table} {_TRIES} times meanwhile: build when no compaction runs."
     )
@@ -108,7 +107,7 @@ def fitted(order: Order, schema: pa.Schema) -> Order:
 
 
 def _commit(dataset: lance.LanceDataset, order: Order, segments: Sequence[Any]) -> bool:
-    """Publish the segments; False if fragments that they cover were replaced meanwhile."""
+    """Publish the segments, and have the dataset be of that version; False if fragments of theirs were replaced."""
     try:
         dataset.commit_existing_index_segments(order.name, order.column, list(segments))
     except (OSError, RuntimeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ def _copies(ground: Ground, name: str) -> str:
     target = str(ground.work / f"single-{name}")
     ground.single.ask("write", source=ground.source, target=target)
     ground.spark.ask("ingest", source=ground.source, name=name)
+    os.sync()  # else the first rounds share the disk with what was written here
     return target
 
 

@@ -24,6 +24,7 @@ from tiltyard.audit import check_audit
 from tiltyard.cli.memory import calm_collector, keep_large_buffers
 from tiltyard.cli.options import Refuse
 from tiltyard.cli.securing import greet, network, require_safe, scheme
+from tiltyard.cli.spreading import shared_connections
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.rooms import open_rooms
@@ -130,7 +131,7 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         "tiltyard.cli.serving:handed_down_application" if several else Application(services),
         factory=several,
         http=Protocol,
-        loop="uvloop",
+        loop="tiltyard.cli.spreading:SpreadingLoop" if several else "uvloop",
         ws="none",
         lifespan="on",
         access_log=False,
@@ -148,7 +149,7 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         signal.signal(number, lambda *_: _leave())
     print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
     if several:
-        with shared_metrics(), shared_rates():
+        with shared_metrics(), shared_rates(), shared_connections(settings.workers):
             Multiprocess(config, sockets=[listener]).run()
     else:
         uvicorn.Server(config).run(sockets=[listener])

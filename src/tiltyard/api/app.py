@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
 from tiltyard.api.safety import SAFETY, check_single
 from tiltyard.api.threads import Threads
+from tiltyard.api.turns import Turns
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
@@ -62,6 +64,7 @@ class Api:
         self._groups: dict[str, Group] = {}
         self._threads = Threads()
         self._arrivals = Arrivals()
+        self._turns = Turns(services.storage.locks)
         self._entrance = Entrance(services, self._threads.identity)
         self._tokens = oauth.TokenEndpoint(self._entrance.authenticator, self._threads.identity)
         self._repeats = Repeats(services, self._threads.catalog)
@@ -131,7 +134,8 @@ class Api:
                     ctx = await self._admitted(route, ctx, request, once)
                     await self._query(route, ctx, request, accept, receive, exchange)
                     return
-                result = await self._run(route, ctx, request, body, once, receive)
+                run = partial(self._run, route, ctx, request, body, once, receive)
+                result = await self._turns.run(route.operation.name, request, scope["client"], run)
         await self._render(route, ctx, result, receive, exchange, once)
 
     def _known(self, scope: Scope, headers: Headers) -> Principal | None:

@@ -9,8 +9,9 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError
 
@@ -22,6 +23,17 @@ _LONGEST_PAUSE = 0.005
 _SHARE = 0.2
 """Of the time it has waited, a process waits so much longer before it looks again."""
 _FILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A lock that was free. The end of its process frees it too."""
+
+    _file: IO[str]
+
+    def release(self) -> None:
+        """Free it for others."""
+        self._file.close()
 
 
 class Locks:
@@ -65,13 +77,26 @@ class Locks:
             else:
                 self._held[name] = (lock, users - 1)
 
-    @contextmanager
-    def _between_processes(self, name: str, deadline: float) -> Iterator[None]:
-        """A lock on one of a fixed number of files: two tables may share one, and then wait for each other."""
+    def claim(self, name: str) -> Claimed | None:
+        """A lock of those that nobody waits for, if it is free: None at once if not. `hold` has other ones."""
+        file = self._file(name, "claim-").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return Claimed(file)
+
+    def _file(self, name: str, kind: str = "") -> Path:
+        """One of a fixed number of files: two tables may share one, and then wait for each other."""
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _FILES
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        return self._folder / f"{kind}{number}"
+
+    @contextmanager
+    def _between_processes(self, name: str, deadline: float) -> Iterator[None]:
         began = time.monotonic()
-        with (self._folder / str(number)).open("w") as file:
+        with self._file(name).open("w") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,178 @@
+"""Turns: clients that write to one table, and keep losing to each other, do it one after the other.
+
+Stock pylance asks for the latest version, writes a manifest on top of it, and commits that by CreateTableVersion. Of
+eight that do so at once one wins; each of the others waits for a random time, does it again, and gives up when it has
+lost twenty times. So for a while after a commit was lost, those who commit to the table hear of its latest version in
+turn: the next one when the commit of the one before has come, or when it takes too long. Turns decide nothing. Who
+wins a version is up to the catalog, as ever, and who has waited for long goes on without a turn.
+
+A client is known by its connection. Only those that have just committed to the table wait: nobody else's reads do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import ConcurrentModificationError
+
+if TYPE_CHECKING:
+    from tiltyard.storage.locks import Claimed, Locks
+
+TURN_SECONDS = 0.03
+"""How long a turn lasts at most. Small appends need a third of it; larger ones lose as seldom as they come."""
+PATIENCE_SECONDS = 0.5
+"""How long a client waits for its turn at most."""
+CONTENDED_SECONDS = 5.0
+"""How long there are turns since somebody lost a commit, or waited; and how long a client counts since it committed."""
+IN_A_ROW = 8
+"""Most turns in one process before another may have them."""
+LOOK_SECONDS = 0.001
+"""How often a process looks whether another has ended its turns."""
+MOST_TABLES = 1000
+MOST_WRITERS = 1000
+"""What is remembered before what is old is looked for, to be forgotten."""
+
+Peer = tuple[str, int]
+"""The other end of a connection: address and port."""
+Key = tuple[tuple[str, ...], str]
+"""A table and one of its branches."""
+
+
+class Turns:
+    """The turns of all tables in one process. Belongs to the event loop."""
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self._tables: dict[Key, _Queue] = {}
+
+    async def run(self, operation: str, request: Any, peer: Peer, work: Callable[[], Awaitable[Any]]) -> Any:
+        """What `work` gives, which serves a request: in turn, where that matters. Raises what it raises."""
+        if operation == "CreateTableVersion":
+            return await self._committing(_key(request), peer, work)
+        if operation == "ListTableVersions" and request.limit == 1 and request.descending and self._tables:
+            queue = self._tables.get(_key(request))
+            if queue is not None:
+                await queue.wait(peer)
+        return await work()
+
+    async def _committing(self, key: Key, peer: Peer, work: Callable[[], Awaitable[Any]]) -> Any:
+        lost = False
+        try:
+            return await work()
+        except ConcurrentModificationError:
+            lost = True
+            raise
+        finally:
+            if (queue := self._tables.get(key)) is not None or lost:
+                (queue or self._opened(key)).committed(peer, lost=lost)
+                self._forget(key)
+
+    def _opened(self, key: Key) -> _Queue:
+        if len(self._tables) >= MOST_TABLES:
+            for old in [old for old, queue in self._tables.items() if queue.calm]:
+                del self._tables[old]
+        return self._tables.setdefault(key, _Queue(self._locks, f"turn {key}"))
+
+    def _forget(self, key: Key) -> None:
+        if self._tables[key].calm:
+            del self._tables[key]
+
+
+class _Queue:
+    """The turns of one table."""
+
+    def __init__(self, locks: Locks, name: str) -> None:
+        self._locks = locks
+        self._name = name
+        self._wanted = 0.0
+        self._writers: dict[Peer, float] = {}
+        self._waiting: deque[tuple[Peer, asyncio.Future[None]]] = deque()
+        self._holder: Peer | None = None
+        self._ending: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._claimed: Claimed | None = None
+        self._row = 0
+
+    @property
+    def calm(self) -> bool:
+        """Whether nobody has lost or waited for a while."""
+        return self._holder is None and not self._waiting and time.monotonic() - self._wanted > CONTENDED_SECONDS
+
+    def committed(self, peer: Peer, *, lost: bool) -> None:
+        """A commit has come, and has won or lost: that ends the turn of who sent it."""
+        now = time.monotonic()
+        if lost:
+            self._wanted = now
+        if len(self._writers) >= MOST_WRITERS:
+            self._writers = {one: at for one, at in self._writers.items() if now - at < CONTENDED_SECONDS}
+        self._writers[peer] = now
+        if self._holder == peer:
+            self._end()
+
+    async def wait(self, peer: Peer) -> None:
+        """Return when it is a writer's turn, or it has waited for long; at once for anybody else."""
+        now = time.monotonic()
+        if self._holder == peer or self.calm or now - self._writers.pop(peer, 0.0) > CONTENDED_SECONDS:
+            return
+        self._wanted = now
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append((peer, mine))
+        if self._looking is None:
+            self._next()
+        try:
+            await asyncio.wait([mine], timeout=PATIENCE_SECONDS)
+        except asyncio.CancelledError:  # it has left, perhaps with a turn
+            if self._holder == peer:
+                self._end()
+            raise
+        finally:
+            mine.cancel()  # if it did not come: it must not, any more
+
+    def _next(self) -> None:
+        """Give the turn to who waits longest, if it is free."""
+        self._looking = None
+        while self._waiting and self._waiting[0][1].done():
+            self._waiting.popleft()
+        if self._holder is not None:
+            return
+        if not self._waiting:
+            self._release()
+            return
+        if self._claimed is None:
+            self._claimed = self._locks.claim(self._name)
+        if self._claimed is None:
+            self._look_in(LOOK_SECONDS)
+            return
+        self._holder, mine = self._waiting.popleft()
+        self._ending = asyncio.get_running_loop().call_later(TURN_SECONDS, self._end)
+        self._row += 1
+        mine.set_result(None)
+
+    def _end(self) -> None:
+        """The turn is over."""
+        if self._ending is not None:
+            self._ending.cancel()
+        self._holder = self._ending = None
+        if self._row < IN_A_ROW:
+            self._next()
+            return
+        self._release()
+        self._look_in(2 * LOOK_SECONDS)  # the others look meanwhile
+
+    def _release(self) -> None:
+        self._row = 0
+        if self._claimed is not None:
+            self._claimed.release()
+            self._claimed = None
+
+    def _look_in(self, seconds: float) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(seconds, self._next)
+
+
+def _key(request: Any) -> Key:
+    return tuple(request.id or ()), request.branch or ""

@@ -1,0 +1,195 @@
+"""Turns of clients that commit to one table: what waits, for how long, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.api import turns
+from tiltyard.api.turns import Peer, Turns
+from tiltyard.spec import models
+from tiltyard.storage.locks import Locks
+
+ANN, BOB, CLEO = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)
+LONG = 100.0
+
+
+class Table:
+    """A table under a name of its own, and those who ask for it in one server process."""
+
+    def __init__(self, turns: Turns, name: str | None = None) -> None:
+        self.turns = turns
+        self.name = name or uuid.uuid4().hex
+        self.order: list[Peer] = []
+
+    async def latest(self, peer: Peer) -> None:
+        """Ask for the latest version."""
+        request = models.ListTableVersionsRequest(id=[self.name], limit=1, descending=True)
+
+        async def answer() -> None:
+            self.order.append(peer)
+
+        await self.turns.run("ListTableVersions", request, peer, answer)
+
+    async def commit(self, peer: Peer, *, lost: bool = False) -> None:
+        """Send a commit, which wins or loses."""
+        request = models.CreateTableVersionRequest(id=[self.name], version=2, manifest_path="any")
+
+        async def answer() -> None:
+            if lost:
+                raise ConcurrentModificationError("Version 2 exists.")
+
+        await self.turns.run("CreateTableVersion", request, peer, answer)
+
+    async def lose(self, *peers: Peer) -> None:
+        """Have all of them have lost a commit."""
+        for peer in peers:
+            with pytest.raises(ConcurrentModificationError):
+                await self.commit(peer, lost=True)
+
+
+def run(test: Callable[[], Awaitable[Any]]) -> None:
+    async def within() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(within())
+
+
+async def rest() -> None:
+    """Let what can go on go on."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> None:
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        for peer in (ANN, BOB):
+            await table.commit(peer)
+        await asyncio.gather(*(table.latest(peer) for peer in (ANN, BOB, ANN)))
+
+    run(test)
+
+
+def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN, BOB, CLEO)
+        await table.latest(ANN)
+        others = [asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO)]
+        await rest()
+        assert table.order == [ANN]
+        await table.latest(ANN)  # who has the turn may ask again
+        await table.commit(ANN)
+        await others[0]
+        await rest()
+        assert table.order == [ANN, ANN, BOB]
+        await table.lose(BOB)  # somebody without a turn was quicker
+        await others[1]
+
+    run(test)
+
+
+def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+
+    async def test() -> None:
+        table = Table(shared := Turns(Locks()))
+        await table.lose(ANN, BOB)
+        await table.latest(ANN)
+        await table.latest(CLEO)
+        await Table(shared).latest(BOB)
+
+    run(test)
+
+
+def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN, BOB)
+        await table.latest(ANN)
+        await table.latest(BOB)
+        monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+        await table.latest(ANN)  # a reader by now
+        await table.commit(BOB)
+
+    run(test)
+
+
+def test_turns_of_two_processes_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+
+    async def test() -> None:
+        here = Table(Turns(Locks()))
+        there = Table(Turns(Locks()), here.name)
+        await here.lose(ANN)
+        await there.lose(BOB)
+        await here.latest(ANN)
+        other = asyncio.ensure_future(there.latest(BOB))
+        await rest()
+        assert there.order == []
+        await here.commit(ANN)
+        await other
+
+    run(test)
+
+
+def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 0.05)
+
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN, BOB)
+        await table.latest(ANN)
+        await table.latest(BOB)
+
+    run(test)
+
+
+def test_client_that_leaves_while_it_waits_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN, BOB, CLEO)
+        await table.latest(ANN)
+        left, other = (asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO))
+        await rest()
+        left.cancel()
+        await table.commit(ANN)
+        await other
+        assert table.order == [ANN, CLEO] and left.cancelled()
+
+    run(test)
+
+
+def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "CONTENDED_SECONDS", 0.0)
+
+    async def test() -> None:
+        kept = Turns(Locks())
+        table = Table(kept)
+        await table.lose(ANN)
+        await asyncio.sleep(0.002)
+        await table.commit(ANN)
+        assert not kept._tables
+
+    run(test)

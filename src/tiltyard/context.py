@@ -69,9 +69,9 @@ class Context:
 
     `entries` are the context entries of the specification; `clock` counts milliseconds since 1970. `claims` are the
     requests with a key that a commit made here fulfils (`docs/exactly-once.md`); `confirm` is called when the whole
-    body has come and before it is committed, and raises if it must not be. `found` is what the check has
-    found, for a principal who is no administrator. `check_time` is called between two batches of a query, and raises
-    ServiceUnavailableError when nobody waits for it any more.
+    body has come and before it is committed, and raises if it must not be. `found` is what the check has found, for a
+    principal who is no administrator, or what was looked for before to see how a request may run. `check_time` is
+    called between two batches of a query, and raises ServiceUnavailableError when nobody waits for it any more.
     """
 
     services: Services

@@ -18,6 +18,7 @@ from lance_namespace.errors import PermissionDeniedError
 from tiltyard.spec import Operation, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Inline = Callable[[Any, Any], Any]
 Together = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
 """Runs several calls, each (ctx, request): what each answers, or the exception it raises, in their order."""
 
@@ -50,14 +51,15 @@ class Later:
 class Served:
     """A function, what it needs, and how it may run.
 
-    `inline(ctx, request)` says whether this request needs nothing but a few reads of the catalog: where those are fast
-    (SQLite), the server then answers on its event loop, without a thread. `begin` takes what the function takes, does
-    what little comes before the long part, and answers a `Later`, or None where the function itself has to run.
+    `inline(ctx, request)` gives the context to run in, which may know more by then, if this request needs nothing but a
+    few reads of the catalog: where those are fast (SQLite), the server then answers on its event loop, without a
+    thread. Else it gives None. `begin` takes what the function takes, does what little comes before the long part, and
+    answers a `Later`, or None where the function itself has to run.
     `together`, where there is one, runs several calls that wait at the same time for less than each alone costs.
     """
 
     function: Callable[..., Any]
-    inline: Callable[[Any, Any], bool]
+    inline: Inline
     needs: Needs | None
     begin: Callable[..., Later | None] | None = None
     together: Together | None = None
@@ -82,9 +84,9 @@ class UndeclaredNeedsError(RuntimeError):
     """A decorated function does not say what it needs: nobody could be refused."""
 
 
-def never(ctx: Any, request: Any) -> bool:
+def never(ctx: Any, request: Any) -> Any:
     """For `inline`: this operation always takes a thread."""
-    return False
+    return None
 
 
 @overload
@@ -93,7 +95,7 @@ def operation(function: Function, /) -> Function: ...
 def operation(
     *,
     needs: Needs | None = None,
-    inline: Callable[[Any, Any], bool] = never,
+    inline: Inline = never,
     begin: Callable[..., Later | None] | None = None,
     together: Together | None = None,
 ) -> Callable[[Function], Function]: ...
@@ -102,7 +104,7 @@ def operation(
     /,
     *,
     needs: Needs | None = None,
-    inline: Callable[[Any, Any], bool] = never,
+    inline: Inline = never,
     begin: Callable[..., Later | None] | None = None,
     together: Together | None = None,
 ) -> Any:
@@ -117,9 +119,9 @@ def operation(
     return register if function is None else register(function)
 
 
-def always(ctx: Any, request: Any) -> bool:
+def always(ctx: Any, request: Any) -> Any:
     """For `inline`: this operation only ever reads a little of the catalog."""
-    return True
+    return ctx
 
 
 def bound_operations() -> Mapping[str, tuple[Operation, Served | None]]:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 ROOT = 1
 
 
-def short(ctx: Context, request: object) -> bool:
+def short(ctx: Context, request: object) -> Context | None:
     """For `inline`: these lists are short reads, unless they begin with very many grants."""
-    return ctx.principal.administrator or rights_of(ctx).few
+    return ctx if ctx.principal.administrator or rights_of(ctx).few else None
 
 
 def list_namespaces(ctx: Context, path: Id, after: str | None, count: int) -> list[str]:

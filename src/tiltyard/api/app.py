@@ -126,8 +126,8 @@ class Api:
             if exchange.remote:
                 remote.amend(route.operation, ctx, request)
             self._limits.check_entries(route.operation.name, request)
-            if self._inline and route.served.inline(ctx, request):
-                result = route.served.function(route.served.admit(ctx, request), request)
+            if self._inline and (quick := route.served.inline(ctx, request)) is not None:
+                result = route.served.function(route.served.admit(quick, request), request)
             else:
                 accept = headers.get(b"accept", b"")
                 if route.operation.name in QUERIES:

@@ -114,12 +114,12 @@ def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> b
     )
 
 
-def _is_quick(ctx: Context, request: models.DescribeTableRequest) -> bool:
-    """Whether a description takes nothing but a few reads of the catalog."""
-    return _reads_catalog_only(ctx, request) and not may_wait(ctx, request.vend_credentials)
+def _quick(ctx: Context, request: models.DescribeTableRequest) -> Context | None:
+    """For `inline`: a description that takes nothing but a few reads of the catalog."""
+    return ctx if _reads_catalog_only(ctx, request) and not may_wait(ctx, request.vend_credentials) else None
 
 
-@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_is_quick)
+@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_quick)
 def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
     """Tell a table's location and properties; version, schema and statistics if details are asked for.
 
@@ -172,7 +172,12 @@ def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
 
 
-@operation(needs=on_table(Privilege.USE, narrowed=True), inline=lambda ctx, request: request.version is None)
+def _at_no_version(ctx: Context, request: models.TableExistsRequest) -> Context | None:
+    """For `inline`: whether there is such a version is up to storage."""
+    return ctx if request.version is None else None
+
+
+@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_at_no_version)
 def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
     """Answer if a table exists, at a version if one is named.
 

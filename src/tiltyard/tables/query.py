@@ -18,6 +18,7 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege, narrowing_of
 from tiltyard.access.needs import on_table
 from tiltyard.bodies import ArrowAnswer
+from tiltyard.ids import table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -83,18 +84,20 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
         return _titled([scanner.analyze_plan() for scanner in search.scanners()])
 
 
-def _counts_at_once(ctx: Context, request: models.CountTableRowsRequest) -> bool:
-    """Whether the count is in a manifest that is in memory: then only a local file's name is looked up."""
+def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
+    """For `inline`: a count in a manifest that is in memory, so that only a local file's name is looked up."""
     if request.predicate is not None or request.version is not None or request.branch:
-        return False
+        return None
     try:
         record = find_table(ctx, request.id)
-        return ctx.storage.at_hand(record.location) and narrowing_of(ctx, record) is None
+        if not ctx.storage.at_hand(record.location) or narrowing_of(ctx, record) is not None:
+            return None
+        return ctx.having({table_id(request.id): record})
     except LanceNamespaceError:
-        return True  # the operation says it again, as quickly
+        return ctx  # the operation says it again, as quickly
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_counts_at_once)
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_counting)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """The number of rows, or of those a predicate holds for. Raises what `query_table` raises."""
     table, bounds = open_within(ctx, request.id, request.branch, request.version)

@@ -144,12 +144,13 @@ def finalize_pending(ctx: Context, table_id: int | None = None, *, recent: bool 
 
     Without `recent`, those that somebody has made final just now, and will note so, are left alone: readers see them.
     """
-    finished = 0
+    finished, tables = 0, dict[int, TableRecord]()
     for record in ctx.store.pending_versions(table_id, limit=MOST_PENDING):
         if ctx.services.finished.holds(record):
             continue
         try:
-            table = ctx.store.table_by_id(record.table_id)
+            if (table := tables.get(record.table_id)) is None:
+                table = tables[record.table_id] = ctx.store.table_by_id(record.table_id)
             if not recent and _is_seen(ctx, table, record):
                 continue
             if (found := in_place(ctx, table, record)) is not None:

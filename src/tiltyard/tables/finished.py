@@ -22,8 +22,10 @@ log = logging.getLogger("tiltyard.versions")
 
 Key: TypeAlias = tuple[int, str, int, str]
 
-GATHER_SECONDS = 0.1
-"""How long a note waits for others: so long other processes may make a manifest final that is so already."""
+GATHER_SECONDS = 0.5
+"""How long a note waits for others. To make manifests durable keeps the disk from commits, and many at once take it
+hardly longer than few. So long other processes look whether a manifest is in place, or make it final once more.
+"""
 
 
 class Finished:

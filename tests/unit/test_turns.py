@@ -19,6 +19,13 @@ ANN, BOB, CLEO = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)
 LONG = 100.0
 
 
+@pytest.fixture
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns last until a commit comes."""
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+
+
 class Table:
     """A table under a name of its own, and those who ask for it in one server process."""
 
@@ -76,12 +83,8 @@ def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> None:
     run(test)
 
 
-def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
-
+@pytest.mark.usefixtures("lasting")
+def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come() -> None:
     async def test() -> None:
         table = Table(Turns(Locks()))
         await table.lose(ANN, BOB, CLEO)
@@ -100,12 +103,8 @@ def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_c
     run(test)
 
 
-def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
-
+@pytest.mark.usefixtures("lasting")
+def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables() -> None:
     async def test() -> None:
         table = Table(shared := Turns(Locks()))
         await table.lose(ANN, BOB)
@@ -131,10 +130,8 @@ def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_more(monk
     run(test)
 
 
-def test_turns_of_two_processes_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
-
+@pytest.mark.usefixtures("lasting")
+def test_turns_of_two_processes_wait_for_each_other() -> None:
     async def test() -> None:
         here = Table(Turns(Locks()))
         there = Table(Turns(Locks()), here.name)
@@ -163,10 +160,8 @@ def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(monkeypat
     run(test)
 
 
-def test_client_that_leaves_while_it_waits_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
-
+@pytest.mark.usefixtures("lasting")
+def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
     async def test() -> None:
         table = Table(Turns(Locks()))
         await table.lose(ANN, BOB, CLEO)
@@ -191,5 +186,34 @@ def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.Monk
         await asyncio.sleep(0.002)
         await table.commit(ANN)
         assert not kept._tables
+
+    run(test)
+
+
+@pytest.mark.usefixtures("lasting")
+def test_client_that_has_lost_often_commits_before_others_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "FIRST_SECONDS", LONG)
+
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN)
+        await table.lose(*[BOB] * turns.LOSSES)
+        waiting = asyncio.ensure_future(table.latest(ANN))
+        await rest()
+        assert table.order == []
+        await table.commit(BOB)
+        await waiting
+
+    run(test)
+
+
+@pytest.mark.usefixtures("lasting")
+def test_client_that_has_lost_often_and_leaves_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "FIRST_SECONDS", 0.05)
+
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN, *[BOB] * turns.LOSSES)
+        await table.latest(ANN)
 
     run(test)

@@ -4,7 +4,8 @@ Stock pylance asks for the latest version, writes a manifest on top of it, and c
 eight that do so at once one wins; each of the others waits for a random time, does it again, and gives up when it has
 lost twenty times. So for a while after a commit was lost, those who commit to the table hear of its latest version in
 turn: the next one when the commit of the one before has come, or when it takes too long. Turns decide nothing. Who
-wins a version is up to the catalog, as ever, and who has waited for long goes on without a turn.
+wins a version is up to the catalog, as ever, and who has waited for long goes on without a turn. A client that has lost
+commits again without asking for the latest version, so it has no turn: after some losses all others wait for it.
 
 A client is known by its connection. Only those that have just committed to the table wait: nobody else's reads do.
 """
@@ -30,6 +31,10 @@ CONTENDED_SECONDS = 5.0
 """How long there are turns since somebody lost a commit, or waited; and how long a client counts since it committed."""
 IN_A_ROW = 8
 """Most turns in one process before another may have them."""
+LOSSES = 5
+"""Who has lost so often in a row goes first: nobody else has a turn until its next commit has come."""
+FIRST_SECONDS = 0.5
+"""How long that is waited for at most: longer than it pauses after so many losses."""
 LOOK_SECONDS = 0.001
 """How often a process looks whether another has ended its turns."""
 MOST_TABLES = 1000
@@ -90,6 +95,9 @@ class _Queue:
         self._name = name
         self._wanted = 0.0
         self._writers: dict[Peer, float] = {}
+        self._losses: dict[Peer, int] = {}
+        self._first: Peer | None = None
+        self._first_until = 0.0
         self._waiting: deque[tuple[Peer, asyncio.Future[None]]] = deque()
         self._holder: Peer | None = None
         self._ending: asyncio.TimerHandle | None = None
@@ -109,7 +117,13 @@ class _Queue:
             self._wanted = now
         if len(self._writers) >= MOST_WRITERS:
             self._writers = {one: at for one, at in self._writers.items() if now - at < CONTENDED_SECONDS}
+            self._losses = {one: times for one, times in self._losses.items() if one in self._writers}
         self._writers[peer] = now
+        self._losses[peer] = self._losses.get(peer, 0) + 1 if lost else 0
+        if self._losses[peer] >= LOSSES:
+            self._first, self._first_until = peer, now + FIRST_SECONDS
+        elif self._first == peer:
+            self._first = None
         if self._holder == peer:
             self._end()
 
@@ -144,13 +158,19 @@ class _Queue:
             return
         if self._claimed is None:
             self._claimed = self._locks.claim(self._name)
-        if self._claimed is None:
+        if self._claimed is None or self._is_kept():
             self._look_in(LOOK_SECONDS)
             return
         self._holder, mine = self._waiting.popleft()
         self._ending = asyncio.get_running_loop().call_later(TURN_SECONDS, self._end)
         self._row += 1
         mine.set_result(None)
+
+    def _is_kept(self) -> bool:
+        """Whether all turns have to wait for somebody who has lost too often."""
+        if self._first is not None and time.monotonic() > self._first_until:
+            self._first = None
+        return self._first is not None
 
     def _end(self) -> None:
         """The turn is over."""

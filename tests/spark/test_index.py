@@ -185,13 +185,14 @@ def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
     assert (again["fragments_removed"], again["indexes"], again["version"]) == (0, 0, figures["version"])
 
 
-@pytest.mark.parametrize("writer", ["append", "delete"])
+@pytest.mark.parametrize("writer", ["append", "delete", "index"])
 def test_optimize_beside_another_writer_loses_nothing(
     spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
         "append": lambda there: there.insert(rows(range(5000, 5010))),
         "delete": lambda there: there.delete("id < 10"),
+        "index": lambda there: there.create_scalar_index("id", "BTREE"),
     }
     once = iter([writers[writer]])
     tasks = optimizing.run_tasks
@@ -203,9 +204,12 @@ def test_optimize_beside_another_writer_loses_nothing(
         return done
 
     monkeypatch.setattr(optimizing, "run_tasks", late)
-    optimize(LocalRun(), catalog, spark, name)
+    figures = optimize(LocalRun(), catalog, spark, name)
+    assert figures["fragments_removed"] == 4
     ids = sorted(found.dataset().to_table(columns=["id"])["id"].to_pylist())
-    assert ids == ([*range(ROWS), *range(5000, 5010)] if writer == "append" else [*range(10, ROWS)])
+    expected = {"append": [*range(ROWS), *range(5000, 5010)], "delete": [*range(10, ROWS)], "index": [*range(ROWS)]}
+    assert ids == expected[writer]
+    assert found.dataset().count_rows("id = 77") == 1
 
 
 def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone(

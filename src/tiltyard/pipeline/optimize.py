@@ -32,7 +32,7 @@ ROWS_OF_A_FRAGMENT = 1 << 20
 BYTES_IN_THE_DRIVER = 64 << 20
 """So much is rewritten in this process: Spark starts later."""
 
-_TRIES = 5
+_TRIES = 10
 _CHANGING = ("backfill", "delete", "index", "upsert")
 
 
@@ -107,7 +107,8 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
         dataset = table.dataset()
         plan = Compaction.plan(dataset, options)
         place = table.place()
-        tasks = [Rewrite(place, task) for task in plan.tasks]
+        indexes = tuple(sorted(str(part.uuid) for one in dataset.describe_indices() for part in one.segments))
+        tasks = [Rewrite(place, task, indexes) for task in plan.tasks]
         if not tasks:
             return {"fragments_removed": 0, "fragments_added": 0}
         results = _rewritten(run, spark, tasks)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A task: some fragments become one."""
+    """A task: some fragments become one. `indexes` are the ids of all segments of indexes as it was planned."""
 
     place: Place
     task: CompactionTask
+    indexes: tuple[str, ...]
 
     def __call__(self) -> RewriteResult:
         """What the driver commits."""
@@ -31,8 +32,11 @@ class Rewrite:
 
     @property
     def key(self) -> str:
-        """The same for the same fragments with the same rows: what is kept of it is found by this."""
-        told = json.dumps([one.to_json() for one in self.task.fragments], sort_keys=True)
+        """The same for the same fragments with the same rows, under the same indexes: what is kept is found by this.
+
+        What was rewritten before an index was built knows nothing of that, and can be committed no more.
+        """
+        told = json.dumps([[one.to_json() for one in self.task.fragments], self.indexes], sort_keys=True)
         return f"compacted-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
 
     def kept(self, run: Run) -> RewriteResult | None:

@@ -19,6 +19,7 @@ from tiltyard.spec import Operation, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Inline = Callable[[Any, Any], Any]
+"""Takes (ctx, request): gives the context to run in on the event loop, or None."""
 Together = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
 """Runs several calls, each (ctx, request): what each answers, or the exception it raises, in their order."""
 

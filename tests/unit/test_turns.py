@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from lance_namespace.errors import ConcurrentModificationError
+from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
 from tiltyard.api import turns
 from tiltyard.api.turns import Peer, Turns
@@ -43,13 +43,13 @@ class Table:
 
         await self.turns.run("ListTableVersions", request, peer, answer)
 
-    async def commit(self, peer: Peer, *, lost: bool = False) -> None:
-        """Send a commit, which wins or loses."""
+    async def commit(self, peer: Peer, *, error: Exception | None = None) -> None:
+        """Send a commit, which wins or fails."""
         request = models.CreateTableVersionRequest(id=[self.name], version=2, manifest_path="any")
 
         async def answer() -> None:
-            if lost:
-                raise ConcurrentModificationError("Version 2 exists.")
+            if error is not None:
+                raise error
 
         await self.turns.run("CreateTableVersion", request, peer, answer)
 
@@ -57,7 +57,7 @@ class Table:
         """Have all of them have lost a commit."""
         for peer in peers:
             with pytest.raises(ConcurrentModificationError):
-                await self.commit(peer, lost=True)
+                await self.commit(peer, error=ConcurrentModificationError("Version 2 exists."))
 
 
 def run(test: Callable[[], Awaitable[Any]]) -> None:
@@ -111,6 +111,19 @@ def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_ta
         await table.latest(ANN)
         await table.latest(CLEO)
         await Table(shared).latest(BOB)
+
+    run(test)
+
+
+@pytest.mark.usefixtures("lasting")
+def test_client_whose_commit_is_refused_is_no_writer_and_has_no_turns() -> None:
+    async def test() -> None:
+        table = Table(Turns(Locks()))
+        await table.lose(ANN, BOB)
+        with pytest.raises(PermissionDeniedError):
+            await table.commit(CLEO, error=PermissionDeniedError("No."))
+        await table.latest(CLEO)  # which takes no turn: else the next one would wait
+        await table.latest(ANN)
 
     run(test)
 

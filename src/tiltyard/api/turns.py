@@ -65,26 +65,23 @@ class Turns:
         return await work()
 
     async def _committing(self, key: Key, peer: Peer, work: Callable[[], Awaitable[Any]]) -> Any:
-        lost = False
+        """A commit that is refused for anything but a conflict, as of who may not write, makes nobody a writer."""
         try:
-            return await work()
+            result = await work()
         except ConcurrentModificationError:
-            lost = True
+            self._opened(key).committed(peer, lost=True)
             raise
-        finally:
-            if (queue := self._tables.get(key)) is not None or lost:
-                (queue or self._opened(key)).committed(peer, lost=lost)
-                self._forget(key)
+        if (queue := self._tables.get(key)) is not None:
+            queue.committed(peer, lost=False)
+            if queue.calm:
+                del self._tables[key]
+        return result
 
     def _opened(self, key: Key) -> _Queue:
         if len(self._tables) >= MOST_TABLES:
             for old in [old for old, queue in self._tables.items() if queue.calm]:
                 del self._tables[old]
         return self._tables.setdefault(key, _Queue(self._locks, f"turn {key}"))
-
-    def _forget(self, key: Key) -> None:
-        if self._tables[key].calm:
-            del self._tables[key]
 
 
 class _Queue:

@@ -24,7 +24,7 @@ from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.narrowing import Within, check_search, masked_answer, narrowed_query, open_within, quiet
-from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
 
 if TYPE_CHECKING:
@@ -89,10 +89,11 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
     if request.predicate is not None or request.version is not None or request.branch:
         return None
     try:
-        record = find_table(ctx, request.id)
+        path = table_id(request.id)
+        record = ctx.table(path)
         if not ctx.storage.at_hand(record.location) or narrowing_of(ctx, record) is not None:
             return None
-        return ctx.having({table_id(request.id): record})
+        return ctx.having({path: record})
     except LanceNamespaceError:
         return ctx  # the operation says it again, as quickly
 

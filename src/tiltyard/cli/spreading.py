@@ -132,7 +132,7 @@ class SpreadServer:
         self._listener = listener
         self._context = context
         self._counts = counts
-        self._left = 0
+        self._pauses = 0
         self._pausing: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._listen()
@@ -155,11 +155,11 @@ class SpreadServer:
 
     def _come(self) -> None:
         """A connection waits: for this process or for another one."""
-        if self._counts.mine > self._counts.least and self._left < PAUSES:
-            self._left += 1
+        if self._counts.mine > self._counts.least and self._pauses < PAUSES:
+            self._pauses += 1
             self._pause(PAUSE_SECONDS)
             return
-        self._left = 0
+        self._pauses = 0
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another process has it, or it is gone

@@ -80,12 +80,10 @@ class Locks:
     def claim(self, name: str) -> Claimed | None:
         """A lock of those that nobody waits for, if it is free: None at once if not. `hold` has other ones."""
         file = self._file(name, "claim-").open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return Claimed(file)
+        if _is_free(file):
+            return Claimed(file)
+        file.close()
+        return None
 
     def _file(self, name: str, kind: str = "") -> Path:
         """One of a fixed number of files: two tables may share one, and then wait for each other."""
@@ -97,16 +95,20 @@ class Locks:
     def _between_processes(self, name: str, deadline: float) -> Iterator[None]:
         began = time.monotonic()
         with self._file(name).open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if (now := time.monotonic()) > deadline:
-                        raise _busy() from None
-                    time.sleep(min(max(_FIRST_PAUSE, (now - began) * _SHARE), _LONGEST_PAUSE))
-                else:
-                    yield  # closing the file frees the lock
-                    return
+            while not _is_free(file):
+                if (now := time.monotonic()) > deadline:
+                    raise _busy()
+                time.sleep(min(max(_FIRST_PAUSE, (now - began) * _SHARE), _LONGEST_PAUSE))
+            yield  # closing the file frees the lock
+
+
+def _is_free(file: IO[str]) -> bool:
+    """Whether nobody had the lock of a file; from now on this process has it, until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _busy() -> ConcurrentModificationError:

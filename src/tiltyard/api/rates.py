@@ -12,12 +12,13 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
+
+from tiltyard.api.sharing import shared_file
 
 SHARED_FILE = "TILTYARD_SHARED_RATES"
 """The variable by which a parent tells its processes where they count together."""
@@ -127,14 +128,6 @@ def open_times() -> Times:
     return SharedTimes(Path(file)) if file else OwnTimes()
 
 
-@contextmanager
-def shared_rates() -> Iterator[None]:
+def shared_rates() -> AbstractContextManager[None]:
     """A file in which the processes that are started meanwhile count together."""
-    with TemporaryDirectory(prefix="tiltyard-rates-") as folder:
-        file = Path(folder) / "full-at"
-        file.write_bytes(bytes(_PLACE.size * _PLACES))
-        os.environ[SHARED_FILE] = str(file)
-        try:
-            yield
-        finally:
-            del os.environ[SHARED_FILE]
+    return shared_file(SHARED_FILE, bytes(_PLACE.size * _PLACES))

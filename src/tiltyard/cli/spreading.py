@@ -15,13 +15,14 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
+
+from tiltyard.api.sharing import shared_file
 
 log = logging.getLogger("tiltyard")
 
@@ -88,20 +89,12 @@ class Counts:
         return count
 
 
-@contextmanager
-def shared_connections(processes: int) -> Iterator[None]:
+def shared_connections(processes: int) -> AbstractContextManager[None]:
     """A file in which so many processes, started meanwhile, count their connections.
 
     While one is replaced both are there, so it has twice as many places.
     """
-    with TemporaryDirectory(prefix="tiltyard-connections-") as folder:
-        file = Path(folder) / "counts"
-        file.write_bytes(_COUNT.pack(_NOBODY) * (2 * processes))
-        os.environ[SHARED_FILE] = str(file)
-        try:
-            yield
-        finally:
-            del os.environ[SHARED_FILE]
+    return shared_file(SHARED_FILE, _COUNT.pack(_NOBODY) * (2 * processes))
 
 
 class SpreadingLoop(uvloop.Loop):

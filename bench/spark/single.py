@@ -15,7 +15,7 @@ from bench.spark.lines import answer
 
 
 def write(source: str, target: str) -> float:
-    """Seconds to write a scan of Parquet files as a table."""
+    """Seconds to write a scan of Parquet files as a new table, in place of one that may be there."""
     shutil.rmtree(target, ignore_errors=True)
     began = time.perf_counter()
     lance.write_dataset(pads.dataset(source).scanner().to_reader(), target)

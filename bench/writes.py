@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -12,6 +11,7 @@ import pyarrow as pa
 from bench import data
 from bench.ground import Ground
 from bench.load import Measured
+from bench.resting import rest
 from bench.results import Result, at_least, at_most
 from bench.rounds import Side
 from bench.servers import Server
@@ -80,7 +80,7 @@ def one_upload(ground: Ground) -> list[Result]:
 def _uploaded(server: Server, file: Path) -> tuple[float, float]:
     """Seconds for one upload, and by how many MB the server's memory rose. Raises RuntimeError if rows are missing."""
     name = data.in_namespace(f"upload-{next(_numbers)}")
-    os.sync()  # what earlier rounds left in the page cache would be written out during this one
+    rest()
     before = server.memory()
     server.reset_peak()
     seconds = upload(server.address, of_table(name, "create"), file)
@@ -94,7 +94,7 @@ def _uploaded(server: Server, file: Path) -> tuple[float, float]:
 
 
 def _embedded_write(ground: Ground, file: Path, *, mapped: bool) -> float:
-    os.sync()
+    rest()
     target = str(ground.roots / "embedded-write")
     seconds: float = ground.embedded.ask(do="write", source=str(file), target=target, mapped=mapped)
     return seconds

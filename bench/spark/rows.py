@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 
+from bench.resting import rest
 from bench.results import Result, at_least, at_most
 from bench.spark import data
 from bench.spark.lines import Process
 
 WARM_ROWS = 20_000
-REST_SECONDS = 5.0
-"""Longer than free memory stays with a virtual machine: Linux gives it back to the host after two seconds."""
 TIMES = 10
 """How many times more rows the second measurement of memory has."""
 
@@ -61,15 +58,6 @@ class Ground:
         process.ask("read_bare", name="warm_ingest")
         return process
 
-    def rest(self) -> None:
-        """Let the disk end its work, and the host have what memory is free.
-
-        Else who writes next takes memory that was freed the moment before, as far as it goes, and this alone can
-        halve its time.
-        """
-        os.sync()
-        time.sleep(REST_SECONDS)
-
     def rate(self, seconds: float, rows: int | None = None) -> str:
         """Rows a second, in words."""
         return f"{(rows or self.rows) / seconds:,.0f} rows/s"
@@ -81,9 +69,9 @@ def ingest(ground: Ground) -> list[Result]:
     target = ground.work / "single"
     for _ in range(ground.rounds):
         shutil.rmtree(target, ignore_errors=True)
-        ground.rest()
+        rest()
         single.append(ground.single.ask("write", source=ground.source, target=str(target)))
-        ground.rest()
+        rest()
         ours.append(ground.spark.ask("ingest", source=ground.source, name="ingested"))
     words = ground.rate(median(ours)), f"lance.write_dataset {ground.rate(median(single))}"
     return [at_least("ingest", "Parquet → Lance", words, median(single) / median(ours), 0.9)]
@@ -115,9 +103,9 @@ def scaling(ground: Ground) -> list[Result]:
     one, two = ground.session("local[1]"), ground.spark
     alone, both = [], []
     for _ in range(ground.rounds):
-        ground.rest()
+        rest()
         alone.append(one.ask("ingest", source=ground.source, name="scaled"))
-        ground.rest()
+        rest()
         both.append(two.ask("ingest", source=ground.source, name="scaled"))
     words = f"local[2] {ground.rate(median(both))}", f"local[1] {ground.rate(median(alone))}"
     return [at_least("scaling", "Parquet → Lance, from one slot to two", words, median(alone) / median(both), None)]

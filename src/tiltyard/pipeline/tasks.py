@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import is_connect, slots
-from tiltyard.pipeline.settling import settle
+from tiltyard.pipeline.settling import keep_memory, settle
 from tiltyard.pipeline.stages import counted_tasks
 
 if TYPE_CHECKING:
@@ -195,6 +195,7 @@ def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
     """What runs in Spark's Python worker. A refusal would be one again: it is a result, not something to retry."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_memory()
         for batch in batches:
             for position in batch.column(0).to_pylist():
                 try:
@@ -213,6 +214,7 @@ def _on_partition(work: Any) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  # an extra
 
+        keep_memory()
         context = TaskContext.get()
         position = 0 if context is None else context.partitionId()
         try:

@@ -19,6 +19,7 @@ from tiltyard.pipeline.casts import Column, fitted_columns
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, check_types, opened
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.settling import keep_memory
 from tiltyard.pipeline.spark_types import arrow_schema, batch_schema
 from tiltyard.pipeline.writing import Recipe, write_rows
 
@@ -65,6 +66,7 @@ class TableWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a partition. Runs in a task. Raises RefusedError for a value that the table cannot hold."""
+        keep_memory()
         context = TaskContext.get()
         number = 0 if context is None else context.partitionId()
         written = write_rows(self._recipe, iterator, f"partition-{number}")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -71,4 +77,58 @@ def test_server_processes_of_one_server_answer_alike(place: Place, talk: Talk) -
         assert {other.table(["t"], "count_rows").text for other in wires} == {str(100 * (number + 1))}
     for wire in wires:
         wire.http.close()
+    assert server.stop() == 0
+
+
+def workers_of(server: ServerProcess) -> list[int]:
+    """The processes that answer."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def connections_of(process: int, port: int) -> int:
+    """How many connections to a port a process holds."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"}
+
+    def is_one(file: Path) -> bool:
+        try:
+            return str(file.readlink()) in established
+        except FileNotFoundError:  # closed meanwhile
+            return False
+
+    return sum(map(is_one, Path(f"/proc/{process}/fd").iterdir()))
+
+
+def test_connections_come_to_a_process_that_was_stuck_when_they_were_opened(place: Place) -> None:
+    server = place.start("--workers", "2")
+    address = urlsplit(server.url)
+    assert address.hostname and address.port
+    clients = [http.client.HTTPConnection(address.hostname, address.port, timeout=60) for _ in range(8)]
+
+    def ask() -> None:
+        for client in clients:
+            client.request("GET", "/health/live")
+            answer = client.getresponse()
+            answer.read()
+            assert answer.status == 200
+
+    def spread() -> list[int]:
+        return sorted(connections_of(process, address.port) for process in workers_of(server))
+
+    while len(workers_of(server)) < 2:
+        time.sleep(0.1)
+    stuck = workers_of(server)[1]
+    os.kill(stuck, signal.SIGSTOP)
+    try:
+        ask()
+        assert spread() == [0, 8]
+    finally:
+        os.kill(stuck, signal.SIGCONT)
+    until = time.monotonic() + 60
+    while spread() != [4, 4] and spread() != [3, 5]:
+        assert time.monotonic() < until, spread()
+        ask()
+    for client in clients:
+        client.close()
     assert server.stop() == 0

@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from tiltyard.cli import spreading
-from tiltyard.cli.spreading import SHARED_FILE, Counts, SpreadingLoop, SpreadServer, shared_connections
+from tiltyard.cli.spreading import (
+    SHARED_FILE,
+    SHED_SECONDS,
+    Counts,
+    SpreadingLoop,
+    SpreadServer,
+    _Shed,
+    shared_connections,
+)
 
 WORKER = """
 import sys
@@ -169,6 +177,42 @@ def test_connection_that_nobody_else_takes_is_taken() -> None:
     counts: list[int | None] = [0, 0]  # the second is stuck: there is no server for it
     run(counts, 1, 5)
     assert counts == [5, 0]
+
+
+class Clock:
+    """Time that goes on when it is told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shed(counts: list[int | None], clock: Clock) -> _Shed:
+    return _Shed(Shared(counts, 0, asyncio.Event()), clock)  # type: ignore[arg-type]  # it does what Counts does
+
+
+def test_connections_are_ended_one_by_one_until_others_have_as_many() -> None:
+    counts: list[int | None] = [8, 1]
+    clock = Clock()
+    ended, one = 0, shed(counts, clock)
+    for _ in range(20):
+        clock.now += SHED_SECONDS
+        if one.one():
+            assert not one.one()  # no other one at once
+            ended += 1
+            counts[:] = [counts[0] - 1, counts[1] + 1]  # type: ignore[operator]  # there are two
+    assert ended == 3 and counts == [5, 4]
+
+
+def test_connections_that_nobody_else_takes_are_hardly_ever_ended() -> None:
+    clock = Clock()
+    one = shed([8, 0], clock)  # the other is stuck: each client comes back to this one
+    ended = 0
+    while clock.now < 600:
+        clock.now += SHED_SECONDS
+        ended += one.one()
+    assert ended < 25
 
 
 def test_server_of_one_process_is_uvloops_own() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from http import HTTPStatus
 
 import httptools
@@ -29,6 +30,8 @@ class Protocol(HttpToolsProtocol):
     _head = 0
     _skip = 0
     """Bytes of a body that nobody wants any more, and that the parser must not see."""
+    sheds: Callable[[], bool] = staticmethod(lambda: False)
+    """Says for each request whether its connection shall end with it: another process has fewer."""
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that does not end."""
@@ -48,6 +51,8 @@ class Protocol(HttpToolsProtocol):
         self._head = 0
         self.scope["extensions"] = {INTAKE: self.give_body}  # type: ignore[dict-item]  # ASGI leaves it to the server
         super().on_headers_complete()
+        if self.sheds():
+            self.cycle.keep_alive = False  # the answer will say so
 
     def on_message_complete(self) -> None:
         """End a request: a head follows."""

@@ -2,7 +2,9 @@
 
 They share a listening socket, and the first that looks takes a connection. With few connections, kept open as clients
 keep them, one process then has most of them while another has nothing to do. So a process that has more than another
-leaves a new connection to that for a moment, and takes it only if nobody did.
+leaves a new connection to that for a moment, and takes it only if nobody did. And one that has far more than another,
+which was replaced or has only just started, ends a connection with the request on it, as HTTP allows, now and then: its
+client comes back, and to the other.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ SHARED_FILE = "TILTYARD_CONNECTIONS"
 PAUSE_SECONDS = 0.001
 PAUSES = 3
 """How often a process leaves a connection to others before it takes it: one of them may be stuck."""
+SHED_SECONDS = 0.05
+"""How often at most a connection is ended for another process to have it."""
+LONGEST_SHED_SECONDS = 60.0
+"""The same, where that other process takes none."""
 EXHAUSTED_SECONDS = 1.0
 """How long nothing is taken when there are too many open files."""
 
@@ -128,6 +134,7 @@ class SpreadServer:
         self._pauses = 0
         self._pausing: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        self._shed = _Shed(counts, loop.time)
         self._listen()
 
     def close(self) -> None:
@@ -180,6 +187,7 @@ class SpreadServer:
         def protocol() -> asyncio.Protocol:
             made: Any = self._factory()
             lost = made.connection_lost
+            made.sheds = self._shed.one
 
             def connection_lost(error: Exception | None) -> None:
                 lose()
@@ -195,3 +203,27 @@ class SpreadServer:
             lose()
             connection.close()
             log.debug("a connection was not opened: %s", error)
+
+
+class _Shed:
+    """When connections are ended for another process to have them."""
+
+    def __init__(self, counts: Counts, clock: Callable[[], float]) -> None:
+        self._counts = counts
+        self._clock = clock
+        self._next = 0.0
+        self._seconds = SHED_SECONDS
+        self._had: int | None = None
+
+    def one(self) -> bool:
+        """Whether one shall be ended now: this process has more than another by two, or more."""
+        now = self._clock()
+        if now < self._next:
+            return False
+        mine = self._counts.mine
+        helped = self._had is None or mine < self._had
+        self._seconds = SHED_SECONDS if helped else min(self._seconds * 2, LONGEST_SHED_SECONDS)
+        sheds = mine > self._counts.least + 1
+        self._had = mine if sheds else None
+        self._next = now + self._seconds
+        return sheds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -192,3 +194,36 @@ def test_upload_followed_by_a_request_on_its_connection_answers_both(
             assert read_answer(connection).status == status
             connection.sendall(COUNT)
             assert read_answer(connection).body == b"100"
+
+
+def read_bodies(connection: socket.socket, count: int) -> list[bytes]:
+    """The bodies of so many answers, one after the other."""
+    data, bodies = b"", list[bytes]()
+    while len(bodies) < count:
+        part = connection.recv(1 << 16)
+        assert part, f"closed after {len(bodies)} answers"
+        data += part
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            length = int(re.search(rb"content-length: (\d+)", data[:end])[1])  # type: ignore[index]  # all have one
+            if len(data) < end + 4 + length:
+                break
+            bodies.append(data[end + 4 : end + 4 + length])
+            data = data[end + 4 + length :]
+    return bodies
+
+
+@pytest.mark.parametrize("rows", [3, 10_000], ids=["small", "several reads long"])
+def test_requests_sent_without_waiting_are_answered_in_order_each_with_its_own_body(
+    small_place: Place, talk: Callable[[ServerProcess], Wire], rows: int
+) -> None:
+    server = small_place.start()
+    wire = talk(server)
+    wire.good(wire.table(["t"], "create", stream(ROWS.schema)))
+    row = pa.table({"id": pa.array(range(rows), pa.int64()), "text": ["some words"] * rows})
+    insert = framed("/v1/table/t/insert", stream(row), "length")
+    with connect(server.url) as connection:
+        sending = threading.Thread(target=connection.sendall, args=((insert + COUNT) * 5,))
+        sending.start()
+        bodies = read_bodies(connection, 10)
+        sending.join()
+    assert [int(body) for body in bodies[1::2]] == [rows * number for number in range(1, 6)]

@@ -24,7 +24,7 @@ from tiltyard.api.arrivals import Arrivals
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
 from tiltyard.api.groups import Group
-from tiltyard.api.intake import INTAKE
+from tiltyard.api.intake import ARRIVED, INTAKE
 from tiltyard.api.limits import QUERIES, Limits
 from tiltyard.api.problems import HttpError, problem
 from tiltyard.api.queries import Deadline, Query, QueryStoppedError
@@ -111,15 +111,17 @@ class Api:
         call.ctx = ctx
         self._limits.admit(ctx, call.address)
         once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)
+        extensions = scope.get("extensions", {})
+        arrived = extensions.get(ARRIVED)
         if route.operation.request_shape is Shape.ARROW:
             request = call.request = binder.bind(segments, query, headers, b"")
             ctx = await self._admitted(route, ctx, request, once)
-            limit, give = self._services.settings.max_upload_bytes, scope.get("extensions", {}).get(INTAKE)
-            upload = await open_upload(receive, limit, once is not None, give)
+            limit, give = self._services.settings.max_upload_bytes, extensions.get(INTAKE)
+            upload = await open_upload(receive, limit, once is not None, give, arrived)
             result = await self._run_upload(route, ctx, request, upload, once, receive)
         else:
             if body is None:
-                body = await read_body(receive, self._services.settings.max_json_bytes)
+                body = await read_body(receive, self._services.settings.max_json_bytes, arrived)
             self._limits.check_depth(body)
             rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
             request = call.request = binder.bind(segments, query, headers, body, rewrite)

@@ -22,6 +22,10 @@ Give = Callable[[int], "Intake | None"]
 """Hands over a connection, given how many bytes of the body were taken off it before; None where that cannot be."""
 INTAKE = "tiltyard.intake"
 """The extension of the ASGI scope that has a `Give`."""
+Arrived = Callable[[], bytes | None]
+"""Takes a body off its connection, all at once, if the whole of it has come; else None, and nothing is taken."""
+ARRIVED = "tiltyard.arrived"
+"""The extension that has an `Arrived`."""
 
 
 class ClientGoneError(InvalidInputError):

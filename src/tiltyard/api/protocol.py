@@ -8,14 +8,16 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import httptools
 import msgspec
 from lance_namespace.errors import ErrorCode
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tiltyard.api.intake import INTAKE, Intake
+from tiltyard.api.intake import ARRIVED, INTAKE, Intake
 from tiltyard.api.safety import SAFETY_LINES
 from tiltyard.spec.models import ErrorResponse
 
@@ -49,8 +51,10 @@ class Protocol(HttpToolsProtocol):
         """Begin a request: a body may be of any length."""
         self._in_head = False
         self._head = 0
-        self.scope["extensions"] = {INTAKE: self.give_body}  # type: ignore[dict-item]  # ASGI leaves it to the server
+        extensions: dict[str, Any] = {INTAKE: self.give_body}
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
+        extensions[ARRIVED] = partial(_arrived, self.cycle)
         if self.sheds():
             self.cycle.keep_alive = False  # the answer will say so
 
@@ -116,3 +120,12 @@ class Protocol(HttpToolsProtocol):
             % (status, status.phrase.encode(), request_id.encode(), SAFETY_LINES, len(body), body)
         )
         self.transport.close()
+
+
+def _arrived(cycle: RequestResponseCycle) -> bytes | None:
+    """See `tiltyard.api.intake`."""
+    if cycle.more_body:
+        return None
+    body, cycle.body = bytes(cycle.body), bytearray()
+    cycle.flow.resume_reading()  # a long one has paused it
+    return body

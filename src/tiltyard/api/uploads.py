@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
-from tiltyard.api.intake import ClientGoneError, Give, Intake, client_gone, stalled
+from tiltyard.api.intake import Arrived, ClientGoneError, Give, Intake, client_gone, stalled
 from tiltyard.api.problems import HttpError
 from tiltyard.api.swelling import Swelling, check_whole
 from tiltyard.sound import aligned, with_decimals
@@ -43,28 +43,37 @@ def fingerprint_of(body: bytes) -> str:
     return fingerprint.hexdigest()
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
+async def read_body(receive: Receive, limit: int, arrived: Arrived | None = None) -> bytes:
     """A whole body of at most `limit` bytes. Raises HttpError 413, ClientGoneError."""
+    if arrived is not None and (body := arrived()) is not None:
+        _check_body(len(body), limit)
+        return body
     chunks: list[bytes] = []
     total = 0
     while True:
         chunk, more = await _next(receive)
         total += len(chunk)
-        if total > limit:
-            raise HttpError(413, ErrorCode.INVALID_INPUT, f"The body has more than {limit} bytes.")
+        _check_body(total, limit)
         chunks.append(chunk)
         if not more:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def open_upload(
-    receive: Receive, limit: int, identified: bool = False, give: Give | None = None
+    receive: Receive,
+    limit: int,
+    identified: bool = False,
+    give: Give | None = None,
+    arrived: Arrived | None = None,
 ) -> MemoryBody | StreamedBody:
     """The Arrow body of a request, once it is complete or known to be large (`limit` 0: any size).
 
     If `identified`, a large one has a fingerprint once it is read; it is made by the thread that reads. With `give`,
     that thread reads the rest off the connection itself.
     """
+    if arrived is not None and (body := arrived()) is not None:
+        _check_size(len(body), limit)
+        return MemoryBody(body)
     chunks: deque[bytes] = deque()
     total, more = 0, True
     while more and total < IN_MEMORY:
@@ -94,6 +103,11 @@ async def _next(receive: Receive) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
         raise client_gone()
     return message.get("body", b""), message.get("more_body", False)
+
+
+def _check_body(size: int, limit: int) -> None:
+    if size > limit:
+        raise HttpError(413, ErrorCode.INVALID_INPUT, f"The body has more than {limit} bytes.")
 
 
 def _check_size(size: int, limit: int) -> None:

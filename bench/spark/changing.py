@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from statistics import median
 from typing import Any
 
+from bench.resting import rest
 from bench.results import Result, at_least
 from bench.spark import data
 from bench.spark.rows import Ground
@@ -19,7 +19,7 @@ def _copies(ground: Ground, name: str) -> str:
     target = str(ground.work / f"single-{name}")
     ground.single.ask("write", source=ground.source, target=target)
     ground.spark.ask("ingest", source=ground.source, name=name)
-    os.sync()  # else the first rounds share the disk with what was written here
+    rest()  # else the first rounds share the disk with what was written here
     return target
 
 
@@ -28,7 +28,9 @@ def upsert(ground: Ground) -> list[Result]:
     target, changes = _copies(ground, "upserted"), str(data.changes(ground.work, ground.rows))
     ours, single = [], []
     for _ in range(ground.rounds):
+        rest()
         single.append(ground.single.ask("merge", source=changes, target=target))
+        rest()
         ours.append(ground.spark.ask("upsert", source=changes, name="upserted"))
     words = f"{median(ours):.2f} s", f"merge_insert {median(single):.2f} s"
     what = f"upsert of {ground.rows // 20:,} rows by key"

@@ -80,12 +80,6 @@ def test_server_processes_of_one_server_answer_alike(place: Place, talk: Talk) -
     assert server.stop() == 0
 
 
-def workers_of(server: ServerProcess) -> list[int]:
-    """The processes that answer."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 def connections_of(process: int, port: int) -> int:
     """How many connections to a port a process holds."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -114,11 +108,11 @@ def test_connections_come_to_a_process_that_was_stuck_when_they_were_opened(plac
             assert answer.status == 200
 
     def spread() -> list[int]:
-        return sorted(connections_of(process, address.port) for process in workers_of(server))
+        return sorted(connections_of(process, address.port) for process in server.workers)
 
-    while len(workers_of(server)) < 2:
+    while len(server.workers) < 2:
         time.sleep(0.1)
-    stuck = workers_of(server)[1]
+    stuck = server.workers[1]
     os.kill(stuck, signal.SIGSTOP)
     try:
         ask()

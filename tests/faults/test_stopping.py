@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -92,3 +93,15 @@ def test_stopping_server_puts_its_work_back(small_place: Place, talk: Talk) -> N
     assert small_place.sql(status)[0][0] in ("Queued", "Succeeded")
     small_place.start()
     wait_until(lambda: small_place.sql(status) == [("Succeeded",)], "the next server has built it", 240)
+
+
+def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(small_place: Place, talk: Talk) -> None:
+    server = small_place.start("--workers", "2")
+    talk(server).good(talk(server).table(["t"], "create", stream(ROWS)))
+    wait_until(lambda: len(server.workers) == 2, "both processes are there")
+    workers = server.workers
+    server.process.kill()
+    server.process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), "they have ended")
+    server.start()
+    assert talk(server).table(["t"], "count_rows").text == "100"

@@ -39,6 +39,12 @@ class ServerProcess:
         self._readers: list[threading.Thread] = []
         self.start()
 
+    @property
+    def workers(self) -> list[int]:
+        """The processes that answer, where there are several."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
     def start(self) -> None:
         """Start, or start again on the same port."""
         self._ready = threading.Event()  # its own: the reader of a killed process may still be at work

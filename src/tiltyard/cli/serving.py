@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -87,9 +88,23 @@ def handed_down_application() -> Application:
     """The application of a process that a parent started."""
     settings = msgspec.json.decode(os.environ[HANDED_DOWN], type=Settings)
     set_up_logging(settings)
+    _end_with_parent()
     keep_large_buffers()
     open_rooms()
     return Application(open_services(settings))
+
+
+def _end_with_parent() -> None:
+    """Stop as a signal would when the parent is gone: if it was killed, nobody else does, and the port stays taken."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def set_up_logging(settings: Settings) -> None:

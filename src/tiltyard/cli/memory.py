@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 
+from tiltyard.allocator import keep_freed
+
 log = logging.getLogger("tiltyard")
 
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 512 << 20
 MAP_ABOVE_BYTES = 64 << 20
 CYCLES_AFTER = 10_000
@@ -22,12 +21,8 @@ def keep_large_buffers() -> None:
 
     Uploads are a third faster so (docs/architecture.md). Other C libraries have no such call, and are left alone.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if not keep_freed(KEEP_BYTES, MAP_ABOVE_BYTES):
         log.debug("this C library has no mallopt")
-        return
-    mallopt(M_MMAP_THRESHOLD, MAP_ABOVE_BYTES)
-    mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
 def calm_collector() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from functools import lru_cache
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3)."""
+from tiltyard.allocator import keep_freed
+
 _OWN_MAPPING = 32 << 20
-"""Bytes from which an allocation has pages of its own: the most that mallopt takes."""
+"""Bytes from which a buffer has pages of its own: the most that every glibc takes."""
 _KEPT = 128 << 20
 """Bytes that stay with the process after they were freed."""
 
@@ -19,12 +18,8 @@ def keep_memory() -> None:
     """Have glibc keep what Lance frees for the next batch, where it would give it back and ask for it anew.
 
     Batches and pages of columns are some megabytes each: half of the page faults of a task that writes are these.
-    Other C libraries have no such function, and are left as they are.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _OWN_MAPPING)
-        mallopt(_TRIM_THRESHOLD, _KEPT)
+    keep_freed(_KEPT, _OWN_MAPPING)
 
 
 @lru_cache(maxsize=64)

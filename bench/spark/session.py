@@ -30,11 +30,13 @@ from tiltyard.pipeline.landing import WriteMode
 from tiltyard.pipeline.recipes import Asked
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.settling import keep_memory
 from tiltyard.pipeline.upsert import upsert
 
 MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")
 spark = spark_session(MASTER, config={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
 where = connection(CATALOG)
+keep_memory()  # as a job's driver does; what pylance does here has it as well
 
 
 class BareSource(DataSource):

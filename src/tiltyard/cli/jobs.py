@@ -25,6 +25,7 @@ from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.settling import keep_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +115,7 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
 
 
 def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
+    keep_memory()
     run, shown = LocalRun(), Figures()
 
     def told() -> Mapping[str, str]:
@@ -138,6 +140,7 @@ def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach)
 
 def drive_here(job: RegisteredJob, queued: QueuedJob, owner: str, reach: Reach, spark: SparkSession | None) -> None:
     """Drive a job that `owner` has, with a bar; Ctrl-C cancels it. Raises what it fails with."""
+    keep_memory()
     where = reach.connection()
     run = CatalogRun(Calls(where), queued, owner)
     run.progress(**application_facts(spark))

@@ -43,6 +43,8 @@ ROWS_OF_A_MERGE = 256 << 20
 """Most rows of a merged segment: one task rewrites it, and holds its vectors' codes on its disk."""
 
 LIGHT = frozenset({"BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER"})
+_LIGHT_BLOCK = 256 << 10
+
 VECTOR = frozenset({"IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"})
 _APART = frozenset({"IVF_RQ"})
 """Whose segments stay apart: each has a random rotation of its own, and cannot be merged with another."""
@@ -69,6 +71,15 @@ class Order:
             return dict(self.parameters)
         own = {key: self.parameters[key] for key in ("num_bits", "m", "ef_construction") if key in self.parameters}
         return {"metric": self.distance, **own, **model}
+
+
+def block_size(kind: str) -> int | None:
+    """The block size, in bytes, to open a table with that is to be indexed; None: Lance's own choice.
+
+    Lance reads a quarter as many rows at once as a block has bytes. Its 8,192 spare memory where rows are wide; a light
+    index reads one narrow column, and is built a quarter sooner of 65,536.
+    """
+    return _LIGHT_BLOCK if kind in LIGHT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,7 @@ class _Seen:
     dataset: lance.LanceDataset | None = None
 
     def open(self) -> lance.LanceDataset:
-        return self.dataset or self.place.open(self.version, self.branch)
+        return self.dataset or self.place.open(self.version, self.branch, block_size(self.order.kind))
 
 
 @dataclass(frozen=True, slots=True)

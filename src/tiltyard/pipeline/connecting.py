@@ -67,15 +67,21 @@ class Table:
         )
 
     def dataset(
-        self, version: int | str | None = None, branch: str | None = None, client: upstream.LanceNamespace | None = None
+        self,
+        version: int | str | None = None,
+        branch: str | None = None,
+        client: upstream.LanceNamespace | None = None,
+        block_size: int | None = None,
     ) -> lance.LanceDataset:
         """Open it so that commits go through the namespace; `version` may be a tag.
 
-        `client` stands in for the namespace's own. Raises as `describe` does, TableVersionNotFoundError,
-        TableTagNotFoundError, TableBranchNotFoundError.
+        `client` stands in for the namespace's own, `block_size` as in `building.block_size`. Raises as `describe` does,
+        TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
         """
         options = dict(self.connection.storage) or None
-        found = lance.dataset(namespace_client=client or self.client, table_id=self.id, storage_options=options)
+        found = lance.dataset(
+            namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
+        )
         if self._bound is not None:
             self.describe()  # what was opened by its name is what has the name still
         if branch:

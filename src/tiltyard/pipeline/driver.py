@@ -29,6 +29,7 @@ from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.driving import CatalogRun, QueuedJob, drive
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.settling import keep_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +121,7 @@ def main() -> None:
     os.dup2(2, 1)
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel("WARNING")
+    keep_memory()
     driver = Driver(Orders(**json.loads(os.environ[ORDERS])))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, driver.leave)

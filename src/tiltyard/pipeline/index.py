@@ -19,7 +19,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.index_kinds import IndexType, index_type
 from tiltyard.index_kinds import parameters as checked_parameters
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.building import Order, built_segments
+from tiltyard.pipeline.building import Order, block_size, built_segments
 from tiltyard.pipeline.finished import Finished
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
@@ -61,7 +61,7 @@ def index(
     """
     order = find_order(column, type, name, {key: _value(text) for key, text in parameters.items()})
     found = connecting.table(catalog, table)
-    dataset = found.dataset(branch=branch)
+    dataset = found.dataset(branch=branch, block_size=block_size(order.kind))
     order = fitted(order, dataset.schema)
     if (done := _done(run, dataset, order)) is not None:
         return done
@@ -76,7 +76,7 @@ def index(
         if _commit(dataset, order, segments) and (done := _done(run, dataset, order)) is not None:
             finished.forget_model(place)
             return done
-        dataset = found.dataset(branch=branch)
+        dataset = found.dataset(branch=branch, block_size=block_size(order.kind))
     raise ConcurrentModificationError(
         f"Others replaced fragments of {table} {_TRIES} times meanwhile: build when no compaction runs."
     )

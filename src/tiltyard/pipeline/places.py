@@ -73,13 +73,14 @@ class Place:
             return {}
         return {"namespace_client": self.connection.client(), "table_id": list(self.table)}
 
-    def open(self, version: int | None, branch: str | None = None) -> lance.LanceDataset:
+    def open(self, version: int | None, branch: str | None = None, block_size: int | None = None) -> lance.LanceDataset:
         """The table at a version (None: the newest) of a branch: to read, and to make fragments of.
 
-        Never commit on it.
+        `block_size` as in `building.block_size`. Never commit on it.
         """
         first = None if branch else version  # looking for the newest one first would be a request more
-        dataset = lance.dataset(self.uri, first, storage_options=dict(self.options) or None, **self.refreshes)
+        options = dict(self.options) or None
+        dataset = lance.dataset(self.uri, first, block_size=block_size, storage_options=options, **self.refreshes)
         return dataset.checkout_version((branch, version)) if branch else dataset
 
     def scanned(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:

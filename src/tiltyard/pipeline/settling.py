@@ -1,4 +1,4 @@
-"""What keeps Spark's Python workers quick from one task to the next."""
+"""What keeps the processes of a job quick: its driver, and Spark's Python workers from one task to the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _KEPT = 128 << 20
 def keep_memory() -> None:
     """Have glibc keep what Lance frees for the next batch, where it would give it back and ask for it anew.
 
-    Batches and pages of columns are some megabytes each: half of the page faults of a task that writes are these.
+    Batches and pages of columns are some megabytes each: half of the page faults of a task that writes are these. For
+    a process that is ours alone.
     """
     keep_freed(_KEPT, _OWN_MAPPING)
 

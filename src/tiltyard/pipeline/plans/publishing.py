@@ -42,13 +42,14 @@ class StagedPlace(Place):
 
     staged: Mapping[str, Any]
 
-    def open(self, version: int | None, branch: str | None = None) -> lance.LanceDataset:
+    def open(self, version: int | None, branch: str | None = None, block_size: int | None = None) -> lance.LanceDataset:
         """The table at that version; no other, and no branch."""
         assert branch is None
         assert version in (None, self.staged["version"])
         only = OneVersion(self.uri, self.options, upstream.TableVersion(**self.staged))
         options = dict(self.options) or None
-        return lance.dataset(namespace_client=only, table_id=list(self.table), storage_options=options)
+        table = list(self.table)
+        return lance.dataset(namespace_client=only, table_id=table, block_size=block_size, storage_options=options)
 
 
 def publish_all(

@@ -35,9 +35,10 @@ class Server:
         self.services.store.insert_table((name,), location, {})
         return dataset
 
-    def declare(self, name: str) -> None:
+    def declare(self, name: str, *, managed: bool = False) -> None:
         """A table without data."""
-        self.services.store.insert_table((name,), self.services.storage.new_location((name,)), {}, declared=True)
+        location = self.services.storage.new_location((name,))
+        self.services.store.insert_table((name,), location, {}, declared=True, managed=managed)
 
     def open(self, name: str) -> lance.LanceDataset:
         """A table, read behind the server's back."""

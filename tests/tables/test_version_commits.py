@@ -196,6 +196,57 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
     assert lance.dataset(folder).version == 2
 
 
+@pytest.fixture
+def managed(server: Server) -> Path:
+    """Where the table `m` lies, which is managed and declared."""
+    server.declare("m", managed=True)
+    return location(server, "m")
+
+
+def latest(server: Server) -> tuple[models.TableVersion, str | None]:
+    """How committers ask for the latest version of the table `m`."""
+    request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True)
+    page = versions.list_table_versions(server.ctx, request)
+    (found,) = page.versions
+    return found, page.page_token
+
+
+def test_latest_version_is_told_by_its_record_alone(
+    server: Server, managed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(server, "m", 1, stage(managed, 1, tmp_path))
+    committed = create(server, "m", 2, stage(managed, 2, tmp_path))
+
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("the table was opened")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.services.storage.datasets, "writer", opened)
+        found, token = latest(server)
+    assert (found, bool(token)) == (committed, True)
+    request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True, page_token=token)
+    assert [one.version for one in versions.list_table_versions(server.ctx, request).versions] == [1]
+
+
+def test_latest_version_that_was_committed_round_the_server_is_told(
+    server: Server, managed: Path, tmp_path: Path
+) -> None:
+    create(server, "m", 1, stage(managed, 1, tmp_path))
+    create(server, "m", 2, stage(managed, 2, tmp_path))
+    lance.dataset(managed).insert(ROWS)
+    assert latest(server)[0].version == 3
+
+
+def test_latest_version_of_a_table_whose_files_were_put_back_is_what_storage_has(
+    server: Server, managed: Path, tmp_path: Path
+) -> None:
+    create(server, "m", 1, stage(managed, 1, tmp_path))
+    create(server, "m", 2, stage(managed, 2, tmp_path))
+    server.services.finished.flush()
+    (managed / "_versions" / f"{2**64 - 3}.manifest").unlink()
+    assert latest(server)[0].version == 1
+
+
 def test_batch_create_versions_is_all_or_none(server: Server, folder: Path, tmp_path: Path) -> None:
     server.declare("u")
     paths = {"t": stage(folder, 1, tmp_path), "u": stage(location(server, "u"), 1, tmp_path)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -60,11 +61,17 @@ class Table:
                 await self.commit(peer, error=ConcurrentModificationError("Version 2 exists."))
 
 
-def run(test: Callable[[], Awaitable[Any]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(test(), 60)
+def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in a loop of its own, for a minute at most."""
 
-    asyncio.run(within())
+    @functools.wraps(test)
+    def run(*given: Any, **named: Any) -> None:
+        async def within() -> None:
+            await asyncio.wait_for(test(*given, **named), 60)
+
+        asyncio.run(within())
+
+    return run
 
 
 async def rest() -> None:
@@ -73,160 +80,168 @@ async def rest() -> None:
         await asyncio.sleep(0.001)
 
 
-def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> None:
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        for peer in (ANN, BOB):
-            await table.commit(peer)
-        await asyncio.gather(*(table.latest(peer) for peer in (ANN, BOB, ANN)))
-
-    run(test)
+@asynchronous
+async def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> None:
+    table = Table(Turns(Locks()))
+    for peer in (ANN, BOB):
+        await table.commit(peer)
+    await asyncio.gather(*(table.latest(peer) for peer in (ANN, BOB, ANN)))
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come() -> None:
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN, BOB, CLEO)
-        await table.latest(ANN)
-        others = [asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO)]
-        await rest()
-        assert table.order == [ANN]
-        await table.latest(ANN)  # who has the turn may ask again
-        await table.commit(ANN)
-        await others[0]
-        await rest()
-        assert table.order == [ANN, ANN, BOB]
-        await table.lose(BOB)  # somebody without a turn was quicker
-        await others[1]
-
-    run(test)
+async def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come() -> None:
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, BOB, CLEO)
+    await table.latest(ANN)
+    others = [asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO)]
+    await rest()
+    assert table.order == [ANN]
+    await table.latest(ANN)  # who has the turn may ask again
+    await table.commit(ANN)
+    await others[0]
+    await rest()
+    assert table.order == [ANN, ANN, BOB]
+    await table.lose(BOB)  # somebody without a turn was quicker
+    await others[1]
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables() -> None:
-    async def test() -> None:
-        table = Table(shared := Turns(Locks()))
-        await table.lose(ANN, BOB)
-        await table.latest(ANN)
-        await table.latest(CLEO)
-        await Table(shared).latest(BOB)
-
-    run(test)
+async def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables() -> None:
+    table = Table(shared := Turns(Locks()))
+    await table.lose(ANN, BOB)
+    await table.latest(ANN)
+    await table.latest(CLEO)
+    await Table(shared).latest(BOB)
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_client_whose_commit_is_refused_is_no_writer_and_has_no_turns() -> None:
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN, BOB)
-        with pytest.raises(PermissionDeniedError):
-            await table.commit(CLEO, error=PermissionDeniedError("No."))
-        await table.latest(CLEO)  # which takes no turn: else the next one would wait
-        await table.latest(ANN)
-
-    run(test)
+async def test_client_whose_commit_is_refused_is_no_writer_and_has_no_turns() -> None:
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, BOB)
+    with pytest.raises(PermissionDeniedError):
+        await table.commit(CLEO, error=PermissionDeniedError("No."))
+    await table.latest(CLEO)  # which takes no turn: else the next one would wait
+    await table.latest(ANN)
 
 
-def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
 
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN, BOB)
-        await table.latest(ANN)
-        await table.latest(BOB)
-        monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-        await table.latest(ANN)  # a reader by now
-        await table.commit(BOB)
-
-    run(test)
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, BOB)
+    await table.latest(ANN)
+    await table.latest(BOB)
+    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    await table.latest(ANN)  # a reader by now
+    await table.commit(BOB)
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_turns_of_two_processes_wait_for_each_other() -> None:
-    async def test() -> None:
-        here = Table(Turns(Locks()))
-        there = Table(Turns(Locks()), here.name)
-        await here.lose(ANN)
-        await there.lose(BOB)
-        await here.latest(ANN)
-        other = asyncio.ensure_future(there.latest(BOB))
-        await rest()
-        assert there.order == []
-        await here.commit(ANN)
-        await other
-
-    run(test)
+async def test_turns_of_two_processes_wait_for_each_other() -> None:
+    here = Table(Turns(Locks()))
+    there = Table(Turns(Locks()), here.name)
+    await here.lose(ANN)
+    await there.lose(BOB)
+    await here.latest(ANN)
+    other = asyncio.ensure_future(there.latest(BOB))
+    await rest()
+    assert there.order == []
+    await here.commit(ANN)
+    await other
 
 
-def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
     monkeypatch.setattr(turns, "PATIENCE_SECONDS", 0.05)
 
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN, BOB)
-        await table.latest(ANN)
-        await table.latest(BOB)
-
-    run(test)
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, BOB)
+    await table.latest(ANN)
+    await table.latest(BOB)
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN, BOB, CLEO)
-        await table.latest(ANN)
-        left, other = (asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO))
-        await rest()
-        left.cancel()
-        await table.commit(ANN)
-        await other
-        assert table.order == [ANN, CLEO] and left.cancelled()
-
-    run(test)
+async def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, BOB, CLEO)
+    await table.latest(ANN)
+    left, other = (asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO))
+    await rest()
+    left.cancel()
+    await table.commit(ANN)
+    await other
+    assert table.order == [ANN, CLEO] and left.cancelled()
 
 
-def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "CONTENDED_SECONDS", 0.0)
 
-    async def test() -> None:
-        kept = Turns(Locks())
-        table = Table(kept)
-        await table.lose(ANN)
-        await asyncio.sleep(0.002)
-        await table.commit(ANN)
-        assert not kept._tables
-
-    run(test)
+    kept = Turns(Locks())
+    table = Table(kept)
+    await table.lose(ANN)
+    await asyncio.sleep(0.002)
+    await table.commit(ANN)
+    assert not kept._tables
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_client_that_has_lost_often_commits_before_others_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "FIRST_SECONDS", LONG)
+async def test_client_that_has_lost_commits_before_others_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "RETURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", LONG)
 
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN)
-        await table.lose(*[BOB] * turns.LOSSES)
-        waiting = asyncio.ensure_future(table.latest(ANN))
-        await rest()
-        assert table.order == []
-        await table.commit(BOB)
-        await waiting
-
-    run(test)
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, BOB)
+    waiting = asyncio.ensure_future(table.latest(ANN))
+    await rest()
+    assert table.order == []
+    await table.commit(BOB)
+    await waiting
 
 
+@asynchronous
 @pytest.mark.usefixtures("lasting")
-def test_client_that_has_lost_often_and_leaves_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "FIRST_SECONDS", 0.05)
+async def test_client_that_has_lost_and_leaves_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", 0.05)
 
-    async def test() -> None:
-        table = Table(Turns(Locks()))
-        await table.lose(ANN, *[BOB] * turns.LOSSES)
-        await table.latest(ANN)
+    table = Table(Turns(Locks()))
+    await table.lose(ANN, *[BOB] * 10)
+    await table.latest(ANN)
 
-    run(test)
+
+@asynchronous
+@pytest.mark.usefixtures("lasting")
+async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "RETURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", LONG)
+    here = Table(Turns(Locks()))
+    there = Table(Turns(Locks()), here.name)
+    await here.lose(ANN)
+    await rest()
+    await there.lose(BOB)
+    await there.commit(BOB)
+    waiting = asyncio.ensure_future(there.latest(BOB))
+    await rest()
+    assert there.order == []
+    await here.commit(ANN)
+    await waiting
+
+
+@asynchronous
+@pytest.mark.usefixtures("lasting")
+async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "RETURN_SECONDS", LONG)
+    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", LONG)
+    table = Table(Turns(Locks()))
+    await table.lose(ANN)
+    await table.latest(ANN)

@@ -5,7 +5,8 @@ eight that do so at once one wins; each of the others waits for a random time, d
 lost twenty times. So for a while after a commit was lost, those who commit to the table hear of its latest version in
 turn: the next one when the commit of the one before has come, or when it takes too long. Turns decide nothing. Who
 wins a version is up to the catalog, as ever, and who has waited for long goes on without a turn. A client that has lost
-commits again without asking for the latest version, so it has no turn: after some losses all others wait for it.
+commits again without asking for the latest version, so it has no turn: all others wait a moment for it, else it would
+lose again, or get ahead of one who has a turn.
 
 A client is known by its connection. Only those that have just committed to the table wait: nobody else's reads do.
 """
@@ -31,10 +32,10 @@ CONTENDED_SECONDS = 5.0
 """How long there are turns since somebody lost a commit, or waited; and how long a client counts since it committed."""
 IN_A_ROW = 8
 """Most turns in one process before another may have them."""
-LOSSES = 5
-"""Who has lost so often in a row goes first: nobody else has a turn until its next commit has come."""
-FIRST_SECONDS = 0.5
-"""How long that is waited for at most: longer than it pauses after so many losses."""
+RETURN_SECONDS = 0.06
+"""How long nobody has a turn after a loss, until the loser's next commit has come: it pauses for less than this after
+its first loss, and for up to twice as long after each further one."""
+LONGEST_RETURN_SECONDS = 0.5
 LOOK_SECONDS = 0.001
 """How often a process looks whether another has ended its turns."""
 MOST_TABLES = 1000
@@ -93,8 +94,7 @@ class _Queue:
         self._wanted = 0.0
         self._writers: dict[Peer, float] = {}
         self._losses: dict[Peer, int] = {}
-        self._first: Peer | None = None
-        self._first_until = 0.0
+        self._losers: dict[Peer, float] = {}
         self._waiting: deque[tuple[Peer, asyncio.Future[None]]] = deque()
         self._holder: Peer | None = None
         self._ending: asyncio.TimerHandle | None = None
@@ -116,13 +116,17 @@ class _Queue:
             self._writers = {one: at for one, at in self._writers.items() if now - at < CONTENDED_SECONDS}
             self._losses = {one: times for one, times in self._losses.items() if one in self._writers}
         self._writers[peer] = now
-        self._losses[peer] = self._losses.get(peer, 0) + 1 if lost else 0
-        if self._losses[peer] >= LOSSES:
-            self._first, self._first_until = peer, now + FIRST_SECONDS
-        elif self._first == peer:
-            self._first = None
+        if lost:
+            before = self._losses.get(peer, 0)
+            self._losses[peer] = before + 1
+            self._losers[peer] = now + min(RETURN_SECONDS * 2**before, LONGEST_RETURN_SECONDS)
+        else:
+            self._losses.pop(peer, None)
+            self._losers.pop(peer, None)
         if self._holder == peer:
             self._end()
+        elif lost:
+            self._look_in(0)
 
     async def wait(self, peer: Peer) -> None:
         """Return when it is a writer's turn, or it has waited for long; at once for anybody else."""
@@ -130,6 +134,7 @@ class _Queue:
         if self._holder == peer or self.calm or now - self._writers.pop(peer, 0.0) > CONTENDED_SECONDS:
             return
         self._wanted = now
+        self._losers.pop(peer, None)  # it begins anew
         mine = asyncio.get_running_loop().create_future()
         self._waiting.append((peer, mine))
         if self._looking is None:
@@ -150,12 +155,13 @@ class _Queue:
             self._waiting.popleft()
         if self._holder is not None:
             return
-        if not self._waiting:
+        awaiting = self._is_awaiting()
+        if not self._waiting and not awaiting:
             self._release()
             return
         if self._claimed is None:
             self._claimed = self._locks.claim(self._name)
-        if self._claimed is None or self._is_kept():
+        if self._claimed is None or awaiting:
             self._look_in(LOOK_SECONDS)
             return
         self._holder, mine = self._waiting.popleft()
@@ -163,18 +169,19 @@ class _Queue:
         self._row += 1
         mine.set_result(None)
 
-    def _is_kept(self) -> bool:
-        """Whether all turns have to wait for somebody who has lost too often."""
-        if self._first is not None and time.monotonic() > self._first_until:
-            self._first = None
-        return self._first is not None
+    def _is_awaiting(self) -> bool:
+        """Whether somebody who has lost is about to commit again: nobody is to get ahead of it once more."""
+        now = time.monotonic()
+        for peer in [peer for peer, until in self._losers.items() if until < now]:
+            del self._losers[peer]
+        return bool(self._losers)
 
     def _end(self) -> None:
         """The turn is over."""
         if self._ending is not None:
             self._ending.cancel()
         self._holder = self._ending = None
-        if self._row < IN_A_ROW:
+        if self._row < IN_A_ROW or self._losers:
             self._next()
             return
         self._release()

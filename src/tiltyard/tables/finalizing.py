@@ -165,9 +165,19 @@ def finalize_pending(ctx: Context, table_id: int | None = None, *, recent: bool 
     return finished
 
 
+def is_noted(ctx: Context, record: VersionRecord) -> bool:
+    """Whether a version's manifest is final by its record, or whoever made it so is about to note it."""
+    return record.finalized or ctx.services.finished.holds(record) or _is_recent(ctx, record)
+
+
+def _is_recent(ctx: Context, record: VersionRecord) -> bool:
+    """Whether a version was recorded a moment ago; one of the future says that a clock was set."""
+    return 0 <= ctx.clock() - record.created_at < RECENT_MS
+
+
 def _is_seen(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
-    """Whether a version was recorded a moment ago, and readers see it; one of the future says that a clock was set."""
-    if table.declared or not 0 <= ctx.clock() - record.created_at < RECENT_MS:
+    """Whether a version was recorded a moment ago, and readers see it."""
+    if table.declared or not _is_recent(ctx, record):
         return False
     with lance_errors():
         return ctx.storage.files(table.location).is_file(f"{table.location}/{record.manifest_path}")

@@ -17,9 +17,9 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import VersionFacts
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.tables.committing import commit
-from tiltyard.tables.finalizing import finalize_pending
+from tiltyard.tables.finalizing import finalize_pending, is_noted
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.version_commits import branch_key
+from tiltyard.tables.version_commits import branch_key, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,10 +96,16 @@ def list_versions(
     ctx: Context, record: TableRecord, request: models.ListTableVersionsRequest
 ) -> models.ListTableVersionsResponse:
     """What ListTableVersions answers for a table. Raises TableBranchNotFoundError, InvalidInputError."""
+    down = bool(request.descending)
+    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {down}"
+    if down and request.limit == 1 and request.page_token is None:
+        newest = _newest_recorded(ctx, record, request.branch)
+        if newest is not None:
+            token = ctx.paging.token(scope, newest.version) if newest.version > 1 else None
+            return models.ListTableVersionsResponse(versions=[newest], page_token=token)
     dataset = _settled(ctx, record, request.branch)
     if dataset is None:
         return models.ListTableVersionsResponse(versions=[])
-    down = bool(request.descending)
 
     def behind(after: int | None, count: int) -> Sequence[int]:
         if down and after is None and (top := _top(ctx, record.location, request.branch, dataset.version))[count - 1 :]:
@@ -108,10 +114,32 @@ def list_versions(
             numbers = sorted((found["version"] for found in dataset.version_refs()), reverse=down)
         return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
 
-    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {down}"
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
     found = [_version(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page)]
     return models.ListTableVersionsResponse(versions=found, page_token=token)
+
+
+def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
+    """The latest version as its record has it, like CreateTableVersion's answer: nothing is opened.
+
+    Committers of one table wait for each other while they ask for this. None where storage has more to say: the
+    manifest is not in place, another follows it or the one before it is gone.
+    """
+    if not record.managed or record.declared:
+        return None
+    found = ctx.store.latest_version(record.id, branch_key(branch))
+    if found is None or not is_noted(ctx, found):
+        return None
+    folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(found.naming_scheme)
+
+    def stat(version: int) -> FileStat | None:
+        return ctx.storage.files(record.location).stat(f"{folder}/{manifest_name(version, scheme)}")
+
+    with lance_errors():
+        there = stat(found.version)
+        if there is None or stat(found.version + 1) or (found.version > 1 and not stat(found.version - 1)):
+            return None
+    return wire_version(record, found.final(there.size, found.e_tag or there.e_tag))
 
 
 def _top(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:

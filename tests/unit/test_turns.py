@@ -39,10 +39,8 @@ class Table:
         """Ask for the latest version."""
         request = models.ListTableVersionsRequest(id=[self.name], limit=1, descending=True)
 
-        async def answer() -> None:
-            self.order.append(peer)
-
-        await self.turns.run("ListTableVersions", request, peer, answer)
+        await self.turns.wait("ListTableVersions", request, peer)
+        self.order.append(peer)
 
     async def commit(self, peer: Peer, *, error: Exception | None = None) -> None:
         """Send a commit, which wins or fails."""

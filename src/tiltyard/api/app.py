@@ -128,6 +128,7 @@ class Api:
             if exchange.remote:
                 remote.amend(route.operation, ctx, request)
             self._limits.check_entries(route.operation.name, request)
+            await self._turns.wait(route.operation.name, request, scope["client"])
             if self._inline and (quick := route.served.inline(ctx, request)) is not None:
                 result = route.served.function(route.served.admit(quick, request), request)
             else:

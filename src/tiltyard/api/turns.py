@@ -55,18 +55,21 @@ class Turns:
         self._locks = locks
         self._tables: dict[Key, _Queue] = {}
 
-    async def run(self, operation: str, request: Any, peer: Peer, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What `work` gives, which serves a request: in turn, where that matters. Raises what it raises."""
-        if operation == "CreateTableVersion":
-            return await self._committing(_key(request), peer, work)
-        if operation == "ListTableVersions" and request.limit == 1 and request.descending and self._tables:
+    async def wait(self, operation: str, request: Any, peer: Peer) -> None:
+        """Return when it is the turn of who asks for a table's latest version; at once for any other request."""
+        if operation == "ListTableVersions" and request.limit == 1 and request.descending:
             queue = self._tables.get(_key(request))
             if queue is not None:
                 await queue.wait(peer)
-        return await work()
 
-    async def _committing(self, key: Key, peer: Peer, work: Callable[[], Awaitable[Any]]) -> Any:
-        """A commit that is refused for anything but a conflict, as of who may not write, makes nobody a writer."""
+    async def run(self, operation: str, request: Any, peer: Peer, work: Callable[[], Awaitable[Any]]) -> Any:
+        """What `work` gives, which serves a request; a commit ends the turn of who sends it. Raises what it raises.
+
+        A commit that is refused for anything but a conflict, as of who may not write, makes nobody a writer.
+        """
+        if operation != "CreateTableVersion":
+            return await work()
+        key = _key(request)
         try:
             result = await work()
         except ConcurrentModificationError:

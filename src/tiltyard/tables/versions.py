@@ -6,15 +6,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from lance_namespace.errors import InvalidInputError, InvalidTableStateError, TableVersionNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    TableVersionNotFoundError,
+)
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH, check_name
+from tiltyard.ids import MAIN_BRANCH, check_name, table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import VersionFacts
+from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.tables.committing import commit
 from tiltyard.tables.finalizing import finalize_pending, is_noted
@@ -80,7 +86,21 @@ def _told(ctx: Context, table: TableRecord, branch: str | None, version: int) ->
         return None
 
 
-@operation(needs=on_table(Privilege.USE))
+def _recorded(ctx: Context, request: models.ListTableVersionsRequest) -> Context | None:
+    """For `inline`: whether the latest version is asked for, and its record says all, of a table on a disk."""
+    if not _asks_for_newest(request):
+        return None
+    try:
+        path = table_id(request.id)
+        record = ctx.table(path)
+        if not is_local(record.location) or _newest_recorded(ctx, record, request.branch) is None:
+            return None
+        return ctx.having({path: record})
+    except LanceNamespaceError:
+        return ctx  # the operation says it again, as quickly
+
+
+@operation(needs=on_table(Privilege.USE), inline=_recorded)
 def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) -> models.ListTableVersionsResponse:
     """List versions, oldest first, or newest first if `descending`; a table that is only declared has none.
 
@@ -98,7 +118,7 @@ def list_versions(
     """What ListTableVersions answers for a table. Raises TableBranchNotFoundError, InvalidInputError."""
     down = bool(request.descending)
     scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {down}"
-    if down and request.limit == 1 and request.page_token is None:
+    if _asks_for_newest(request):
         newest = _newest_recorded(ctx, record, request.branch)
         if newest is not None:
             token = ctx.paging.token(scope, newest.version) if newest.version > 1 else None
@@ -117,6 +137,10 @@ def list_versions(
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
     found = [_version(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page)]
     return models.ListTableVersionsResponse(versions=found, page_token=token)
+
+
+def _asks_for_newest(request: models.ListTableVersionsRequest) -> bool:
+    return request.limit == 1 and bool(request.descending) and request.page_token is None
 
 
 def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:

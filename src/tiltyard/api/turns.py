@@ -30,13 +30,13 @@ PATIENCE_SECONDS = 0.5
 """How long a client waits for its turn at most."""
 CONTENDED_SECONDS = 5.0
 """How long there are turns since somebody lost a commit, or waited; and how long a client counts since it committed."""
-IN_A_ROW = 8
-"""Most turns in one process before another may have them."""
+SERIES_SECONDS = 0.15
+"""How long the turns of one process last before another may have them: its clients wait so long."""
 RETURN_SECONDS = 0.06
 """How long nobody has a turn after a loss, until the loser's next commit has come: it pauses for less than this after
 its first loss, and for up to twice as long after each further one."""
 LONGEST_RETURN_SECONDS = 0.5
-LOOK_SECONDS = 0.001
+LOOK_SECONDS = 0.002
 """How often a process looks whether another has ended its turns."""
 MOST_TABLES = 1000
 MOST_WRITERS = 1000
@@ -103,7 +103,7 @@ class _Queue:
         self._ending: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._claimed: Claimed | None = None
-        self._row = 0
+        self._series_ends = 0.0
 
     @property
     def calm(self) -> bool:
@@ -164,12 +164,12 @@ class _Queue:
             return
         if self._claimed is None:
             self._claimed = self._locks.claim(self._name)
+            self._series_ends = time.monotonic() + SERIES_SECONDS
         if self._claimed is None or awaiting:
             self._look_in(LOOK_SECONDS)
             return
         self._holder, mine = self._waiting.popleft()
         self._ending = asyncio.get_running_loop().call_later(TURN_SECONDS, self._end)
-        self._row += 1
         mine.set_result(None)
 
     def _is_awaiting(self) -> bool:
@@ -184,14 +184,13 @@ class _Queue:
         if self._ending is not None:
             self._ending.cancel()
         self._holder = self._ending = None
-        if self._row < IN_A_ROW or self._losers:
+        if self._losers or time.monotonic() < self._series_ends:
             self._next()
             return
         self._release()
         self._look_in(2 * LOOK_SECONDS)  # the others look meanwhile
 
     def _release(self) -> None:
-        self._row = 0
         if self._claimed is not None:
             self._claimed.release()
             self._claimed = None

@@ -33,7 +33,7 @@ def test_stopping_server_finishes_the_uploads_that_go_on(small_place: Place, wor
     connection.sendall(body[3 << 20 :])
     answer = read_answer(connection)
     assert answer.status == 200, answer
-    assert server.process.wait(LONGEST_STOP) == 0
+    assert server.stop(LONGEST_STOP) == 0
     server.start()
     with Wire(server.url) as wire:
         assert wire.table(["t"], "count_rows").text == "500000"

@@ -89,13 +89,16 @@ class ServerProcess:
         self.said.extend(process.stdout)
 
     def stop(self, timeout: float = 60) -> int:
-        """Ask it to stop; its exit status. Whatever it was shown, its log has no secret of it.
+        """Ask it to stop; its exit status. Whatever it was shown, its log has no secret of it, and it
+        stops without an error.
 
         How soon it has to is a matter of tests/faults/test_stopping.py: here it is only whether.
         """
+        before = len(self.log)
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout)
         self._check_log()
+        assert "Traceback" not in "".join(self.log[before:]), "".join(self.log[before:])
         return status
 
     def kill(self) -> None:

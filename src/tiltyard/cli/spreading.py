@@ -145,6 +145,13 @@ class SpreadServer:
             self._pausing.cancel()
         self._counts.leave()
 
+    async def wait_closed(self) -> None:
+        """Give up connections that are still at their handshake: the others belong to their protocols."""
+        for opening in self._opening:
+            opening.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening)
+
     def _listen(self) -> None:
         self._pausing = None
         self._loop.add_reader(self._listener, self._come)
@@ -199,7 +206,7 @@ class SpreadServer:
 
         try:
             await self._loop.connect_accepted_socket(protocol, connection, ssl=self._context)
-        except OSError as error:  # a handshake that fails; the client hears of it
+        except (OSError, asyncio.CancelledError) as error:  # a handshake that fails; the client hears of it
             lose()
             connection.close()
             log.debug("a connection was not opened: %s", error)

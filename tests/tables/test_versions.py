@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 import pytest
+from lance.dataset import Tags
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
@@ -161,6 +163,23 @@ def test_tags_that_cannot_be_are_refused(table: Table) -> None:
     ]:
         with pytest.raises(TableTagNotFoundError):
             table.call(function, tag="nope", **fields)
+
+
+@pytest.mark.parametrize("first, refused", [(5, False), (4, True)])
+def test_tag_that_comes_to_be_while_it_is_written_is_ours_if_it_names_the_same(
+    table: Table, monkeypatch: pytest.MonkeyPatch, first: int, refused: bool
+) -> None:
+    """An object store that is cut off after it has stored a tag is sent it again by Lance, and then has it already."""
+    create = Tags.create
+
+    def twice(self: Tags, tag: str, target: Any) -> None:
+        create(self, tag, (None, first))
+        create(self, tag, target)
+
+    monkeypatch.setattr(Tags, "create", twice)
+    with pytest.raises(TableTagAlreadyExistsError) if refused else nullcontext():
+        table.call(tags.create_table_tag, tag="a", version=5)
+    assert table.call(tags.get_table_tag_version, tag="a").version == first
 
 
 def test_tag_of_a_branch_says_so(table: Table) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
 
+    Target = tuple[str | None, int]
+    """A branch, None for main, and a version of it."""
+
 
 @operation(needs=on_table(Privilege.USE))
 def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
@@ -61,8 +64,20 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     with lance_errors(dataset):
         if request.tag in dataset.tags.list():
             raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
-        dataset.tags.create(request.tag, target)
+    try:
+        with lance_errors(dataset):
+            dataset.tags.create(request.tag, target)
+    except TableTagAlreadyExistsError:
+        if not _names(dataset, request.tag, target):  # else it is this one: Lance wrote it twice, not hearing of it
+            raise
     return models.CreateTableTagResponse()
+
+
+def _names(dataset: lance.LanceDataset, tag: str, target: Target) -> bool:
+    """Whether a tag is there, and of this version."""
+    with lance_errors(dataset):
+        found = dataset.tags.list().get(tag)
+    return found is not None and (found["branch"], found["version"]) == target
 
 
 @operation(needs=on_table(Privilege.WRITE))
@@ -86,14 +101,12 @@ def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> mod
     return models.DeleteTableTagResponse()
 
 
-def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> Any:
+def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> Target:
     """The version a tag shall name, as Lance refers to it; it has to be there."""
     if request.version < 1:
         raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
     open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
-    if request.branch and request.branch != MAIN_BRANCH:
-        return (request.branch, request.version)
-    return request.version
+    return None if request.branch in (None, "", MAIN_BRANCH) else request.branch, request.version
 
 
 def _find(dataset: lance.LanceDataset, tag: str) -> Any:

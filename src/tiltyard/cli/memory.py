@@ -19,10 +19,10 @@ which took a tenth of the processor time of an insert. A request leaves no cycle
 def keep_large_buffers() -> None:
     """Let glibc reuse the buffers of uploads instead of giving each back to the kernel.
 
-    Uploads are a third faster so (docs/architecture.md). Other C libraries have no such call, and are left alone.
+    Uploads are a third faster so (docs/architecture.md).
     """
     if not keep_freed(KEEP_BYTES, MAP_ABOVE_BYTES):
-        log.debug("this C library has no mallopt")
+        log.debug("this C library does not keep memory that was freed")
 
 
 def calm_collector() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,41 @@ def test_read_plain_refuses_links_on_the_way_wherever_they_are(tmp_path: Path, m
                 disks.read_plain(str(location))
     with pytest.raises(FileNotFoundError):
         disks.read_plain(str(folder / "gone"))
+
+
+class Told:
+    """A C library that is asked to begin to write: which files it was told of, open as they were."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def sync_file_range(self, descriptor: int, *_: object) -> int:
+        self.files.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        return 0
+
+
+def test_disk_is_told_of_new_files_while_they_are_written_and_of_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    monkeypatch.setattr(files, "_LIBC", told)
+    monkeypatch.setattr(files, "WRITE_BACK_SECONDS", 0.001)
+    (tmp_path / "old").touch()
+    with files.LocalFiles().writing_back(str(tmp_path)):
+        for name in ("one", "two"):
+            (tmp_path / name).touch()
+        until = time.monotonic() + 60
+        while len(told.files) < 2 and time.monotonic() < until:
+            time.sleep(0.001)
+    assert told.files == {"one", "two"}
+    (tmp_path / "late").touch()
+    time.sleep(0.01)
+    assert "late" not in told.files
+
+
+@pytest.mark.skipif(not hasattr(files._LIBC, "sync_file_range"), reason="only Linux can be told")
+def test_disk_can_be_told_of_a_file_and_of_one_that_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 10_000)
+    assert files._begin_to_write(str(file))
+    assert not files._begin_to_write(str(tmp_path / "none"))

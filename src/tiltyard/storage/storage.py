@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -288,6 +288,10 @@ class Storage:
         """Do just that, and return then."""
         with lance_errors():
             self._disks.sync([place for place in places if is_local(place)])
+
+    def writing_back(self, folder: str) -> AbstractContextManager[None]:
+        """Have the disk begin with new files of a folder while the block writes them: less is left for `sync`."""
+        return self._disks.writing_back(folder) if is_local(folder) else nullcontext()
 
     def sync_written(self, folders: Iterable[str], since: int = 0) -> None:
         """Do that for all below some folders that was written since a time (milliseconds since 1970)."""

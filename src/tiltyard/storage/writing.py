@@ -6,11 +6,13 @@ the files of a write that fails by itself; those of a write whose commit fails a
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import lance
+import pyarrow as pa
 from lance.fragment import write_fragments
 from lance_namespace import CreateTableVersionRequest
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
@@ -21,7 +23,6 @@ from tiltyard.storage.errors import lance_errors, may_have_committed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import pyarrow as pa
     from lance.fragment import FragmentMetadata
 
     from tiltyard.storage.files import Files
@@ -37,14 +38,16 @@ def write_rows(storage: Storage, rows: Rows, dataset: lance.LanceDataset) -> lis
 
     Raises what Lance raises, ServiceUnavailableError.
     """
-    written: list[FragmentMetadata] = write_fragments(rows, dataset, mode="append")
+    with _writing_back(storage, dataset.uri, rows):
+        written: list[FragmentMetadata] = write_fragments(rows, dataset, mode="append")
     _sync(storage, dataset.uri, written)
     return written
 
 
 def write_table(storage: Storage, rows: Rows, dataset: lance.LanceDataset) -> lance.Transaction:
     """Write rows that shall replace all rows and the schema of a table. Raises as `write_rows` does."""
-    written: lance.Transaction = write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
+    with _writing_back(storage, dataset.uri, rows):
+        written: lance.Transaction = write_fragments(rows, dataset, mode="overwrite", return_transaction=True)
     _sync(storage, dataset.uri, fragments_of(written))
     return written
 
@@ -55,7 +58,7 @@ def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[st
     `options` are further arguments of Lance's writer. Raises TableAlreadyExistsError if there is a version already,
     else as `write_rows` does.
     """
-    with lance_errors():
+    with lance_errors(), _writing_back(storage, location, rows):
         written: lance.Transaction = write_fragments(
             rows,
             location,
@@ -67,6 +70,11 @@ def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[st
         )
     _sync(storage, location, fragments_of(written), (location, location.rpartition("/")[0]))
     return written
+
+
+def _writing_back(storage: Storage, base: str, rows: Rows) -> AbstractContextManager[None]:
+    """For rows that come one after the other: a table is small, and written at once."""
+    return nullcontext() if isinstance(rows, pa.Table) else storage.writing_back(f"{base}/data")
 
 
 def _sync(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], new: Sequence[str] = ()) -> None:

@@ -189,7 +189,7 @@ def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
     """The first version of a table, in a folder that nobody else knows."""
     lease = _Lease(ctx, location)
     incoming = Incoming(wanted.data)
-    with incoming.errors():
+    with incoming.errors(), ctx.storage.writing_back(f"{location}/data"):
         dataset = lance.write_dataset(
             incoming.reader(each=lease.renew),
             location,

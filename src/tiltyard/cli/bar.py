@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import click
 
+from tiltyard.meanwhile import meanwhile
+
 LOOK_SECONDS = 0.25
 STEPS = 1_000
 
@@ -19,9 +21,8 @@ def progress_bar(name: str, told: Callable[[], Mapping[str, str]]) -> Iterator[N
     if not sys.stderr.isatty():
         yield
         return
-    done = threading.Event()
 
-    def show() -> None:
+    def show(done: threading.Event) -> None:
         shown = 0
         with click.progressbar(length=STEPS, label=name, file=sys.stderr, show_eta=False, item_show_func=_line) as bar:
             ended = False
@@ -32,13 +33,8 @@ def progress_bar(name: str, told: Callable[[], Mapping[str, str]]) -> Iterator[N
                 bar.update(max(0, reached - shown), figures)
                 shown = max(shown, reached)
 
-    thread = threading.Thread(target=show, name="bar", daemon=True)
-    thread.start()
-    try:
+    with meanwhile("bar", show):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def _line(figures: object) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
+from tiltyard.meanwhile import meanwhile
 from tiltyard.storage.locations import check_no_links
 
 if TYPE_CHECKING:
@@ -213,20 +214,15 @@ class LocalFiles:
         if _LIBC is None or not hasattr(_LIBC, "sync_file_range"):
             yield
             return
-        old, done = set(self.names(folder)), threading.Event()
+        old = set(self.names(folder))
 
-        def work() -> None:
+        def work(done: threading.Event) -> None:
             while not done.wait(WRITE_BACK_SECONDS):
                 for name in set(self.names(folder)) - old:
                     _begin_to_write(f"{folder}/{name}")
 
-        thread = threading.Thread(target=work, name="write-back", daemon=True)
-        thread.start()
-        try:
+        with meanwhile("write-back", work):
             yield
-        finally:
-            done.set()
-            thread.join()
 
     def written(self, folder: str, since: int) -> list[str]:
         """Files below a folder that were written since a time (milliseconds since 1970), and the folders of each.

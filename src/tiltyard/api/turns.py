@@ -36,6 +36,7 @@ RETURN_SECONDS = 0.06
 """How long nobody has a turn after a loss, until the loser's next commit has come: it pauses for less than this after
 its first loss, and for up to twice as long after each further one."""
 LONGEST_RETURN_SECONDS = 0.5
+"""The most of that, however often it has lost."""
 LOOK_SECONDS = 0.002
 """How often a process looks whether another has ended its turns."""
 MOST_TABLES = 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,8 @@ def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
     """The first version of a table, in a folder that nobody else knows."""
     lease = _Lease(ctx, location)
     incoming = Incoming(wanted.data)
-    with incoming.errors(), ctx.storage.writing_back(f"{location}/data"):
+    writing_back = nullcontext() if incoming.is_small else ctx.storage.writing_back(f"{location}/data")
+    with incoming.errors(), writing_back:
         dataset = lance.write_dataset(
             incoming.reader(each=lease.renew),
             location,

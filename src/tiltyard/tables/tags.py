@@ -12,11 +12,12 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH, check_name
+from tiltyard.ids import check_name
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.version_commits import branch_key
 
 if TYPE_CHECKING:
     import lance
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
     """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
-    with lance_errors(table.dataset):
-        tags = table.dataset.tags.list()
+    tags = _tags(table.dataset)
     names = sorted(tags)
     page, token = ctx.paging.page(
         f"tags {table.record.id}",
@@ -61,9 +61,8 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
     check_name(request.tag, "tag")
     target = _target(ctx, request)
     dataset = open_for_writing(ctx, request.id).dataset
-    with lance_errors(dataset):
-        if request.tag in dataset.tags.list():
-            raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
+    if request.tag in _tags(dataset):
+        raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
     try:
         with lance_errors(dataset):
             dataset.tags.create(request.tag, target)
@@ -75,8 +74,7 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
 
 def _names(dataset: lance.LanceDataset, tag: str, target: Target) -> bool:
     """Whether a tag is there, and of this version."""
-    with lance_errors(dataset):
-        found = dataset.tags.list().get(tag)
+    found = _tags(dataset).get(tag)
     return found is not None and (found["branch"], found["version"]) == target
 
 
@@ -106,12 +104,17 @@ def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateT
     if request.version < 1:
         raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
     open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
-    return None if request.branch in (None, "", MAIN_BRANCH) else request.branch, request.version
+    return branch_key(request.branch) or None, request.version
+
+
+def _tags(dataset: lance.LanceDataset) -> dict[str, Any]:
+    """All tags of a table by name."""
+    with lance_errors(dataset):
+        return dict(dataset.tags.list())
 
 
 def _find(dataset: lance.LanceDataset, tag: str) -> Any:
-    with lance_errors(dataset):
-        tags = dataset.tags.list()
+    tags = _tags(dataset)
     if tag not in tags:
         raise TableTagNotFoundError(f"No tag '{tag}' on this table: list its tags to see which there are.")
     return tags[tag]

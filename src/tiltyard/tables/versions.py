@@ -151,6 +151,7 @@ def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
     """
     if not record.managed or record.declared:
         return None
+    check_name(branch or MAIN_BRANCH, "branch")
     found = ctx.store.latest_version(record.id, branch_key(branch))
     if found is None or not is_noted(ctx, found):
         return None

@@ -18,11 +18,12 @@ import msgspec
 from lance_namespace.errors import ErrorCode, UnsupportedOperationError
 
 from tiltyard.api import metrics, oauth, plain, remote
-from tiltyard.api.accounts import Accounts, Call
+from tiltyard.api.accounts import Accounts
 from tiltyard.api.answers import Download, TooLargeError
 from tiltyard.api.arrivals import Arrivals
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
+from tiltyard.api.exchange import SEND_WHOLE, Exchange, Send
 from tiltyard.api.groups import Group
 from tiltyard.api.intake import ARRIVED, INTAKE
 from tiltyard.api.limits import QUERIES, Limits
@@ -31,7 +32,7 @@ from tiltyard.api.queries import Deadline, Query, QueryStoppedError
 from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
-from tiltyard.api.safety import SAFETY, check_single
+from tiltyard.api.safety import check_single
 from tiltyard.api.threads import Threads
 from tiltyard.api.turns import Turns
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
@@ -41,7 +42,6 @@ from tiltyard.operations import Later, Served
 from tiltyard.principals import Principal
 from tiltyard.spec import JSON, Shape
 
-Send = Callable[[Any], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
 Scope = dict[str, Any]
 
@@ -76,7 +76,9 @@ class Api:
         """One HTTP request."""
         headers: Headers = dict(scope["headers"])
         call = self._accounts.open(scope, _request_id(headers))
-        exchange = Exchange(send, call, remote.speaks(scope["raw_path"], headers))
+        speaks_remote = remote.speaks(scope["raw_path"], headers)
+        send_whole = scope.get("extensions", {}).get(SEND_WHOLE)
+        exchange = Exchange(send, call, send_whole, speaks_remote, remote.ALWAYS if speaks_remote else ())
         try:
             await self._answer(scope, headers, receive, exchange)
         except Exception as error:  # the one place where every failure becomes an answer
@@ -338,37 +340,6 @@ class Api:
         """Start nothing more, and write what waits."""
         self._threads.close()
         self._accounts.close()
-
-
-class Exchange:
-    """The answer to one request."""
-
-    def __init__(self, send: Send, call: Call, speaks_remote: bool) -> None:
-        self._send = send
-        self.call = call
-        self.request_id = call.request_id
-        self.remote = speaks_remote
-        self.started = False
-
-    async def send(self, status: int, body: bytes, media: str, further: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        """A whole answer."""
-        await self.start(status, media, (*further, (b"content-length", b"%d" % len(body))))
-        await self.chunk(body, last=True)
-
-    async def start(self, status: int, media: str, further: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        """Status and headers. Raises ServiceUnavailableError, before anything is sent, if the audit is not written."""
-        await self.call.answer(status)
-        self.started = True
-        named = ((b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()))
-        headers = [*named, *SAFETY, *further]
-        if self.remote:
-            headers.append(remote.VERSION_HEADER)
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def chunk(self, body: bytes, last: bool = False) -> None:
-        """A part of the body."""
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
-        self.call.complete = last
 
 
 async def _gone(receive: Receive, feeding: asyncio.Task[None] | None = None) -> None:

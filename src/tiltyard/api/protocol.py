@@ -1,5 +1,5 @@
 """uvicorn's HTTP/1.1, with our error shape for what is no HTTP, a bound on what comes before a body, and a way for
-threads to read large bodies themselves.
+threads to read large bodies themselves, and one for short answers to go out in one piece.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import httptools
 import msgspec
 from lance_namespace.errors import ErrorCode
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tiltyard.api.exchange import SEND_WHOLE
 from tiltyard.api.intake import ARRIVED, INTAKE, Intake
 from tiltyard.api.safety import SAFETY_LINES
 from tiltyard.spec.models import ErrorResponse
@@ -55,6 +56,7 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         extensions[ARRIVED] = partial(_arrived, self.cycle)
+        extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
         if self.sheds():
             self.cycle.keep_alive = False  # the answer will say so
 
@@ -129,3 +131,22 @@ def _arrived(cycle: RequestResponseCycle) -> bytes | None:
     body, cycle.body = bytes(cycle.body), bytearray()
     cycle.flow.resume_reading()  # a long one has paused it
     return body
+
+
+def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> bool:
+    """See `tiltyard.api.exchange`. Leaves the cycle as the two messages would that it stands for."""
+    if cycle.response_started or cycle.flow.write_paused:
+        return False
+    if cycle.disconnected:
+        return True
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    always = b"".join(b"%s: %s\r\n" % header for header in cycle.default_headers)
+    closing = b"" if cycle.keep_alive else b"connection: close\r\n"
+    shown = b"" if cycle.scope["method"] == "HEAD" else body
+    cycle.transport.write(b"%s%s%s%s\r\n%s" % (STATUS_LINE[status], always, lines, closing, shown))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True

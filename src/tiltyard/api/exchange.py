@@ -1,0 +1,78 @@
+"""The answer to one request, on its way out.
+
+A short answer goes out in one piece, head and body, where the server has a way for that. By the messages of ASGI they
+are two: two calls of the system, two packets, and a client that wakes up twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tiltyard.api.safety import SAFETY, SAFETY_LINES
+
+if TYPE_CHECKING:
+    from tiltyard.api.accounts import Call
+
+Send = Callable[[Any], Awaitable[None]]
+SendWhole = Callable[[int, bytes, bytes], bool]
+"""Sends status, lines of headers and body at once, and says whether it did; if not, nothing was sent."""
+SEND_WHOLE = "tiltyard.send_whole"
+"""The extension of the ASGI scope that has a `SendWhole`."""
+
+MOST_AT_ONCE = 64 << 10
+"""Bytes of a body up to which it is worth a copy to have it behind its head."""
+
+Header = tuple[bytes, bytes]
+
+
+class Exchange:
+    """The answer to one request."""
+
+    def __init__(
+        self, send: Send, call: Call, send_whole: SendWhole | None, remote: bool, always: Iterable[Header]
+    ) -> None:
+        """`remote` is for clients of lancedb's remote protocol; `always` are headers that all answers have."""
+        self._send = send
+        self._send_whole = send_whole
+        self._always = tuple(always)
+        self.call = call
+        self.request_id = call.request_id
+        self.remote = remote
+        self.started = False
+
+    async def send(self, status: int, body: bytes, media: str, further: tuple[Header, ...] = ()) -> None:
+        """A whole answer. Raises ServiceUnavailableError, before anything is sent, if the audit is not written."""
+        await self._begin(status)
+        if not further and self._send_whole is not None and len(body) <= MOST_AT_ONCE:
+            lines = b"content-type: %s\r\nx-request-id: %s\r\n%s%scontent-length: %d\r\n" % (
+                media.encode(),
+                self.request_id.encode(),
+                SAFETY_LINES,
+                b"".join(b"%s: %s\r\n" % header for header in self._always),
+                len(body),
+            )
+            if self._send_whole(status, lines, body):
+                self.call.complete = True
+                return
+        await self._send_head(status, media, (*further, (b"content-length", b"%d" % len(body))))
+        await self.chunk(body, last=True)
+
+    async def start(self, status: int, media: str) -> None:
+        """The head of an answer that comes in parts. Raises as `send` does."""
+        await self._begin(status)
+        await self._send_head(status, media, ())
+
+    async def chunk(self, body: bytes, last: bool = False) -> None:
+        """A part of the body."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        self.call.complete = last
+
+    async def _begin(self, status: int) -> None:
+        await self.call.answer(status)
+        self.started = True
+
+    async def _send_head(self, status: int, media: str, further: tuple[Header, ...]) -> None:
+        named = ((b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()))
+        headers = [*named, *SAFETY, *self._always, *further]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -31,6 +31,7 @@ BOUNDS = {
     "max_upload_bytes": (0, 1 << 50),
     "index_cache_bytes": (0, 1 << 50),
     "metadata_cache_bytes": (0, 1 << 50),
+    "page_cache_bytes": (0, 1 << 50),
     "conflict_timeout": (0, 86400),
     "repeat_memory": (0, 30 * 86400),
     "repeat_lease": (0.5, 3600),
@@ -87,6 +88,9 @@ class Settings:
     max_upload_bytes: int = field(default=0, metadata={"help": "Largest Arrow body, in bytes; 0 is no limit."})
     index_cache_bytes: int = field(default=1 << 30, metadata={"help": "Memory for index pages of all tables."})
     metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for table metadata of all tables."})
+    page_cache_bytes: int = field(
+        default=256 << 20, metadata={"help": "Memory for rows of small tables that are searched often; 0: none."}
+    )
     conflict_timeout: float = field(
         default=30.0,
         metadata={"help": "Seconds for which a conflicting write is tried again before the caller hears of it."},

@@ -78,6 +78,7 @@ class Namespace(upstream.LanceNamespace):
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
         self._services.finished.close()
+        self._services.storage.close()
         self._services.store.close()
 
     def __enter__(self) -> Self:

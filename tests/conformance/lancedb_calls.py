@@ -215,6 +215,10 @@ def prewarm(w: World, db: Any) -> None:
     table.prewarm_index("id_idx")
 
 
+def prewarm_data(w: World, db: Any) -> None:
+    _table(w, db).prewarm_data(["id"])
+
+
 def multipart(w: World, db: Any) -> None:
     """Rows enough that lancedb sends them in several parts."""
     table = _table(w, db)
@@ -268,6 +272,7 @@ REMOTE: Mapping[str, Call] = {
     "UpdateFieldMetadata": update_field_metadata,
     "CloneTable": clone,
     "PrewarmTableIndex": prewarm,
+    "PrewarmTablePageCache": prewarm_data,
     "CreateMultipartWrite": multipart,
     "CompleteMultipartWrite": multipart,
 }

@@ -365,10 +365,12 @@ def test_field_metadata_and_uri(table: Any) -> None:
     assert table.uri.endswith(".lance")
 
 
-def test_prewarm_data_is_answered_truthfully(table: Any) -> None:
-    """There is no cache of data pages to warm."""
-    with pytest.raises(Exception, match="keeps no cache"):
-        table.prewarm_data(["id"])
+def test_prewarm_data_loads_columns_that_are_there(table: Any) -> None:
+    table.prewarm_data(["id"])
+    table.prewarm_data()
+    assert table.search().where("id = 3").limit(1).to_arrow()["id"].to_pylist() == [3]
+    with pytest.raises(Exception, match="No column 'nope'"):
+        table.prewarm_data(["nope"])
 
 
 def test_unsupported_calls_say_so_and_not_that_the_table_is_missing(table: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiltyard.context import Context
+from tiltyard.ids import MAIN_BRANCH
 from tiltyard.spec import models
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables import query
@@ -25,7 +27,11 @@ WORDS = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
     *("while", "red", "bears", "sleep", "under", "cold", "stars"),
 )
-NO_CONTEXT = Context(cast("Services", None))
+
+
+def context(datasets: Datasets) -> Context:
+    """What operations need of a server that has nothing but open tables."""
+    return Context(cast("Services", SimpleNamespace(storage=SimpleNamespace(datasets=datasets))))
 
 
 def vectors(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
@@ -54,18 +60,23 @@ def rows(count: int, seed: int = 3, start: int = 0) -> pa.Table:
 
 
 class Table:
-    """The operations on one dataset; `request` is given as JSON has it."""
+    """The operations on one dataset; `request` is given as JSON has it.
+
+    Each query runs twice, without rows in memory and with them: both answers have to be the same.
+    """
 
     def __init__(self, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.uri = uri
         self.datasets = Datasets(64 << 20, 64 << 20)
+        self.caching = Datasets(0, 0, page_cache_bytes=64 << 20)
         monkeypatch.setattr(query, "open_for_reading", self._open)
         monkeypatch.setattr(query, "open_within", self._open_within)
 
     def _open(
         self, ctx: Context, names: list[str] | None, *, branch: str | None = None, version: int | None = None
     ) -> OpenTable:
-        return OpenTable(cast("Any", None), self.datasets.reader(self.uri, {}, branch, version))
+        record = cast("Any", SimpleNamespace(location=self.uri))
+        return OpenTable(record, self.datasets.reader(self.uri, {}, branch, version))
 
     def _open_within(
         self, ctx: Context, names: list[str] | None, branch: str | None = None, version: int | None = None
@@ -75,12 +86,31 @@ class Table:
 
     def query(self, **request: Any) -> pa.Table:
         """What QueryTable answers; `k` is 10 unless given."""
-        answer = query.query_table(NO_CONTEXT, self._request(request))
-        return pa.Table.from_batches(answer.batches, answer.schema)
+        asked = self._request(request)
+        answer = query.query_table(context(self.datasets), asked)
+        found = pa.Table.from_batches(answer.batches, answer.schema)
+        self._check_from_memory(asked, found)
+        return found
+
+    def _check_from_memory(self, asked: models.QueryTableRequest, found: pa.Table) -> None:
+        """The same query once all columns that can be kept are in memory."""
+        pages, place = self.caching.pages, (self.uri, asked.branch or MAIN_BRANCH)
+        dataset = self.datasets.reader(self.uri, {}, asked.branch)
+        if dataset.count_rows() == 0 and not dataset.get_fragments():
+            return
+        pages.load(place, dataset, None)
+        answer = query.query_table(context(self.caching), asked)
+        again = pa.Table.from_batches(answer.batches, answer.schema)
+        assert again.schema.equals(found.schema, check_metadata=True)
+        if "_score" in again.schema.names:  # Lance has rows of the same score in any order
+            assert again["_score"].equals(found["_score"])
+            assert sorted(map(repr, again.to_pylist())) == sorted(map(repr, found.to_pylist()))
+        else:
+            assert again.equals(found)
 
     def batches(self, **request: Any) -> Generator[pa.RecordBatch, None, None]:
         """The batches of an answer, as they come."""
-        yield from query.query_table(NO_CONTEXT, self._request(request)).batches
+        yield from query.query_table(context(self.datasets), self._request(request)).batches
 
     def ids(self, **request: Any) -> list[int]:
         """The column `id` of an answer."""
@@ -92,14 +122,14 @@ class Table:
 
     def count(self, **request: Any) -> int:
         """What CountTableRows answers."""
-        return query.count_table_rows(NO_CONTEXT, msgspec.convert(request, models.CountTableRowsRequest))
+        return query.count_table_rows(context(self.datasets), msgspec.convert(request, models.CountTableRowsRequest))
 
     def explain(self, **request: Any) -> str:
         """What ExplainTableQueryPlan answers."""
         asked = msgspec.convert(request, models.ExplainTableQueryPlanRequest)
-        return query.explain_table_query_plan(NO_CONTEXT, asked)
+        return query.explain_table_query_plan(context(self.datasets), asked)
 
     def analyze(self, **request: Any) -> str:
         """What AnalyzeTableQueryPlan answers."""
         asked = msgspec.convert(request, models.AnalyzeTableQueryPlanRequest)
-        return query.analyze_table_query_plan(NO_CONTEXT, asked)
+        return query.analyze_table_query_plan(context(self.datasets), asked)

@@ -16,7 +16,6 @@ from lance_namespace.errors import (
     TableColumnNotFoundError,
     TableIndexAlreadyExistsError,
     TableIndexNotFoundError,
-    UnsupportedOperationError,
 )
 from tests.tables.served import Server, ask
 
@@ -418,7 +417,7 @@ def test_drop_index_removes_it_or_stops_its_building(table: Indexes) -> None:
     assert table.server.services.store.describe_transaction(transaction).status is TransactionStatus.CANCELED
 
 
-def test_prewarm_loads_an_index_and_says_that_there_are_no_pages(table: Indexes) -> None:
+def test_prewarm_loads_an_index_or_columns_into_memory(table: Indexes) -> None:
     table.build("text", "FTS", with_position=True)
     session = table.server.services.storage.datasets.session
     before = session.size_bytes()
@@ -427,5 +426,13 @@ def test_prewarm_loads_an_index_and_says_that_there_are_no_pages(table: Indexes)
     assert session.size_bytes() > before
     with pytest.raises(TableIndexNotFoundError):
         indexes.prewarm_table_index(table.server.ctx, ask(models.PrewarmTableIndexRequest, id="t", index_name="nope"))
-    with pytest.raises(UnsupportedOperationError):
-        indexes.prewarm_table_page_cache(table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t"))
+    pages = table.server.services.storage.datasets.pages
+    assert pages.size == 0
+    indexes.prewarm_table_page_cache(table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["id"]))
+    narrow = pages.size
+    indexes.prewarm_table_page_cache(table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t"))
+    assert pages.size > narrow > 0
+    with pytest.raises(TableColumnNotFoundError, match=r"No column 'nope'\. This table has: id"):
+        indexes.prewarm_table_page_cache(
+            table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["nope"])
+        )

@@ -80,6 +80,7 @@ class Application:
             self._worker.stop(WORKER_SECONDS)
         self._api.close()
         self._services.finished.close()
+        self._services.storage.close()
         self._services.store.close()
         await send({"type": "lifespan.shutdown.complete"})
 

@@ -22,6 +22,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import Facts
 from tiltyard.storage.locations import canonical, is_local, is_within
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.page_cache import PageCache
 from tiltyard.storage.road import Road
 
 _MOST_HANDLES = 1024
@@ -40,7 +41,11 @@ class Datasets:
     """
 
     def __init__(
-        self, index_cache_bytes: int, metadata_cache_bytes: int, shares: Callable[[str, str], bool] = nothing_shared
+        self,
+        index_cache_bytes: int,
+        metadata_cache_bytes: int,
+        page_cache_bytes: int = 0,
+        shares: Callable[[str, str], bool] = nothing_shared,
     ) -> None:
         """`shares(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.shares = shares
@@ -48,6 +53,7 @@ class Datasets:
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
+        self.pages = PageCache(page_cache_bytes)
         self._handles: OrderedDict[tuple[str, str], lance.LanceDataset] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -157,7 +163,8 @@ class Datasets:
         return (location, MAIN_BRANCH) in self._handles
 
     def forget(self, location: str) -> None:
-        """Drop the cached handles of a table that is gone."""
+        """Drop the cached handles and pages of a table that is gone."""
+        self.pages.forget(location)
         with self._lock:
             for key in [key for key in self._handles if key[0] == location]:
                 del self._handles[key]

@@ -55,7 +55,7 @@ class Storage:
         self.places = Places(settings, clock)
         self.root = self.places.first.root
         self._roots = self.places.roots
-        self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes)
+        self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes, settings.page_cache_bytes)
         self.appends = Gathering()
         self.locks = Locks()
         self._disks = LocalFiles()
@@ -75,6 +75,10 @@ class Storage:
                     raise
                 reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
                 raise StorageError(f"The root {root} is not writable: {reason}.") from error
+
+    def close(self) -> None:
+        """Read nothing more ahead of queries."""
+        self.datasets.pages.close()
 
     def probe(self) -> None:
         """Ask the storage of the root for real. Raises ServiceUnavailableError."""

@@ -12,7 +12,6 @@ from lance_namespace.errors import (
     InvalidInputError,
     TableIndexAlreadyExistsError,
     TableIndexNotFoundError,
-    UnsupportedOperationError,
 )
 
 from tiltyard.access import Privilege
@@ -24,11 +23,11 @@ from tiltyard.index_kinds import IndexType, index_type, lance_name, parameters
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.errors import lance_errors, no_column
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, IndexOrder, describe, index_job
-from tiltyard.tables.opening import OpenTable, find_table, open_for_reading
+from tiltyard.tables.opening import OpenTable, open_for_reading
 
 if TYPE_CHECKING:
     import lance
@@ -279,9 +278,14 @@ def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) 
 def prewarm_table_page_cache(
     ctx: Context, request: models.PrewarmTablePageCacheRequest
 ) -> models.PrewarmTablePageCacheResponse:
-    """Say that there is no such cache: this server reads data from its storage each time, and keeps only indices.
+    """Load columns into the memory of this process, all that can be kept there unless named.
 
-    Raises TableNotFoundError, UnsupportedOperationError.
+    Answers when they are there. Raises TableNotFoundError, TableColumnNotFoundError, UnsupportedOperationError.
     """
-    find_table(ctx, request.id)
-    raise UnsupportedOperationError("This server keeps no cache of data pages: prewarm an index instead.")
+    table = open_for_reading(ctx, request.id, branch=request.branch)
+    known = table.dataset.schema.names
+    if unknown := [name for name in request.columns or () if name not in known]:
+        raise no_column(unknown[0], known)
+    place = table.record.location, request.branch or MAIN_BRANCH
+    ctx.storage.datasets.pages.load(place, table.dataset, request.columns)
+    return models.PrewarmTablePageCacheResponse()

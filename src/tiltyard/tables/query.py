@@ -18,11 +18,12 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege, narrowing_of
 from tiltyard.access.needs import on_table
 from tiltyard.bodies import ArrowAnswer
-from tiltyard.ids import table_id
+from tiltyard.ids import MAIN_BRANCH, table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression
+from tiltyard.tables.fetching import Pages, Reader, readers
 from tiltyard.tables.narrowing import Within, check_search, masked_answer, narrowed_query, open_within, quiet
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
@@ -50,19 +51,22 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
     table, bounds = open_within(ctx, request.id, request.branch, request.version)
+    pages = None
+    if request.version is None and request.k <= _SMALL:
+        pages = Pages(ctx.storage.datasets.pages, (table.record.location, request.branch or MAIN_BRANCH))
     if bounds is not None:
-        return _within(ctx, table.dataset, request, bounds)
+        return _within(ctx, table.dataset, request, bounds, pages)
     with _query_errors(table.dataset):
-        return _answer(ctx, plan_search(table.dataset, request))
+        return _answer(ctx, plan_search(table.dataset, request), pages)
 
 
 def _within(
-    ctx: Context, dataset: lance.LanceDataset, request: models.QueryTableRequest, bounds: Within
+    ctx: Context, dataset: lance.LanceDataset, request: models.QueryTableRequest, bounds: Within, pages: Pages | None
 ) -> ArrowAnswer:
     """The answer that policies leave."""
     with quiet(), _query_errors(dataset):
         search = check_search(plan_search(dataset, narrowed_query(dataset, request, bounds)), bounds)
-        return masked_answer(_answer(ctx, search), request, bounds)
+        return masked_answer(_answer(ctx, search, pages), request, bounds)
 
 
 @operation(needs=on_table(Privilege.READ))
@@ -163,14 +167,14 @@ def _titled(plans: list[str]) -> str:
     return "\n\n".join(f"--- Plan #{number} ---\n{plan}" for number, plan in enumerate(plans, 1))
 
 
-def _answer(ctx: Context, search: Search) -> ArrowAnswer:
+def _answer(ctx: Context, search: Search, pages: Pages | None) -> ArrowAnswer:
     """The answer: all of it if small, else with its first batch read. Raises Lance's errors."""
-    readers = (scanner.to_reader() for scanner in search.scanners())
-    first = next(readers)
+    all_readers = readers(search, pages)
+    first = next(all_readers)
     schema = _shown(search, first.schema)
     if search.most == 0:
         return ArrowAnswer(schema, [])
-    batches = _batches(ctx, search, chain((first,), readers))
+    batches = _batches(ctx, search, chain((first,), all_readers))
     if search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL:
         return ArrowAnswer(schema, list(batches))
     head = next(batches, None)
@@ -185,10 +189,10 @@ def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
     return pa.schema([_QUERY_INDEX, *fields] if search.numbered else fields, schema.metadata)
 
 
-def _batches(ctx: Context, search: Search, readers: Iterable[pa.RecordBatchReader]) -> Iterator[pa.RecordBatch]:
+def _batches(ctx: Context, search: Search, found: Iterable[Reader]) -> Iterator[pa.RecordBatch]:
     """The rows of one search after the other, as the answer shows them."""
     with _query_errors(search.dataset):
-        for number, reader in enumerate(readers):
+        for number, reader in enumerate(found):
             left = search.most
             for batch in reader:
                 ctx.check_time()

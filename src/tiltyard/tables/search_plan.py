@@ -93,6 +93,11 @@ class Search:
     hidden: frozenset[str]
     most: int | None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The table's columns."""
+        return _facts_of(self.dataset).names
+
     def scanners(self) -> Iterator[LanceScanner]:
         """In the order of the query vectors."""
         if not self.nearest:

@@ -1,0 +1,410 @@
+"""Columns of small tables in memory, so that a query asks Lance only which rows it finds.
+
+To fetch ten rows costs Lance more than to find them by an index: on a local disk in processor time, on an object store
+in round trips. What is kept is a column of a fragment, deleted rows included, as its data files have it. Those never
+change, so appends and deletes leave it valid, and a new version costs no more than its new fragments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
+
+from tiltyard.storage.errors import lance_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import lance
+    from lance.fragment import FragmentMetadata
+
+_log = logging.getLogger(__name__)
+
+_WORTH = 4 << 20
+"""Bytes that one query may cause to be read: columns come in once the queries that ask for them are worth their size.
+
+A table of 50 MB is read after a dozen queries, one that somebody looks into once never is."""
+_MOST_FRAGMENTS = 64
+"""To look at so many, once a version, takes about as long as to open the table."""
+_MOST_TABLES = 1024
+_MOST_VIEWS = 256
+"""Choices of columns of one version."""
+_GUESSED_WIDTH = 64
+"""Bytes of a value whose length varies, as guessed before it is read; what is read is measured."""
+_OFFSETS = 0xFFFF_FFFF
+_VARYING = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_LISTS = (pa.types.is_list, pa.types.is_large_list)
+
+Place = tuple[str, str]
+"""A table's location, and a branch of it."""
+
+
+class Rows:
+    """Columns of one version of a table, all its rows, by row address."""
+
+    def __init__(self, schema: pa.Schema, fragments: Mapping[int, pa.RecordBatch], by_id: bool) -> None:
+        """`by_id`: row ids are addresses in this table."""
+        self.fields = {one.name: one for one in schema}
+        self.address = "_rowid" if by_id else "_rowaddr"
+        self._fragments = fragments
+        self._only = fragments.get(0) if len(fragments) == 1 else None
+
+    def take(self, addresses: pa.UInt64Array) -> list[pa.Array]:
+        """The columns at these rows, in their order. Raises KeyError, pa.ArrowIndexError for what is no row here."""
+        if self._only is not None:
+            return list(self._only.take(addresses).columns)
+        places = addresses.to_numpy()
+        numbers, offsets = places >> 32, places & _OFFSETS
+        order = np.argsort(numbers, kind="stable")
+        starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+        parts = [
+            self._fragments[int(numbers[rows[0]])].take(pa.array(offsets[rows]))
+            for rows in np.split(order, starts[1:])
+            if len(rows)
+        ]
+        if not parts:
+            return list(next(iter(self._fragments.values())).slice(0, 0).columns)
+        return list(pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable"))).columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """A fragment of a version; `content` is what its values are made of: the same text, the same values."""
+
+    number: int
+    rows: int
+    deleted: bool
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column that can be kept: its field, the id that Lance gives it for good, and about how wide a value is."""
+
+    field: pa.Field
+    id: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What can be kept of a handle; `rows` are those of its fragments, deleted ones included."""
+
+    fragments: tuple[_Fragment, ...]
+    columns: Mapping[str, _Column]
+    rows: int
+    by_id: bool
+
+    def pages(self, names: Iterable[str]) -> Iterator[_Page]:
+        """All that these columns consist of."""
+        return (_Page(fragment, self.columns[name]) for fragment in self.fragments for name in names)
+
+    def size(self, names: Iterable[str]) -> int:
+        """About how many bytes these columns take."""
+        return self.rows * sum(self.columns[name].width for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A column of a fragment."""
+
+    fragment: _Fragment
+    column: _Column
+
+    @property
+    def key(self) -> _Key:
+        return self.fragment.content, self.column.id
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return self.fragment.rows * self.column.width
+
+
+_Key = tuple[str, int]
+_Names = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Table:
+    """What there is of one table.
+
+    `views` are what came of it, None where columns are not kept. `paid` is what queries were worth. Of columns in
+    `refused`, so many rows were too large, or could not be read.
+    """
+
+    pages: dict[_Key, pa.Array] = field(default_factory=dict)
+    views: weakref.WeakKeyDictionary[lance.LanceDataset, dict[_Names, Rows | None]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    size: int = 0
+    paid: int = 0
+    refused: dict[_Names, int] = field(default_factory=dict)
+    loading: bool = False
+
+    def enter(self, dataset: lance.LanceDataset, names: _Names, rows: Rows | None) -> None:
+        """Remember a view."""
+        views = self.views.setdefault(dataset, {})
+        if len(views) >= _MOST_VIEWS:
+            views.clear()
+        views[names] = rows
+
+
+class _TooLargeError(Exception):
+    """More than there is room for."""
+
+
+class _ClosedError(Exception):
+    """The process ends."""
+
+
+class PageCache:
+    """Columns of tables, as many as there is room for; those of the table that was asked for last stay longest.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most` is how many bytes are kept, 0 for none."""
+        self._most = most
+        self._tables: OrderedDict[Place, _Table] = OrderedDict()
+        self._lock = threading.Lock()
+        self._versions: weakref.WeakKeyDictionary[lance.LanceDataset, _Version | None] = weakref.WeakKeyDictionary()
+        self._threads = ThreadPoolExecutor(1, "page-cache")
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        with self._lock:
+            return sum(table.size for table in self._tables.values())
+
+    def rows(self, place: Place, dataset: lance.LanceDataset, names: _Names) -> Rows | None:
+        """Columns of a table's latest version, if they are all here; else they may be soon. Never waits for Lance."""
+        if not self._most:
+            return None
+        with self._lock:
+            table = self._used(place)
+            views = table.views.get(dataset)
+            if views is not None and names in views:
+                return views[names]
+        version = self._version(dataset)
+        if version is None or not version.columns.keys() >= set(names) or version.size(names) > self._most:
+            with self._lock:
+                table.enter(dataset, names, None)
+            return None
+        with self._lock:
+            table.paid = min(table.paid + _WORTH, self._most)
+            if not table.pages and table.paid < version.size(names):
+                return None
+            missing = [page for page in version.pages(names) if page.key not in table.pages]
+            if not missing:
+                return self._view(table, dataset, version, names)
+            cost = sum(page.size for page in missing)
+            refused = version.rows >= table.refused.get(names, version.rows + 1)
+            if table.loading or self._closed or refused or table.paid < cost:
+                return None
+            table.paid -= cost
+            table.loading = True
+        self._threads.submit(self._fill, place, table, dataset, version, names, missing)
+        return None
+
+    def load(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
+        """Read columns now, all that can be kept unless told. Raises UnsupportedOperationError if that cannot be."""
+        version = self._version(dataset)
+        if version is None or not self._most:
+            raise UnsupportedOperationError(
+                "Rows of this table are not kept in memory: the server has no room for any (page_cache_bytes), or the "
+                f"table has no rows, over {_MOST_FRAGMENTS} fragments (compact it) or files of an older format."
+            )
+        chosen = tuple(version.columns if names is None else names)
+        if others := sorted(set(chosen) - version.columns.keys()):
+            raise UnsupportedOperationError(f"Columns of these kinds are not kept in memory: {', '.join(others)}.")
+        with self._lock:
+            table = self._used(place)
+            missing = [page for page in version.pages(chosen) if page.key not in table.pages]
+        try:
+            self._add(place, table, version, self._read(dataset, missing))
+        except _TooLargeError:
+            raise UnsupportedOperationError(
+                f"These columns take more than the {self._most:,} bytes that the server keeps (page_cache_bytes)."
+            ) from None
+
+    def forget(self, location: str) -> None:
+        """Let go of a table that is gone."""
+        with self._lock:
+            for place in [place for place in self._tables if place[0] == location]:
+                del self._tables[place]
+
+    def close(self) -> None:
+        """Read nothing more; what is being read is given up."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _used(self, place: Place) -> _Table:
+        """The entry of a table, from now on the one used last."""
+        table = self._tables.get(place)
+        if table is None:
+            table = self._tables[place] = _Table()
+            if len(self._tables) > _MOST_TABLES:
+                self._tables.popitem(last=False)
+        else:
+            self._tables.move_to_end(place)
+        return table
+
+    def _view(self, table: _Table, dataset: lance.LanceDataset, version: _Version, names: _Names) -> Rows:
+        columns = [version.columns[name] for name in names]
+        schema = pa.schema([column.field for column in columns])
+        fragments = {
+            fragment.number: pa.RecordBatch.from_arrays(
+                [table.pages[_Page(fragment, column).key] for column in columns], schema=schema
+            )
+            for fragment in version.fragments
+        }
+        rows = Rows(schema, fragments, version.by_id)
+        table.enter(dataset, names, rows)
+        return rows
+
+    def _version(self, dataset: lance.LanceDataset) -> _Version | None:
+        """What can be kept of a version, None if nothing; looked up once per handle, since handles stay as they are."""
+        if dataset not in self._versions:
+            self._versions[dataset] = _version_of(dataset)
+        return self._versions[dataset]
+
+    def _fill(
+        self,
+        place: Place,
+        table: _Table,
+        dataset: lance.LanceDataset,
+        version: _Version,
+        names: _Names,
+        missing: list[_Page],
+    ) -> None:
+        """For the thread: read what queries have paid for."""
+        refused = True
+        try:
+            self._add(place, table, version, self._read(dataset, missing))
+            refused = False
+        except _ClosedError:
+            return
+        except _TooLargeError:
+            _log.debug("Rows of %s are not kept in memory, since they are too large.", place[0])
+        except LanceNamespaceError as error:
+            _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", place[0], error)
+        except Exception:  # noqa: BLE001  # nobody waits for this thread: it is said here, or never
+            _log.exception("Rows of %s are not kept in memory, since they could not be read.", place[0])
+        finally:
+            with self._lock:
+                table.loading = False
+                if refused:
+                    table.refused[names] = version.rows
+
+    def _read(self, dataset: lance.LanceDataset, missing: Iterable[_Page]) -> dict[_Key, pa.Array]:
+        """Read what is missing, fragment by fragment. Raises _TooLargeError, _ClosedError, Lance's errors as ours."""
+        fragments: dict[_Fragment, list[_Page]] = {}
+        for page in missing:
+            fragments.setdefault(page.fragment, []).append(page)
+        found: dict[_Key, pa.Array] = {}
+        left = self._most
+        for fragment, pages in fragments.items():
+            with lance_errors(dataset):
+                arrays = self._columns(dataset, fragment, [page.column.field.name for page in pages], left)
+            left -= sum(array.nbytes for array in arrays)
+            found |= {page.key: array for page, array in zip(pages, arrays, strict=True)}
+        return found
+
+    def _columns(self, dataset: lance.LanceDataset, fragment: _Fragment, names: list[str], most: int) -> list[pa.Array]:
+        """Columns of one fragment as its files have them."""
+        source = dataset.get_fragment(fragment.number)
+        assert source is not None
+        deleted = {"include_deleted_rows": True, "with_row_id": True} if fragment.deleted else {}
+        reader = source.scanner(columns=names, **deleted).to_reader()  # type: ignore[arg-type]  # see above
+        batches: list[pa.RecordBatch] = []
+        for batch in reader:
+            if self._closed:
+                raise _ClosedError
+            if (most := most - batch.nbytes) < 0:
+                raise _TooLargeError
+            batches.append(batch)
+        whole = pa.Table.from_batches(batches, reader.schema)
+        if whole.num_rows != fragment.rows:
+            raise LanceNamespaceError(f"Fragment {fragment.number} has {whole.num_rows} rows of {fragment.rows}.")
+        arrays = [whole.column(name).combine_chunks() for name in names]
+        if any(isinstance(array, pa.ChunkedArray) for array in arrays):
+            raise _TooLargeError  # more than the offsets of one array can say
+        return arrays
+
+    def _add(self, place: Place, table: _Table, version: _Version, pages: dict[_Key, pa.Array]) -> None:
+        """Keep pages, without those of older versions, and make room for them. Raises _TooLargeError."""
+        contents = {fragment.content for fragment in version.fragments}
+        with self._lock:
+            if self._tables.get(place) is not table:
+                return  # forgotten meanwhile
+            kept = {key: page for key, page in table.pages.items() if key[0] in contents} | pages
+            size = sum(page.nbytes for page in kept.values())
+            if size > self._most:
+                kept, size = pages, sum(page.nbytes for page in pages.values())
+            if size > self._most:
+                raise _TooLargeError
+            table.pages, table.size = kept, size
+            table.views.clear()
+            total = sum(one.size for one in self._tables.values())
+            for other in list(self._tables):
+                if total <= self._most:
+                    break
+                if other != place:
+                    total -= self._tables.pop(other).size
+
+
+def _version_of(dataset: lance.LanceDataset) -> _Version | None:
+    found = dataset.get_fragments()
+    if not 0 < len(found) <= _MOST_FRAGMENTS:
+        return None
+    fragments = [fragment.metadata for fragment in found]
+    ids = {one.name(): one.id() for one in dataset.lance_schema.fields()}
+    columns = {
+        one.name: _Column(one, ids[one.name], width)
+        for one in dataset.schema
+        if one.name in ids and not any(sign in one.name for sign in ".`") and (width := _width(one)) is not None
+    }
+    described = tuple(_described(fragment) for fragment in fragments)
+    by_id = all(fragment.row_id_meta is None for fragment in fragments)
+    return _Version(described, columns, sum(fragment.rows for fragment in described), by_id)
+
+
+def _described(fragment: FragmentMetadata) -> _Fragment:
+    content: dict[str, Any] = fragment.to_json()
+    deletion = content.pop("deletion_file")
+    return _Fragment(fragment.id, fragment.physical_rows, deletion is not None, json.dumps(content, sort_keys=True))
+
+
+def _width(column: pa.Field) -> int | None:
+    """About how many bytes a value has; None for kinds that Lance does not read as its files have them, as blobs."""
+    if column.metadata and any(key.startswith((b"ARROW:extension", b"lance-encoding:blob")) for key in column.metadata):
+        return None
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        width = _width(kind.value_field)
+        return None if width is None else width * kind.list_size
+    if any(is_list(kind) for is_list in _LISTS):
+        return None if _width(kind.value_field) is None else _GUESSED_WIDTH
+    if pa.types.is_struct(kind):
+        widths = [_width(one) for one in kind]
+        return None if None in widths else sum(width for width in widths if width is not None)
+    if any(varies(kind) for varies in _VARYING):
+        return _GUESSED_WIDTH
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind):
+        return max(1, int(kind.bit_width) // 8)
+    return None

@@ -1,0 +1,355 @@
+"""Rows in memory: what queries answer from there, what it costs to get them there, and when they are not used."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import UnsupportedOperationError
+from tests.tables.querying import Table, rows
+
+from tiltyard.storage import page_cache
+from tiltyard.storage.page_cache import PageCache, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PLACE = ("here", "main")
+ROOM = 64 << 20
+NAMES = ("id", "text")
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """600 rows in three fragments."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(600), uri, max_rows_per_file=200)
+    return uri
+
+
+@pytest.fixture
+def cache() -> PageCache:
+    return PageCache(ROOM)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """The fragments and columns that were read, one after the other."""
+    seen: list[tuple[int, list[str]]] = []
+    read = PageCache._columns
+
+    def noting(self: Any, dataset: Any, fragment: Any, names: list[str], most: int) -> Any:
+        seen.append((fragment.number, names))
+        return read(self, dataset, fragment, names, most)
+
+    monkeypatch.setattr(PageCache, "_columns", noting)
+    return seen
+
+
+def within(seconds: float, look: Callable[[], Rows | None]) -> Rows:
+    """What comes in time, asked for again and again."""
+    until = time.monotonic() + seconds
+    while (found := look()) is None:
+        assert time.monotonic() < until, "nothing was read into memory"
+        time.sleep(0.01)
+    return found
+
+
+def addresses(*places: tuple[int, int]) -> pa.Array:
+    return pa.array([(fragment << 32) | offset for fragment, offset in places], pa.uint64())
+
+
+def held(cache: PageCache, dataset: lance.LanceDataset, names: tuple[str, ...] = NAMES) -> Rows:
+    cache.load(PLACE, dataset, names)
+    found = cache.rows(PLACE, dataset, names)
+    assert found is not None
+    return found
+
+
+def test_rows_come_in_the_order_they_are_asked_for_from_any_fragment(cache: PageCache, uri: str) -> None:
+    found = held(cache, lance.dataset(uri))
+    ids, texts = found.take(addresses((2, 5), (0, 7), (2, 5), (1, 199), (0, 0)))
+    assert ids.to_pylist() == [405, 7, 405, 399, 0]
+    whole = lance.dataset(uri).to_table(columns=["text"])["text"]
+    assert texts.to_pylist() == [whole[row].as_py() for row in (405, 7, 405, 399, 0)]
+    assert [column.to_pylist() for column in found.take(addresses())] == [[], []]
+
+
+@pytest.mark.parametrize("place", [(0, 200), (3, 0)])
+def test_an_address_of_no_row_is_an_error_and_no_other_row(place: tuple[int, int], cache: PageCache, uri: str) -> None:
+    with pytest.raises((pa.ArrowIndexError, KeyError)):
+        held(cache, lance.dataset(uri)).take(addresses(place))
+
+
+def test_columns_come_in_once_queries_have_paid_for_them(
+    cache: PageCache, uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
+) -> None:
+    dataset = lance.dataset(uri)
+    size = 600 * (8 + page_cache._GUESSED_WIDTH)
+    monkeypatch.setattr(page_cache, "_WORTH", size // 3 + 1)
+    assert [cache.rows(PLACE, dataset, NAMES) for _ in range(2)] == [None, None]
+    assert not reads
+    assert cache.rows(PLACE, dataset, NAMES) is None  # the third has paid, and does not wait
+    assert within(30, lambda: cache.rows(PLACE, dataset, NAMES)).take(addresses((1, 0)))[0].to_pylist() == [200]
+    assert [number for number, _ in reads] == [0, 1, 2]
+
+
+def test_a_new_version_reads_its_new_fragments_alone(cache: PageCache, uri: str, reads: list[Any]) -> None:
+    held(cache, lance.dataset(uri))
+    reads.clear()
+    dataset = lance.write_dataset(rows(10, start=600), uri, mode="append")
+    found = within(30, lambda: cache.rows(PLACE, dataset, NAMES))
+    assert [number for number, _ in reads] == [3]
+    assert found.take(addresses((3, 9), (0, 1)))[0].to_pylist() == [609, 1]
+
+
+def test_deletes_leave_what_is_in_memory_valid(cache: PageCache, uri: str, reads: list[Any]) -> None:
+    held(cache, lance.dataset(uri))
+    reads.clear()
+    lance.dataset(uri).delete("id in (3, 250)")
+    found = cache.rows(PLACE, lance.dataset(uri), NAMES)
+    assert found is not None
+    assert not reads
+    assert found.take(addresses((0, 4), (1, 51)))[0].to_pylist() == [4, 251]
+
+
+def test_fragments_with_deleted_rows_are_read_with_them(cache: PageCache, uri: str) -> None:
+    lance.dataset(uri).delete("id < 150")
+    assert held(cache, lance.dataset(uri)).take(addresses((0, 160), (0, 199)))[0].to_pylist() == [160, 199]
+
+
+def test_what_no_version_has_any_more_is_let_go_of(cache: PageCache, uri: str) -> None:
+    held(cache, lance.dataset(uri))
+    before = cache.size
+    small = lance.write_dataset(rows(10), uri, mode="overwrite")
+    held(cache, small)
+    assert 0 < cache.size < before / 10
+
+
+def test_columns_that_swap_names_are_not_mixed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"a": [1, 2], "b": [10, 20]}), uri)
+    table = Table(uri, monkeypatch)
+    asked: dict[str, Any] = {"columns": {"column_names": ["a", "b"]}}
+    assert table.query(**asked).to_pylist() == [{"a": 1, "b": 10}, {"a": 2, "b": 20}]
+    lance.dataset(uri).alter_columns({"path": "a", "name": "c"})
+    lance.dataset(uri).alter_columns({"path": "b", "name": "a"})
+    lance.dataset(uri).alter_columns({"path": "c", "name": "b"})
+    assert table.query(**asked).to_pylist() == [{"a": 10, "b": 1}, {"a": 20, "b": 2}]
+
+
+def _change(uri: str, how: str) -> None:
+    dataset = lance.dataset(uri)
+    match how:
+        case "update":
+            dataset.update({"text": "'changed'"}, where="id % 3 = 0")
+        case "add":
+            dataset.add_columns({"twice": "id * 2"})
+        case "add-null":
+            dataset.add_columns(pa.field("empty", pa.string()))
+        case "drop-and-add":
+            dataset.add_columns({"twice": "id * 2"})
+            dataset.drop_columns(["twice"])
+            dataset.add_columns({"twice": "id * 3"})
+        case "cast":
+            dataset.alter_columns({"path": "id", "data_type": pa.int32()})
+        case "merge":
+            fresh = rows(20, seed=9, start=590)
+            dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(fresh)
+        case "compact":
+            dataset.delete("id % 2 = 0")
+            lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=1000)
+        case "restore":
+            dataset.delete("id > 10")
+            lance.dataset(uri, version=1).restore()
+        case "overwrite":
+            lance.write_dataset(rows(30, seed=8), uri, mode="overwrite")
+
+
+HOW = ("update", "add", "add-null", "drop-and-add", "cast", "merge", "compact", "restore", "overwrite")
+
+
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize("how", HOW)
+def test_memory_follows_every_change(how: str, stable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(60), uri, max_rows_per_file=25, enable_stable_row_ids=stable)
+    table = Table(uri, monkeypatch)
+    table.query(k=100)
+    _change(uri, how)
+    answer = table.query(k=1000, with_row_id=True)  # which compares memory with storage
+    assert answer.num_rows == lance.dataset(uri).count_rows()
+    table.query(k=5, vector={"single_vector": [0.5] * 8}, vector_column="vec", filter="id > 5")
+
+
+PAIR = pa.struct([("x", pa.float64()), ("names", pa.list_(pa.string()))])
+KINDS = pa.table(
+    {
+        "id": pa.array([1, 2, 3], pa.int64()),
+        "small": pa.array([1, None, -3], pa.int8()),
+        "big": pa.array([1, 2**63, None], pa.uint64()),
+        "half": pa.array(np.array([0.5, 1, 2], np.float16)),
+        "flag": pa.array([True, None, False]),
+        "bytes": pa.array([b"", None, b"\0\xff"]),
+        "large": pa.array(["", None, "ü" * 500], pa.large_string()),
+        "fixed": pa.array([b"ab", None, b"cd"], pa.binary(2)),
+        "money": pa.array([Decimal("1.25"), None, Decimal("-3.00")], pa.decimal128(10, 2)),
+        "day": pa.array([datetime(2024, 2, 29, tzinfo=UTC).date(), None, None], pa.date32()),
+        "at": pa.array([datetime(2024, 2, 29, 1, tzinfo=UTC), None, None], pa.timestamp("us", "UTC")),
+        "lasts": pa.array([1, None, 3], pa.duration("ms")),
+        "tags": pa.array([["a", None], None, []], pa.list_(pa.string())),
+        "pair": pa.array([{"x": 1.0, "names": ["n"]}, None, {"x": None, "names": None}], PAIR),
+        "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "nothing": pa.nulls(3, pa.string()),
+        "sure": pa.array([1, 2, 3]),
+    }
+)
+"""Columns of all kinds, with nulls."""
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_all_kinds_of_columns_answer_the_same(batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = str(tmp_path / "t.lance")
+    data = KINDS.replace_schema_metadata({"about": "everything"})
+    for _ in range(batches):
+        lance.write_dataset(data, uri, mode="append")
+    table = Table(uri, monkeypatch)
+    for name in data.schema.names:
+        table.query(columns={"column_names": [name, "id"] if name != "id" else [name]})
+    table.query(filter="id > 1", with_row_id=True)
+
+
+@pytest.fixture
+def takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows were taken from memory, each time."""
+    seen: list[int] = []
+    take = Rows.take
+
+    def noting(self: Rows, addresses: pa.UInt64Array) -> list[pa.Array]:
+        seen.append(len(addresses))
+        return take(self, addresses)
+
+    monkeypatch.setattr(Rows, "take", noting)
+    return seen
+
+
+V = {"single_vector": [0.5] * 8}
+NEAR = {"vector": V, "vector_column": "vec"}
+SERVED: dict[str, dict[str, Any]] = {
+    "some": {"k": 5},
+    "filter": {"filter": "id % 7 = 0", "offset": 3},
+    "near": {**NEAR, "k": 7, "columns": {"column_names": ["text", "_distance", "id"]}},
+    "near-all": {**NEAR, "with_row_id": True},
+    "near-filter": {**NEAR, "filter": "id < 30", "prefilter": False, "columns": {"column_names": ["id"]}},
+    "several": {"vector": {"multi_vector": [[0.5] * 8, [0.1] * 8]}, "vector_column": "vec"},
+}
+NOT_SERVED: dict[str, dict[str, Any]] = {
+    "none": {"k": 0},
+    "many": {"k": 1001},
+    "ordered": {"order_by": [{"column_name": "id", "ascending": False}]},
+    "expression": {"columns": {"column_aliases": {"double": "id * 2"}}},
+    "old version": {"version": 1},
+    "position": {"columns": {"column_names": ["id", "_rowaddr"]}},
+}
+
+
+@pytest.mark.parametrize(("asked", "served"), [*((one, True) for one in SERVED), *((one, False) for one in NOT_SERVED)])
+def test_searches_that_memory_serves(
+    asked: str, served: bool, uri: str, monkeypatch: pytest.MonkeyPatch, takes: list[int]
+) -> None:
+    lance.dataset(uri).delete("id = 300")
+    answer = Table(uri, monkeypatch).query(**(SERVED | NOT_SERVED)[asked])
+    assert sum(takes) == (answer.num_rows if served else 0)
+    assert answer.num_rows or asked == "none"
+
+
+def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: PageCache) -> None:
+    blob = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    data = pa.table([pa.array([1]), pa.array([b"x"], pa.large_binary())], schema=pa.schema([("id", pa.int64()), blob]))
+    dataset = lance.write_dataset(data, str(tmp_path / "t.lance"))
+    assert cache.rows(PLACE, dataset, ("id", "blob")) is None
+    with pytest.raises(UnsupportedOperationError, match="blob"):
+        cache.load(PLACE, dataset, ("id", "blob"))
+    cache.load(PLACE, dataset, None)
+    assert cache.rows(PLACE, dataset, ("id",)) is not None
+
+
+def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
+    monkeypatch.setattr(page_cache, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
+    cache, dataset = PageCache(8_000), lance.dataset(uri)
+    assert cache.rows(PLACE, dataset, NAMES) is None
+    until = time.monotonic() + 30
+    while not cache._tables[PLACE].refused:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    seen = len(reads)
+    assert [cache.rows(PLACE, dataset, NAMES) for _ in range(20)] == [None] * 20
+    assert (len(reads), cache.size) == (seen, 0)
+    with pytest.raises(UnsupportedOperationError, match="page_cache_bytes"):
+        cache.load(PLACE, dataset, NAMES)
+
+
+def test_the_table_that_was_asked_for_last_stays(uri: str) -> None:
+    dataset = lance.dataset(uri)
+    probe = PageCache(ROOM)
+    probe.load(PLACE, dataset, NAMES)
+    cache = PageCache(int(probe.size * 2.5))
+    for name in ("a", "b"):
+        cache.load((name, "main"), dataset, NAMES)
+    assert cache.rows(("a", "main"), dataset, NAMES) is not None
+    cache.load(("c", "main"), dataset, NAMES)
+    assert [name for name, _ in cache._tables if cache._tables[name, "main"].size] == ["a", "c"]
+    assert cache.size <= probe.size * 2.5
+
+
+def test_a_dropped_table_is_forgotten(cache: PageCache, uri: str) -> None:
+    held(cache, lance.dataset(uri))
+    cache.forget(PLACE[0])
+    assert cache.size == 0
+
+
+def test_no_room_at_all_reads_nothing(uri: str, reads: list[Any]) -> None:
+    cache, dataset = PageCache(0), lance.dataset(uri)
+    assert [cache.rows(PLACE, dataset, NAMES) for _ in range(5)] == [None] * 5
+    assert not reads
+    with pytest.raises(UnsupportedOperationError, match="page_cache_bytes"):
+        cache.load(PLACE, dataset, None)
+
+
+def test_a_table_of_many_fragments_is_left_to_lance(tmp_path: Path, cache: PageCache) -> None:
+    dataset = lance.write_dataset(pa.table({"id": range(65)}), str(tmp_path / "t.lance"), max_rows_per_file=1)
+    assert cache.rows(PLACE, dataset, ("id",)) is None
+    with pytest.raises(UnsupportedOperationError, match="compact"):
+        cache.load(PLACE, dataset, None)
+
+
+def test_what_cannot_be_read_is_said_and_left_to_lance(
+    cache: PageCache, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("a disk of paper")
+
+    monkeypatch.setattr(PageCache, "_columns", broken)
+    dataset = lance.dataset(uri)
+    with caplog.at_level(logging.WARNING):
+        cache.rows(PLACE, dataset, NAMES)
+        until = time.monotonic() + 30
+        while not cache._tables[PLACE].refused:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert "not kept in memory" in caplog.text
+    assert cache.rows(PLACE, dataset, NAMES) is None
+
+
+def test_a_closed_cache_reads_nothing(cache: PageCache, uri: str, reads: list[Any]) -> None:
+    cache.close()
+    assert [cache.rows(PLACE, lance.dataset(uri), NAMES) for _ in range(3)] == [None] * 3
+    assert not reads

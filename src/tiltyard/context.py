@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.road import Road
     from tiltyard.store import Claim, Store, TableRecord
     from tiltyard.tables.finished import Finished
+    from tiltyard.tables.opening import OpenTable
 
 
 class Roads(Protocol):
@@ -72,6 +73,7 @@ class Context:
     body has come and before it is committed, and raises if it must not be. `found` is what the check has found, for a
     principal who is no administrator, or what was looked for before to see how a request may run. `check_time` is
     called between two batches of a query, and raises ServiceUnavailableError when nobody waits for it any more.
+    `opened` is a table of `found` at its latest version, where that was looked up to see how the request may run.
     """
 
     services: Services
@@ -82,6 +84,7 @@ class Context:
     principal: Principal = EVERYBODY
     found: Found | None = None
     check_time: Callable[[], None] = nothing
+    opened: OpenTable | None = None
 
     @property
     def settings(self) -> Settings:

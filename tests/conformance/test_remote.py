@@ -366,9 +366,11 @@ def test_field_metadata_and_uri(table: Any) -> None:
 
 
 def test_prewarm_data_loads_columns_that_are_there(table: Any) -> None:
+    table.create_scalar_index("id", wait_timeout=WAIT)
     table.prewarm_data(["id"])
     table.prewarm_data()
-    assert table.search().where("id = 3").limit(1).to_arrow()["id"].to_pylist() == [3]
+    for number in (3, 3, 4, 1000):  # the first is still read by a thread
+        assert table.search().where(f"id = {number}").limit(1).to_arrow()["id"].to_pylist() == [number][: number < 100]
     with pytest.raises(Exception, match="No column 'nope'"):
         table.prewarm_data(["nope"])
 

@@ -36,6 +36,7 @@ from tiltyard.api.safety import check_single
 from tiltyard.api.threads import Threads
 from tiltyard.api.turns import Turns
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
+from tiltyard.bodies import ArrowAnswer
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
 from tiltyard.operations import Later, Served
@@ -131,10 +132,10 @@ class Api:
                 remote.amend(route.operation, ctx, request)
             self._limits.check_entries(route.operation.name, request)
             await self._turns.wait(route.operation.name, request, scope["client"])
+            accept = headers.get(b"accept", b"")
             if self._inline and (quick := route.served.inline(ctx, request)) is not None:
-                result = route.served.function(route.served.admit(quick, request), request)
+                result = self._at_once(route.served, quick, request, accept)
             else:
-                accept = headers.get(b"accept", b"")
                 if route.operation.name in QUERIES:
                     ctx = await self._admitted(route, ctx, request, once)
                     await self._query(route, ctx, request, accept, receive, exchange)
@@ -187,6 +188,13 @@ class Api:
             self._binders[name] = Binder(route.operation)
         return self._binders[name]
 
+    def _at_once(self, served: Served, ctx: Context, request: Any, accept: bytes) -> Any:
+        """What an operation answers on the event loop; Arrow as a Download, all of which is made."""
+        result = served.function(served.admit(ctx, request), request)
+        if not isinstance(result, ArrowAnswer):
+            return result
+        return Download(result, media_type(accept), self._services.settings.max_result_bytes)
+
     async def _run(
         self, route: Route, ctx: Context, request: Any, body: bytes, once: Once | None, receive: Receive
     ) -> Any:
@@ -223,7 +231,7 @@ class Api:
             query = Query(self._threads.of(route.operation), deadline, slot, settings.max_result_bytes)
             assert route.served is not None
             result = await query.run(route.served, ctx, request, media_type(accept))
-            if isinstance(result, Download):
+            if isinstance(result, Download) and not result.complete:
                 await self._stream(route, result, query, receive, exchange)
             else:
                 await self._render(route, ctx, result, receive, exchange, None)
@@ -286,6 +294,9 @@ class Api:
             once.repeated(result)
             await exchange.send(result.status, result.body, JSON, REPLAYED)
             return
+        if isinstance(result, Download):
+            await exchange.send(route.operation.status, result.first, result.media)
+            return
         if exchange.remote:
             result = remote.answer(route.operation, ctx, result)
         elif result is None:
@@ -301,9 +312,6 @@ class Api:
         self, route: Route, download: Download, query: Query, receive: Receive, exchange: Exchange
     ) -> None:
         """Send an Arrow answer; the next chunk is made while the last one goes out."""
-        if download.complete:
-            await exchange.send(route.operation.status, download.first, download.media)
-            return
         loop = asyncio.get_running_loop()
         gone = loop.create_task(_gone(receive))
         try:

@@ -162,6 +162,11 @@ class Datasets:
         """Whether main's latest version, as far as this process knows, is open."""
         return (location, MAIN_BRANCH) in self._handles
 
+    def current(self, location: str) -> lance.LanceDataset | None:
+        """A shared handle of main's latest version, None where that is not open: see `reader`."""
+        handle = self._handles.get((location, MAIN_BRANCH))
+        return handle if handle is not None and _is_latest(handle, location, MAIN_BRANCH) else None
+
     def forget(self, location: str) -> None:
         """Drop the cached handles and pages of a table that is gone."""
         self.pages.forget(location)

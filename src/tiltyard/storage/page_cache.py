@@ -98,9 +98,10 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What can be kept of a handle; `rows` are those of its fragments, deleted ones included."""
+    """What can be kept of a handle, of `all` its columns; `rows` counts those of its fragments, deleted ones too."""
 
     fragments: tuple[_Fragment, ...]
+    all: _Names
     columns: Mapping[str, _Column]
     rows: int
     by_id: bool
@@ -218,6 +219,15 @@ class PageCache:
             table.loading = True
         self._threads.submit(self._fill, place, table, dataset, version, names, missing)
         return None
+
+    def has(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> bool:
+        """Whether queries for these columns, all unless told, are answered from memory already."""
+        if names is None:
+            version = self._versions.get(dataset)
+            names = () if version is None else version.all
+        with self._lock:
+            table = self._tables.get(place)
+            return table is not None and table.views.get(dataset, {}).get(tuple(names)) is not None
 
     def load(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
         """Read columns now, all that can be kept unless told. Raises UnsupportedOperationError if that cannot be."""
@@ -379,7 +389,9 @@ def _version_of(dataset: lance.LanceDataset) -> _Version | None:
     }
     described = tuple(_described(fragment) for fragment in fragments)
     by_id = all(fragment.row_id_meta is None for fragment in fragments)
-    return _Version(described, columns, sum(fragment.rows for fragment in described), by_id)
+    return _Version(
+        described, tuple(dataset.schema.names), columns, sum(fragment.rows for fragment in described), by_id
+    )
 
 
 def _described(fragment: FragmentMetadata) -> _Fragment:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from tiltyard.tables.lookups import unlimited
 from tiltyard.tables.search_plan import ROW_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tiltyard.storage.page_cache import PageCache, Place, Rows
     from tiltyard.tables.search_plan import Search
@@ -34,6 +35,8 @@ _OPTIONS = frozenset(
     }
 )
 """Options of a search that leave its rows in an order that does not depend on their columns."""
+_FILTERED = frozenset({"columns", "disable_scoring_autoprojection", "filter", "limit", "prefilter"})
+"""Options of a search by nothing but a filter."""
 
 
 class Reader(Protocol):
@@ -86,23 +89,44 @@ def _taking(search: Search, rows: Rows, shown: tuple[str, ...]) -> Iterator[Read
     found = [name for name in shown if name in _SCORES]
     found += dict.fromkeys([ROW_ID, rows.address] if with_row_id else [rows.address])
     options = {name: value for name, value in search.options.items() if name != "with_row_id"}
-    lean = replace(search, options={**options, "columns": found, "disable_scoring_autoprojection": True})
+    options |= {"columns": found, "disable_scoring_autoprojection": True}
+    came = None
+    if not search.nearest and "filter" in options and _FILTERED.issuperset(options):
+        came = unlimited(search.dataset, options["filter"])
+        if came is not None:
+            options.pop("limit", None)
     names = (*shown, ROW_ID) if with_row_id else shown
-    for scanner in lean.scanners():
-        yield _Taking(scanner.to_reader(), rows, names)
+    for scanner in replace(search, options=options).scanners():
+        yield _Taking(scanner.to_reader(), rows, names, search.most or 0, came)
 
 
 class _Taking:
     """A reader of what Lance finds, with the rows' columns put in."""
 
-    def __init__(self, found: pa.RecordBatchReader, rows: Rows, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        found: pa.RecordBatchReader,
+        rows: Rows,
+        names: tuple[str, ...],
+        most: int,
+        came: Callable[[int], None] | None,
+    ) -> None:
+        """Where Lance was told no limit but `most` rows are to come, `came` is told how many come at once."""
         self._found = found
         self._rows = rows
+        self._most = most
+        self._came = came
         fields = [rows.fields[name] if name in rows.fields else found.schema.field(name) for name in names]
         self.schema = pa.schema(fields, found.schema.metadata)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._found:
+        left = self._most
+        for whole in self._found:
+            batch = whole
+            if self._came is not None:
+                self._came(whole.num_rows)
+                batch = whole.slice(0, left)
+                left -= batch.num_rows
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             taken = self._rows.take(columns[self._rows.address])
             columns |= zip(self._rows.fields, taken, strict=True)

@@ -44,16 +44,35 @@ def open_for_reading(
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
     """
     record = find_table(ctx, names)
+    opened = ctx.opened
+    if opened is not None and opened.record is record and (branch, version, tag) == (None, None, None):
+        return opened
     _settle(ctx, record)
     storage = ctx.storage
     dataset = storage.datasets.reader(record.location, storage.options(record.location), branch, version, tag)
     return OpenTable(record, dataset)
 
 
+def open_at_hand(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
+    """A table with a shared handle of its latest version, if that takes no more than a look at a local file's name.
+
+    None where it takes more, or is refused. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
+    """
+    record = find_table(ctx, names)
+    if not ctx.storage.at_hand(record.location) or _is_unsettled(ctx, record):
+        return None
+    dataset = ctx.storage.datasets.current(record.location)
+    return None if dataset is None else OpenTable(record, dataset)
+
+
 def _settle(ctx: Context, record: TableRecord) -> None:
     """Finish what is recorded of a table and not yet final: a batch is seen on all its tables, or on none."""
-    if record.managed and ctx.store.pending_versions(record.id, limit=1):
+    if _is_unsettled(ctx, record):
         finalize_pending(ctx, record.id, recent=False)
+
+
+def _is_unsettled(ctx: Context, record: TableRecord) -> bool:
+    return record.managed and bool(ctx.store.pending_versions(record.id, limit=1))
 
 
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:

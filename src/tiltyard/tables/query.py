@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fetching import Pages, Reader, readers
+from tiltyard.tables.lookups import looking_up
 from tiltyard.tables.narrowing import Within, check_search, masked_answer, narrowed_query, open_within, quiet
-from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.opening import open_at_hand, open_for_reading
 from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _SMALL = 1000
 """Rows up to which an answer is read at once."""
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True))
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=looking_up)
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Rows by vector, by text, by filter, or all of them.
 
@@ -93,11 +95,10 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
     if request.predicate is not None or request.version is not None or request.branch:
         return None
     try:
-        path = table_id(request.id)
-        record = ctx.table(path)
-        if not ctx.storage.at_hand(record.location) or narrowing_of(ctx, record) is not None:
+        table = open_at_hand(ctx, request.id)
+        if table is None or narrowing_of(ctx, table.record) is not None:
             return None
-        return ctx.having({path: record})
+        return replace(ctx.having({table_id(request.id): table.record}), opened=table)
     except LanceNamespaceError:
         return ctx  # the operation says it again, as quickly
 

@@ -1,0 +1,150 @@
+"""Look-ups: which queries are such, what they answer, and that slow ones go back to a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from tests.tables.served import Server, ask
+
+from tiltyard.spec import models
+from tiltyard.tables import lookups
+from tiltyard.tables.indexes import prewarm_table_page_cache
+from tiltyard.tables.lookups import PAUSE_SECONDS, SLOW_SECONDS, Pace, looking_up, unlimited
+from tiltyard.tables.query import query_table
+
+ROWS = pa.table(
+    {
+        "id": range(6000),
+        "kind": [f"k{number % 4}" for number in range(6000)],
+        "few": [number // 3 for number in range(6000)],
+        "free": range(6000),
+    }
+)
+
+
+@pytest.fixture
+def table(server: Server) -> lance.LanceDataset:
+    """Four fragments, three indexed columns, all rows in memory."""
+    dataset = server.create("t", ROWS, max_rows_per_file=1500)
+    for name, kind in (("id", "BTREE"), ("kind", "BITMAP"), ("few", "BTREE")):
+        dataset.create_scalar_index(name, kind)
+    prewarm(server)
+    return server.open("t")
+
+
+def prewarm(server: Server) -> None:
+    prewarm_table_page_cache(server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t"))
+    found(server, filter="id = 0")  # a first query makes the view of what is kept
+
+
+def query(**fields: Any) -> models.QueryTableRequest:
+    asked: models.QueryTableRequest = ask(models.QueryTableRequest, **{"id": "t", "vector": None, "k": 10} | fields)
+    return asked
+
+
+def found(server: Server, *, at_once: bool = False, **fields: Any) -> list[dict[str, Any]]:
+    """What a query answers, in a thread or as on the event loop."""
+    ctx = looking_up(server.ctx, query(**fields)) if at_once else server.ctx
+    assert ctx is not None, "no look-up"
+    answer = query_table(ctx, query(**fields))
+    rows: list[dict[str, Any]] = pa.Table.from_batches(answer.batches, answer.schema).to_pylist()
+    return rows
+
+
+LOOKUPS: list[dict[str, Any]] = [
+    {"filter": "id = 1234"},
+    {"filter": " id=-1 "},
+    {"filter": "kind = 'k3'", "k": 7},
+    {"filter": "kind = 'it is none'"},
+    {"filter": "few = 333", "k": 2},
+    {"filter": "id = 5", "vector": {"single_vector": []}, "with_row_id": True},
+]
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"filter": "id < 5"},
+    {"filter": "id = 5 or id = 6"},
+    {"filter": "id = id"},
+    {"filter": "kind = 'a''b'"},
+    {"filter": "free = 5"},
+    {"filter": "missing = 5"},
+    {"filter": "id = 5", "k": 1000},
+    {"filter": "id = 5", "offset": 1},
+    {"filter": "id = 5", "version": 1},
+    {"filter": "id = 5", "branch": "main"},
+    {"filter": "id = 5", "order_by": [{"column_name": "id"}]},
+    {"filter": "id = 5", "columns": {"column_aliases": {"x": "id + 1"}}},
+    {"filter": "id = 5", "id": ["missing"]},
+    {"filter": "id = 5", "id": []},
+]
+
+
+@pytest.mark.parametrize("asked", LOOKUPS, ids=str)
+@pytest.mark.usefixtures("table")
+def test_look_up_answers_what_a_scan_finds(asked: dict[str, Any], server: Server) -> None:
+    column, _, value = asked["filter"].replace(" ", "").partition("=")
+    wanted = value.strip("'") if column == "kind" else int(value)
+    expected = [row for row in ROWS.to_pylist() if row[column] == wanted][: asked.get("k", 10)]
+    for at_once in (True, False):
+        rows = found(server, at_once=at_once, **asked)
+        assert [{name: row[name] for name in ROWS.schema.names} for row in rows] == expected
+
+
+@pytest.mark.parametrize("asked", OTHERS, ids=str)
+@pytest.mark.usefixtures("table")
+def test_other_queries_take_a_thread(asked: dict[str, Any], server: Server) -> None:
+    assert looking_up(server.ctx, query(**asked)) is None
+
+
+def test_rows_that_are_not_in_memory_take_a_thread(server: Server) -> None:
+    server.create("t", ROWS).create_scalar_index("id", "BTREE")
+    assert looking_up(server.ctx, query(filter="id = 5")) is None
+
+
+def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server, table: lance.LanceDataset) -> None:
+    asked = {"filter": "id = 50000"}
+    assert found(server, at_once=True, **asked) == []
+    fresh = {"id": [50000], "kind": ["k"], "few": [1], "free": [1]}
+    lance.write_dataset(pa.table(fresh), table.uri, mode="append")
+    assert looking_up(server.ctx, query(**asked)) is None
+    assert [row["id"] for row in found(server, **asked)] == [50000]
+    prewarm(server)
+    assert looking_up(server.ctx, query(**asked)) is None
+    server.open("t").optimize.optimize_indices()
+    found(server, **asked)
+    assert [row["id"] for row in found(server, at_once=True, **asked)] == [50000]
+
+
+def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Server, table: lance.LanceDataset) -> None:
+    dataset = server.services.storage.datasets.current(server.services.store.describe_table(("t",)).location)
+    assert dataset is not None
+    for column, value, stays in (("few", "333", True), ("kind", "'k1'", False)):
+        expression = f"{column} = {value}"
+        assert unlimited(dataset, expression) is not None
+        assert len(found(server, filter=expression, k=2)) == 2
+        assert (unlimited(dataset, expression) is not None) is stays
+        assert len(found(server, filter=expression, k=2)) == 2
+    assert unlimited(dataset, "free = 5") is None
+    assert unlimited(dataset, "id > 5") is None
+
+
+@pytest.mark.usefixtures("table")
+def test_slow_look_ups_take_a_thread_for_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(lookups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(lookups, "SLOW_SECONDS", 0.0)
+    assert len(found(server, at_once=True, filter="id = 7")) == 1
+    assert looking_up(server.ctx, query(filter="id = 7")) is None
+    now[0] += PAUSE_SECONDS
+    assert len(found(server, at_once=True, filter="id = 7")) == 1
+
+
+def test_pace_is_an_average() -> None:
+    pace = Pace()
+    pace.note(SLOW_SECONDS * 4)
+    assert pace.quick
+    for _ in range(4):
+        pace.note(SLOW_SECONDS * 4)
+    assert not pace.quick

@@ -111,6 +111,11 @@ class Context:
         given = self.services, self.request_id, self.entries, self.claims, self.confirm
         return Context(*given, self.principal, Found(tables, spaces), self.check_time)
 
+    def having_opened(self, path: Id, table: OpenTable, check_time: Callable[[], None] = nothing) -> Context:
+        """The same request, once its table has been opened to see how it may run."""
+        given = self.services, self.request_id, self.entries, self.claims, self.confirm
+        return Context(*given, self.principal, Found({path: table.record}, NO_SPACES), check_time, table)
+
     def table(self, path: Id) -> TableRecord:
         """A table's record; the one that the check has found, if it has, so that none takes its place meanwhile.
 

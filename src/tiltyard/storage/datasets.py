@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -175,6 +176,16 @@ class Datasets:
                 del self._handles[key]
 
 
+_names: weakref.WeakKeyDictionary[lance.LanceDataset, tuple[str, str]] = weakref.WeakKeyDictionary()
+"""The files of a handle's version and of the next one."""
+
+
+def _named(handle: lance.LanceDataset, folder: str) -> tuple[str, str]:
+    this, following = (folder + manifest_name(handle.version + more, NamingScheme.V2) for more in (0, 1))
+    _names[handle] = this, following
+    return this, following
+
+
 def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
     """Whether no commit came after a handle; a table that cannot be asked is opened anew, which tells why.
 
@@ -182,9 +193,9 @@ def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
     than most queries.
     """
     if is_local(location):
-        folder = f"{location}/{versions_folder(branch)}/"
-        if os.path.exists(folder + manifest_name(handle.version, NamingScheme.V2)):  # noqa: PTH110  # half the time
-            return not os.path.exists(folder + manifest_name(handle.version + 1, NamingScheme.V2))  # noqa: PTH110
+        this, following = _names.get(handle) or _named(handle, f"{location}/{versions_folder(branch)}/")
+        if os.access(this, os.F_OK):  # which raises nothing for what is not there: a third of the time of a stat
+            return not os.access(following, os.F_OK)
     try:
         with lance_errors():
             return bool(handle.latest_version == handle.version)

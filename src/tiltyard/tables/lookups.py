@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -96,8 +96,7 @@ def looking_up(ctx: Context, request: models.QueryTableRequest) -> Context | Non
     if column not in facts.columns or not facts.pace.quick:
         return None
     began = perf_counter()
-    found = ctx.having({table_id(request.id): table.record})
-    return replace(found, check_time=lambda: facts.pace.note(perf_counter() - began), opened=table)
+    return ctx.having_opened(table_id(request.id), table, lambda: facts.pace.note(perf_counter() - began))
 
 
 def unlimited(dataset: lance.LanceDataset, expression: str) -> Callable[[int], None] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -98,7 +97,7 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
         table = open_at_hand(ctx, request.id)
         if table is None or narrowing_of(ctx, table.record) is not None:
             return None
-        return replace(ctx.having({table_id(request.id): table.record}), opened=table)
+        return ctx.having_opened(table_id(request.id), table)
     except LanceNamespaceError:
         return ctx  # the operation says it again, as quickly
 

@@ -96,7 +96,7 @@ class Table:
         """The same query once all columns that can be kept are in memory."""
         pages, place = self.caching.pages, (self.uri, asked.branch or MAIN_BRANCH)
         dataset = self.datasets.reader(self.uri, {}, asked.branch)
-        if dataset.count_rows() == 0 and not dataset.get_fragments():
+        if dataset.count_rows() == 0:
             return
         pages.load(place, dataset, None)
         answer = query.query_table(context(self.caching), asked)

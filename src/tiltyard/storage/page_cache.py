@@ -288,7 +288,7 @@ class PageCache:
     def _version(self, dataset: lance.LanceDataset) -> _Version | None:
         """What can be kept of a version, None if nothing; looked up once per handle, since handles stay as they are."""
         if dataset not in self._versions:
-            self._versions[dataset] = _version_of(dataset)
+            self._versions[dataset] = _version_of(dataset, self._most)
         return self._versions[dataset]
 
     def _fill(
@@ -376,11 +376,15 @@ class PageCache:
                     total -= self._tables.pop(other).size
 
 
-def _version_of(dataset: lance.LanceDataset) -> _Version | None:
+def _version_of(dataset: lance.LanceDataset, most: int) -> _Version | None:
+    if not 0 < dataset.count_rows() <= most:
+        return None  # each takes a byte at least; the fragments of a huge table take long to list
     found = dataset.get_fragments()
     if not 0 < len(found) <= _MOST_FRAGMENTS:
         return None
     fragments = [fragment.metadata for fragment in found]
+    if not all(fragment.physical_rows for fragment in fragments):
+        return None  # old manifests do not say
     ids = {one.name(): one.id() for one in dataset.lance_schema.fields()}
     columns = {
         one.name: _Column(one, ids[one.name], width)

@@ -78,7 +78,9 @@ def test_errors_are_those_of_the_specification(namespace: Any) -> None:
     with pytest.raises(InvalidInputError):
         namespace.create_table({"id": ["t"]}, b"no arrow")
     lance.write_dataset(ROWS, namespace_client=namespace, table_id=["t"])
-    with pytest.raises(UnsupportedOperationError):
+    namespace.call("PrewarmTablePageCache", {"id": ["t"]})
+    namespace.delete_from_table({"id": ["t"], "predicate": "true"})
+    with pytest.raises(UnsupportedOperationError, match="no rows"):
         namespace.call("PrewarmTablePageCache", {"id": ["t"]})
 
 

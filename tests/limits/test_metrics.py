@@ -48,6 +48,7 @@ def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
         "catalog writes waiting",
         "audit records waiting",
         "audit records lost",
+        "bytes of rows in memory",
         "queries running",
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 
-def reserve_port() -> tuple[int, socket.socket]:
-    """A port of 127.0.0.1, and what reserves it for as long as it is open.
+def reserve_port(host: str = "127.0.0.1") -> tuple[int, socket.socket]:
+    """A port of an IPv4 address, and what reserves it for as long as it is open.
 
     A socket that is bound and does not listen keeps the system from giving the port to whoever asks for any, and
     connections to it are refused. A server may bind it beside: on Linux both only have to set SO_REUSEADDR, which
@@ -14,6 +14,6 @@ def reserve_port() -> tuple[int, socket.socket]:
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved.bind((host, 0))
     port: int = reserved.getsockname()[1]
     return port, reserved

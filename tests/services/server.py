@@ -17,6 +17,7 @@ from tests.services.ports import reserve_port
 SECRETS = re.compile(r"tilt_[0-9a-f]{16}_[\w-]|eyJ[\w-]{10,}\.[\w-]{10,}")
 """API keys, and tokens."""
 
+LOOPBACK = "127.0.0.1"
 LAST_WORDS_SECONDS = 2
 """How long the end of a log is waited for: drivers of jobs, which outlive a killed server, keep it open."""
 
@@ -35,7 +36,8 @@ class ServerProcess:
         self.said: list[str] = []
         self._flags = flags
         self._environ = {**os.environ, **(environ or {})}
-        self._port, self._reserved = reserve_port()
+        # Of all addresses where the server listens on all: else one of them may have the port already.
+        self._port, self._reserved = reserve_port(flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK)
         self._readers: list[threading.Thread] = []
         self.start()
 

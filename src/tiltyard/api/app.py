@@ -341,8 +341,10 @@ class Api:
         await exchange.send(200, text, metrics.MEDIA)
 
     def _loads(self) -> dict[str, float]:
-        """What waits, runs or was lost in this process."""
-        return {**self._threads.waiting(), **self._accounts.loads(), "queries running": self._limits.running}
+        """What waits, runs, is kept or was lost in this process."""
+        kept = {"bytes of rows in memory": self._services.storage.datasets.pages.size}
+        running = {"queries running": self._limits.running}
+        return {**self._threads.waiting(), **self._accounts.loads(), **running, **kept}
 
     def close(self) -> None:
         """Start nothing more, and write what waits."""

@@ -111,7 +111,7 @@ class State(Collector):
         except ServiceUnavailableError:
             up.add_metric((), 0)  # what there is to say of it
         loads = GaugeMetricFamily(
-            "tiltyard_process_load", "What waits, runs or was lost in one process.", labels=("process", "what")
+            "tiltyard_process_load", "What waits, runs, is kept or was lost in one process.", labels=("process", "what")
         )
         for what, number in {**self._store.load(), **self._loads()}.items():
             loads.add_metric((str(os.getpid()), what), number)

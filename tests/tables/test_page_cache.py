@@ -339,14 +339,20 @@ def test_what_cannot_be_read_is_said_and_left_to_lance(
 
     monkeypatch.setattr(PageCache, "_columns", broken)
     dataset = lance.dataset(uri)
+    now = [100.0]
+    monkeypatch.setattr(page_cache, "monotonic", lambda: now[0])
     with caplog.at_level(logging.WARNING):
         cache.rows(PLACE, dataset, NAMES)
         until = time.monotonic() + 30
-        while not cache._tables[PLACE].refused:
+        while not cache._tables[PLACE].rests_until:
             assert time.monotonic() < until
             time.sleep(0.01)
     assert "not kept in memory" in caplog.text
-    assert cache.rows(PLACE, dataset, NAMES) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(page_cache, "monotonic", lambda: now[0])
+    assert [cache.rows(PLACE, dataset, NAMES) for _ in range(5)] == [None] * 5
+    now[0] += page_cache._REST_SECONDS
+    within(30, lambda: cache.rows(PLACE, dataset, NAMES))
 
 
 def test_a_closed_cache_reads_nothing(cache: PageCache, uri: str, reads: list[Any]) -> None:

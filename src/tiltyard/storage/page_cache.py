@@ -14,6 +14,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,8 @@ A table of 50 MB is read after a dozen queries, one that somebody looks into onc
 _MOST_FRAGMENTS = 64
 """To look at so many, once a version, takes about as long as to open the table."""
 _MOST_TABLES = 1024
+_REST_SECONDS = 60.0
+"""For how long a table is left alone that could not be read."""
 _MOST_VIEWS = 256
 """Choices of columns of one version."""
 _GUESSED_WIDTH = 64
@@ -141,7 +144,7 @@ class _Table:
     """What there is of one table.
 
     `views` are what came of it, None where columns are not kept. `paid` is what queries were worth. Of columns in
-    `refused`, so many rows were too large, or could not be read.
+    `refused`, so many rows were too large. Until `rests_until` nothing is read, since it could not be.
     """
 
     pages: dict[_Key, pa.Array] = field(default_factory=dict)
@@ -151,7 +154,12 @@ class _Table:
     size: int = 0
     paid: int = 0
     refused: dict[_Names, int] = field(default_factory=dict)
+    rests_until: float = 0.0
     loading: bool = False
+
+    def may_read(self, names: _Names, rows: int) -> bool:
+        """Whether it is worth a try to read columns of a version with so many rows."""
+        return not self.loading and rows < self.refused.get(names, rows + 1) and monotonic() >= self.rests_until
 
     def enter(self, dataset: lance.LanceDataset, names: _Names, rows: Rows | None) -> None:
         """Remember a view."""
@@ -212,12 +220,11 @@ class PageCache:
             if not missing:
                 return self._view(table, dataset, version, names)
             cost = sum(page.size for page in missing)
-            refused = version.rows >= table.refused.get(names, version.rows + 1)
-            if table.loading or self._closed or refused or table.paid < cost:
+            if self._closed or table.paid < cost or not table.may_read(names, version.rows):
                 return None
             table.paid -= cost
             table.loading = True
-        self._threads.submit(self._fill, place, table, dataset, version, names, missing)
+            self._threads.submit(self._fill, place, table, dataset, version, names, missing)
         return None
 
     def has(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> bool:
@@ -258,7 +265,8 @@ class PageCache:
 
     def close(self) -> None:
         """Read nothing more; what is being read is given up."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _used(self, place: Place) -> _Table:
@@ -301,23 +309,20 @@ class PageCache:
         missing: list[_Page],
     ) -> None:
         """For the thread: read what queries have paid for."""
-        refused = True
         try:
             self._add(place, table, version, self._read(dataset, missing))
-            refused = False
         except _ClosedError:
             return
         except _TooLargeError:
-            _log.debug("Rows of %s are not kept in memory, since they are too large.", place[0])
+            table.refused[names] = version.rows
         except LanceNamespaceError as error:
+            table.rests_until = monotonic() + _REST_SECONDS
             _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", place[0], error)
         except Exception:  # noqa: BLE001  # nobody waits for this thread: it is said here, or never
+            table.rests_until = monotonic() + _REST_SECONDS
             _log.exception("Rows of %s are not kept in memory, since they could not be read.", place[0])
         finally:
-            with self._lock:
-                table.loading = False
-                if refused:
-                    table.refused[names] = version.rows
+            table.loading = False
 
     def _read(self, dataset: lance.LanceDataset, missing: Iterable[_Page]) -> dict[_Key, pa.Array]:
         """Read what is missing, fragment by fragment. Raises _TooLargeError, _ClosedError, Lance's errors as ours."""

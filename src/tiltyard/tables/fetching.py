@@ -1,6 +1,6 @@
 """Readers of a search: Lance finds the rows, and fetches them too unless they are in memory already.
 
-An answer is the same either way, byte for byte. Memory serves what most searches are: few rows, of whole columns, of
+An answer has the same rows and columns either way. Memory serves what most searches are: few rows, of whole columns, of
 the latest version, in the order that Lance finds them in.
 """
 

@@ -95,7 +95,10 @@ def large_table(folder: Path, total: int) -> Path:
     """A table whose answer is large; made once per work folder."""
     target = folder / "large"
     if not target.exists():
-        lance.write_dataset(reader(total), str(target))
+        making = folder / "large.making"
+        shutil.rmtree(making, ignore_errors=True)
+        lance.write_dataset(reader(total), str(making))
+        making.rename(target)
     return target
 
 
@@ -117,14 +120,13 @@ def register(source: Path, root: Path, name: str, address: Address) -> None:
     """Give a server a table that is there: its files linked into the root, then registered."""
     folder = "registered.lance"
     shutil.copytree(source, root / folder, copy_function=_link)
-    for location in (str(root / folder), folder):  # Tiltyard takes the whole path, RestAdapter one below its root
+    try:
+        call_json(address, of_table(name, "register"), {"location": str(root / folder)})
+    except RuntimeError as refused:  # Tiltyard takes the whole path, RestAdapter one below its root
         try:
-            call_json(address, of_table(name, "register"), {"location": location})
-        except RuntimeError as error:
-            refused = error
-        else:
-            return
-    raise refused
+            call_json(address, of_table(name, "register"), {"location": folder})
+        except RuntimeError:
+            raise refused from None
 
 
 def _link(source: str, target: str) -> None:

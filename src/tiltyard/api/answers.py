@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.downloads import encode
-
-if TYPE_CHECKING:
-    from tiltyard.bodies import ArrowAnswer
+from tiltyard.bodies import ArrowAnswer
 
 MADE_AHEAD = 16 << 20
 """Bytes of a limited answer that are made before its head is sent: up to here an answer that is too large is 400."""
@@ -63,3 +61,8 @@ class Download:
             if self._most and self._made > self._most:
                 raise TooLargeError(self._most)
         return chunk
+
+
+def outgoing(result: Any, media: str, most: int) -> Any:
+    """What an operation answers; Arrow as a Download. Raises what that raises."""
+    return Download(result, media, most) if isinstance(result, ArrowAnswer) else result

@@ -19,7 +19,7 @@ from lance_namespace.errors import ErrorCode, UnsupportedOperationError
 
 from tiltyard.api import metrics, oauth, plain, remote
 from tiltyard.api.accounts import Accounts
-from tiltyard.api.answers import Download, TooLargeError
+from tiltyard.api.answers import Download, TooLargeError, outgoing
 from tiltyard.api.arrivals import Arrivals
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
@@ -36,7 +36,6 @@ from tiltyard.api.safety import check_single
 from tiltyard.api.threads import Threads
 from tiltyard.api.turns import Turns
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
-from tiltyard.bodies import ArrowAnswer
 from tiltyard.context import Context, Services
 from tiltyard.faults import Point, reach
 from tiltyard.operations import Later, Served
@@ -77,9 +76,8 @@ class Api:
         """One HTTP request."""
         headers: Headers = dict(scope["headers"])
         call = self._accounts.open(scope, _request_id(headers))
-        speaks_remote = remote.speaks(scope["raw_path"], headers)
         send_whole = scope.get("extensions", {}).get(SEND_WHOLE)
-        exchange = Exchange(send, call, send_whole, speaks_remote, remote.ALWAYS if speaks_remote else ())
+        exchange = Exchange(send, call, send_whole, remote.speaks(scope["raw_path"], headers))
         try:
             await self._answer(scope, headers, receive, exchange)
         except Exception as error:  # the one place where every failure becomes an answer
@@ -191,9 +189,7 @@ class Api:
     def _at_once(self, served: Served, ctx: Context, request: Any, accept: bytes) -> Any:
         """What an operation answers on the event loop; Arrow as a Download, all of which is made."""
         result = served.function(served.admit(ctx, request), request)
-        if not isinstance(result, ArrowAnswer):
-            return result
-        return Download(result, media_type(accept), self._services.settings.max_result_bytes)
+        return outgoing(result, media_type(accept), self._services.settings.max_result_bytes)
 
     async def _run(
         self, route: Route, ctx: Context, request: Any, body: bytes, once: Once | None, receive: Receive

@@ -6,9 +6,10 @@ are two: two calls of the system, two packets, and a client that wakes up twice.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from tiltyard.api.remote import VERSION_HEADER
 from tiltyard.api.safety import SAFETY, SAFETY_LINES
 
 if TYPE_CHECKING:
@@ -25,17 +26,16 @@ MOST_AT_ONCE = 64 << 10
 
 Header = tuple[bytes, bytes]
 
+_VERSION_LINE = b"%s: %s\r\n" % VERSION_HEADER
+
 
 class Exchange:
     """The answer to one request."""
 
-    def __init__(
-        self, send: Send, call: Call, send_whole: SendWhole | None, remote: bool, always: Iterable[Header]
-    ) -> None:
-        """`remote` is for clients of lancedb's remote protocol; `always` are headers that all answers have."""
+    def __init__(self, send: Send, call: Call, send_whole: SendWhole | None, remote: bool) -> None:
+        """`remote` is for clients of lancedb's remote protocol."""
         self._send = send
         self._send_whole = send_whole
-        self._always = tuple(always)
         self.call = call
         self.request_id = call.request_id
         self.remote = remote
@@ -49,7 +49,7 @@ class Exchange:
                 media.encode(),
                 self.request_id.encode(),
                 SAFETY_LINES,
-                b"".join(b"%s: %s\r\n" % header for header in self._always),
+                _VERSION_LINE if self.remote else b"",
                 len(body),
             )
             if self._send_whole(status, lines, body):
@@ -74,5 +74,7 @@ class Exchange:
 
     async def _send_head(self, status: int, media: str, further: tuple[Header, ...]) -> None:
         named = ((b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()))
-        headers = [*named, *SAFETY, *self._always, *further]
+        headers = [*named, *SAFETY, *further]
+        if self.remote:
+            headers.append(VERSION_HEADER)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

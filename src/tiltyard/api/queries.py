@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ErrorCode, ServiceUnavailableError
 
-from tiltyard.api.answers import Download
+from tiltyard.api.answers import Download, outgoing
 from tiltyard.api.problems import HttpError
-from tiltyard.bodies import ArrowAnswer
 from tiltyard.faults import Point, reach
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Query:
         def work() -> Any:
             result = served.function(ctx, request)
             reach(Point.BEFORE_ANSWER)
-            return Download(result, media, self._most) if isinstance(result, ArrowAnswer) else result
+            return outgoing(result, media, self._most)
 
         running = self.start(work)
         try:

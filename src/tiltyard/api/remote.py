@@ -23,7 +23,7 @@ from tiltyard.paging import namespaces_scope, tables_scope
 from tiltyard.schemas import from_json, to_json, to_remote_json
 from tiltyard.spec import ARROW_STREAM, Operation, models
 
-ALWAYS = ((b"phalanx-version", b"0.5.0"),)
+VERSION_HEADER = (b"phalanx-version", b"0.5.0")
 """Tells lancedb what this server can: several vectors in one request, structured full text, multipart writes, blobs."""
 
 DATABASE_HEADER = b"x-lancedb-database"

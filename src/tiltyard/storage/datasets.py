@@ -132,15 +132,10 @@ class Datasets:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
 
     def _latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
-        key = (location, branch)
-        with self._lock:
-            handle = self._handles.get(key)
-            if handle is not None:
-                self._handles.move_to_end(key)
-        if handle is not None and _is_latest(handle, location, branch):
-            return handle
-        handle = self.writer(location, options, branch)
-        self.keep(location, branch, handle)
+        handle = self.current(location, branch)
+        if handle is None:
+            handle = self.writer(location, options, branch)
+            self.keep(location, branch, handle)
         return handle
 
     def keep(self, location: str, branch: str | None, handle: lance.LanceDataset) -> None:
@@ -163,10 +158,14 @@ class Datasets:
         """Whether main's latest version, as far as this process knows, is open."""
         return (location, MAIN_BRANCH) in self._handles
 
-    def current(self, location: str) -> lance.LanceDataset | None:
-        """A shared handle of main's latest version, None where that is not open: see `reader`."""
-        handle = self._handles.get((location, MAIN_BRANCH))
-        return handle if handle is not None and _is_latest(handle, location, MAIN_BRANCH) else None
+    def current(self, location: str, branch: str = MAIN_BRANCH) -> lance.LanceDataset | None:
+        """A shared handle of a branch's latest version, None where that is not open: see `reader`."""
+        key = (location, branch)
+        with self._lock:
+            handle = self._handles.get(key)
+            if handle is not None:
+                self._handles.move_to_end(key)
+        return handle if handle is not None and _is_latest(handle, location, branch) else None
 
     def forget(self, location: str) -> None:
         """Drop the cached handles and pages of a table that is gone."""

@@ -23,7 +23,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import Facts
 from tiltyard.storage.locations import canonical, is_local, is_within
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
-from tiltyard.storage.page_cache import PageCache
+from tiltyard.storage.page_cache import PageCache, place_of
 from tiltyard.storage.road import Road
 
 _MOST_HANDLES = 1024
@@ -140,7 +140,7 @@ class Datasets:
 
     def keep(self, location: str, branch: str | None, handle: lance.LanceDataset) -> None:
         """Share a handle that a commit gave, so that the next request need not open the table again."""
-        key = (location, branch or MAIN_BRANCH)
+        key = place_of(location, branch)
         with self._lock:
             self._handles[key] = handle
             self._handles.move_to_end(key)

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
+from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 Place = tuple[str, str]
 """A table's location, and a branch of it."""
+
+
+def place_of(location: str, branch: str | None = None) -> Place:
+    """The place of a branch as requests name it: main is meant where none is named."""
+    return location, branch or MAIN_BRANCH
 
 
 class Rows:
@@ -101,10 +107,9 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What can be kept of a handle, of `all` its columns; `rows` counts those of its fragments, deleted ones too."""
+    """What can be kept of a handle; `rows` counts those of its fragments, deleted ones too."""
 
     fragments: tuple[_Fragment, ...]
-    all: _Names
     columns: Mapping[str, _Column]
     rows: int
     by_id: bool
@@ -227,14 +232,11 @@ class PageCache:
             self._threads.submit(self._fill, place, table, dataset, version, names, missing)
         return None
 
-    def has(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> bool:
-        """Whether queries for these columns, all unless told, are answered from memory already."""
-        if names is None:
-            version = self._versions.get(dataset)
-            names = () if version is None else version.all
+    def has(self, place: Place, dataset: lance.LanceDataset, names: _Names) -> bool:
+        """Whether queries for these columns are answered from memory already."""
         with self._lock:
             table = self._tables.get(place)
-            return table is not None and table.views.get(dataset, {}).get(tuple(names)) is not None
+            return table is not None and table.views.get(dataset, {}).get(names) is not None
 
     def load(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
         """Read columns now, all that can be kept unless told. Raises UnsupportedOperationError if that cannot be."""
@@ -398,9 +400,7 @@ def _version_of(dataset: lance.LanceDataset, most: int) -> _Version | None:
     }
     described = tuple(_described(fragment) for fragment in fragments)
     by_id = all(fragment.row_id_meta is None for fragment in fragments)
-    return _Version(
-        described, tuple(dataset.schema.names), columns, sum(fragment.rows for fragment in described), by_id
-    )
+    return _Version(described, columns, sum(fragment.rows for fragment in described), by_id)
 
 
 def _described(fragment: FragmentMetadata) -> _Fragment:

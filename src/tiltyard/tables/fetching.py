@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from tiltyard.tables.lookups import unlimited
-from tiltyard.tables.search_plan import ROW_ID
+from tiltyard.tables.search_plan import ROW_ID, column_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def _shown(search: Search) -> tuple[str, ...] | None:
     columns = options.get("columns")
     if columns is None:
         score = ("_distance",) if search.nearest else ("_score",) if "full_text_query" in options else ()
-        return (*search.names, *score)
+        return (*column_names(search.dataset), *score)
     if not isinstance(columns, list) or len(set(columns)) < len(columns):
         return None
     return tuple(columns) if any(name not in _SCORES for name in columns) else None

@@ -24,6 +24,7 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors, no_column
+from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, IndexOrder, describe, index_job
@@ -286,6 +287,6 @@ def prewarm_table_page_cache(
     known = table.dataset.schema.names
     if unknown := [name for name in request.columns or () if name not in known]:
         raise no_column(unknown[0], known)
-    place = table.record.location, request.branch or MAIN_BRANCH
+    place = place_of(table.record.location, request.branch)
     ctx.storage.datasets.pages.load(place, table.dataset, request.columns)
     return models.PrewarmTablePageCacheResponse()

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access import narrowing_of
-from tiltyard.ids import MAIN_BRANCH, table_id
+from tiltyard.ids import table_id
+from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.opening import open_at_hand
+from tiltyard.tables.search_plan import column_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +91,9 @@ def looking_up(ctx: Context, request: models.QueryTableRequest) -> Context | Non
     except LanceNamespaceError:
         return None  # the operation says it again, in a thread
     dataset, pages = table.dataset, ctx.storage.datasets.pages
-    names = None if request.columns is None else request.columns.column_names
-    if not pages.has((table.record.location, MAIN_BRANCH), dataset, names):
+    asked = request.columns.column_names if request.columns else None
+    names = column_names(dataset) if asked is None else tuple(asked)
+    if not pages.has(place_of(table.record.location), dataset, names):
         return None
     facts = _facts_of(dataset)
     if column not in facts.columns or not facts.pace.quick:

@@ -18,10 +18,11 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege, narrowing_of
 from tiltyard.access.needs import on_table
 from tiltyard.bodies import ArrowAnswer
-from tiltyard.ids import MAIN_BRANCH, table_id
+from tiltyard.ids import table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fetching import Pages, Reader, readers
 from tiltyard.tables.lookups import looking_up
@@ -54,7 +55,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     table, bounds = open_within(ctx, request.id, request.branch, request.version)
     pages = None
     if request.version is None and request.k <= _SMALL:
-        pages = Pages(ctx.storage.datasets.pages, (table.record.location, request.branch or MAIN_BRANCH))
+        pages = Pages(ctx.storage.datasets.pages, place_of(table.record.location, request.branch))
     if bounds is not None:
         return _within(ctx, table.dataset, request, bounds, pages)
     with _query_errors(table.dataset):

@@ -72,6 +72,11 @@ def _facts_of(dataset: lance.LanceDataset) -> _Facts:
     return found
 
 
+def column_names(dataset: lance.LanceDataset) -> tuple[str, ...]:
+    """All columns of a version."""
+    return _facts_of(dataset).names
+
+
 def indexed_text(dataset: lance.LanceDataset) -> list[str]:
     """The columns with a full-text index."""
     found = (index for index in dataset.describe_indices() if index.index_type.lower() in ("inverted", "fts"))
@@ -92,11 +97,6 @@ class Search:
     numbered: bool
     hidden: frozenset[str]
     most: int | None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The table's columns."""
-        return _facts_of(self.dataset).names
 
     def scanners(self) -> Iterator[LanceScanner]:
         """In the order of the query vectors."""

@@ -15,8 +15,9 @@ import pytest
 from lance_namespace.errors import UnsupportedOperationError
 from tests.tables.querying import Table, rows
 
-from tiltyard.storage import page_cache
-from tiltyard.storage.page_cache import PageCache, Rows
+from tiltyard.storage import page_cache, pages
+from tiltyard.storage.page_cache import PageCache
+from tiltyard.storage.pages import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +94,7 @@ def test_columns_come_in_once_queries_have_paid_for_them(
     cache: PageCache, uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
 ) -> None:
     dataset = lance.dataset(uri)
-    size = 600 * (8 + page_cache._GUESSED_WIDTH)
+    size = 600 * (8 + pages._GUESSED_WIDTH)
     monkeypatch.setattr(page_cache, "_WORTH", size // 3 + 1)
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(2)] == [None, None]
     assert not reads
@@ -283,7 +284,7 @@ def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: PageCache
 
 
 def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
-    monkeypatch.setattr(page_cache, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
+    monkeypatch.setattr(pages, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
     cache, dataset = PageCache(8_000), lance.dataset(uri)
     assert cache.rows(PLACE, dataset, NAMES) is None
     until = time.monotonic() + 30

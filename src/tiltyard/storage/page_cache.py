@@ -7,7 +7,6 @@ change, so appends and deletes leave it valid, and a new version costs no more t
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import weakref
@@ -15,20 +14,21 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.pages import MOST_FRAGMENTS, Page, Rows, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import lance
-    from lance.fragment import FragmentMetadata
+
+    from tiltyard.storage.pages import Fragment, Key, Names, Version
 
 _log = logging.getLogger(__name__)
 
@@ -36,19 +36,11 @@ _WORTH = 4 << 20
 """Bytes that one query may cause to be read: columns come in once the queries that ask for them are worth their size.
 
 A table of 50 MB is read after a dozen queries, one that somebody looks into once never is."""
-_MOST_FRAGMENTS = 64
-"""To look at so many, once a version, takes about as long as to open the table."""
 _MOST_TABLES = 1024
 _REST_SECONDS = 60.0
 """For how long a table is left alone that could not be read."""
 _MOST_VIEWS = 256
 """Choices of columns of one version."""
-_GUESSED_WIDTH = 64
-"""Bytes of a value whose length varies, as guessed before it is read; what is read is measured."""
-_OFFSETS = 0xFFFF_FFFF
-_VARYING = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-_LISTS = (pa.types.is_list, pa.types.is_large_list)
-
 Place = tuple[str, str]
 """A table's location, and a branch of it."""
 
@@ -56,92 +48,6 @@ Place = tuple[str, str]
 def place_of(location: str, branch: str | None = None) -> Place:
     """The place of a branch as requests name it: main is meant where none is named."""
     return location, branch or MAIN_BRANCH
-
-
-class Rows:
-    """Columns of one version of a table, all its rows, by row address."""
-
-    def __init__(self, schema: pa.Schema, fragments: Mapping[int, pa.RecordBatch], by_id: bool) -> None:
-        """`by_id`: row ids are addresses in this table."""
-        self.fields = {one.name: one for one in schema}
-        self.address = "_rowid" if by_id else "_rowaddr"
-        self._fragments = fragments
-        self._only = fragments.get(0) if len(fragments) == 1 else None
-
-    def take(self, addresses: pa.UInt64Array) -> list[pa.Array]:
-        """The columns at these rows, in their order. Raises KeyError, pa.ArrowIndexError for what is no row here."""
-        if self._only is not None:
-            return list(self._only.take(addresses).columns)
-        places = addresses.to_numpy()
-        numbers, offsets = places >> 32, places & _OFFSETS
-        order = np.argsort(numbers, kind="stable")
-        starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        parts = [
-            self._fragments[int(numbers[rows[0]])].take(pa.array(offsets[rows]))
-            for rows in np.split(order, starts[1:])
-            if len(rows)
-        ]
-        if not parts:
-            return list(next(iter(self._fragments.values())).slice(0, 0).columns)
-        return list(pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable"))).columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fragment:
-    """A fragment of a version; `content` is what its values are made of: the same text, the same values."""
-
-    number: int
-    rows: int
-    deleted: bool
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column that can be kept: its field, the id that Lance gives it for good, and about how wide a value is."""
-
-    field: pa.Field
-    id: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """What can be kept of a handle; `rows` counts those of its fragments, deleted ones too."""
-
-    fragments: tuple[_Fragment, ...]
-    columns: Mapping[str, _Column]
-    rows: int
-    by_id: bool
-
-    def pages(self, names: Iterable[str]) -> Iterator[_Page]:
-        """All that these columns consist of."""
-        return (_Page(fragment, self.columns[name]) for fragment in self.fragments for name in names)
-
-    def size(self, names: Iterable[str]) -> int:
-        """About how many bytes these columns take."""
-        return self.rows * sum(self.columns[name].width for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """A column of a fragment."""
-
-    fragment: _Fragment
-    column: _Column
-
-    @property
-    def key(self) -> _Key:
-        return self.fragment.content, self.column.id
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it takes."""
-        return self.fragment.rows * self.column.width
-
-
-_Key = tuple[str, int]
-_Names = tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -152,21 +58,21 @@ class _Table:
     `refused`, so many rows were too large. Until `rests_until` nothing is read, since it could not be.
     """
 
-    pages: dict[_Key, pa.Array] = field(default_factory=dict)
-    views: weakref.WeakKeyDictionary[lance.LanceDataset, dict[_Names, Rows | None]] = field(
+    pages: dict[Key, pa.Array] = field(default_factory=dict)
+    views: weakref.WeakKeyDictionary[lance.LanceDataset, dict[Names, Rows | None]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     size: int = 0
     paid: int = 0
-    refused: dict[_Names, int] = field(default_factory=dict)
+    refused: dict[Names, int] = field(default_factory=dict)
     rests_until: float = 0.0
     loading: bool = False
 
-    def may_read(self, names: _Names, rows: int) -> bool:
+    def may_read(self, names: Names, rows: int) -> bool:
         """Whether it is worth a try to read columns of a version with so many rows."""
         return not self.loading and rows < self.refused.get(names, rows + 1) and monotonic() >= self.rests_until
 
-    def enter(self, dataset: lance.LanceDataset, names: _Names, rows: Rows | None) -> None:
+    def enter(self, dataset: lance.LanceDataset, names: Names, rows: Rows | None) -> None:
         """Remember a view."""
         views = self.views.setdefault(dataset, {})
         if len(views) >= _MOST_VIEWS:
@@ -193,7 +99,7 @@ class PageCache:
         self._most = most
         self._tables: OrderedDict[Place, _Table] = OrderedDict()
         self._lock = threading.Lock()
-        self._versions: weakref.WeakKeyDictionary[lance.LanceDataset, _Version | None] = weakref.WeakKeyDictionary()
+        self._versions: weakref.WeakKeyDictionary[lance.LanceDataset, Version | None] = weakref.WeakKeyDictionary()
         self._threads = ThreadPoolExecutor(1, "page-cache")
         self._closed = False
 
@@ -203,7 +109,7 @@ class PageCache:
         with self._lock:
             return sum(table.size for table in self._tables.values())
 
-    def rows(self, place: Place, dataset: lance.LanceDataset, names: _Names) -> Rows | None:
+    def rows(self, place: Place, dataset: lance.LanceDataset, names: Names) -> Rows | None:
         """Columns of a table's latest version, if they are all here; else they may be soon. Never waits for Lance."""
         if not self._most:
             return None
@@ -232,7 +138,7 @@ class PageCache:
             self._threads.submit(self._fill, place, table, dataset, version, names, missing)
         return None
 
-    def has(self, place: Place, dataset: lance.LanceDataset, names: _Names) -> bool:
+    def has(self, place: Place, dataset: lance.LanceDataset, names: Names) -> bool:
         """Whether queries for these columns are answered from memory already."""
         with self._lock:
             table = self._tables.get(place)
@@ -244,7 +150,7 @@ class PageCache:
         if version is None or not self._most:
             raise UnsupportedOperationError(
                 "Rows of this table are not kept in memory: the server has no room for any (page_cache_bytes), or the "
-                f"table has no rows, over {_MOST_FRAGMENTS} fragments (compact it) or files of an older format."
+                f"table has no rows, over {MOST_FRAGMENTS} fragments (compact it) or files of an older format."
             )
         chosen = tuple(version.columns if names is None else names)
         if others := sorted(set(chosen) - version.columns.keys()):
@@ -282,12 +188,12 @@ class PageCache:
             self._tables.move_to_end(place)
         return table
 
-    def _view(self, table: _Table, dataset: lance.LanceDataset, version: _Version, names: _Names) -> Rows:
+    def _view(self, table: _Table, dataset: lance.LanceDataset, version: Version, names: Names) -> Rows:
         columns = [version.columns[name] for name in names]
         schema = pa.schema([column.field for column in columns])
         fragments = {
             fragment.number: pa.RecordBatch.from_arrays(
-                [table.pages[_Page(fragment, column).key] for column in columns], schema=schema
+                [table.pages[Page(fragment, column).key] for column in columns], schema=schema
             )
             for fragment in version.fragments
         }
@@ -295,10 +201,10 @@ class PageCache:
         table.enter(dataset, names, rows)
         return rows
 
-    def _version(self, dataset: lance.LanceDataset) -> _Version | None:
+    def _version(self, dataset: lance.LanceDataset) -> Version | None:
         """What can be kept of a version, None if nothing; looked up once per handle, since handles stay as they are."""
         if dataset not in self._versions:
-            self._versions[dataset] = _version_of(dataset, self._most)
+            self._versions[dataset] = version_of(dataset, self._most)
         return self._versions[dataset]
 
     def _fill(
@@ -306,9 +212,9 @@ class PageCache:
         place: Place,
         table: _Table,
         dataset: lance.LanceDataset,
-        version: _Version,
-        names: _Names,
-        missing: list[_Page],
+        version: Version,
+        names: Names,
+        missing: list[Page],
     ) -> None:
         """For the thread: read what queries have paid for."""
         try:
@@ -326,12 +232,12 @@ class PageCache:
         finally:
             table.loading = False
 
-    def _read(self, dataset: lance.LanceDataset, missing: Iterable[_Page]) -> dict[_Key, pa.Array]:
+    def _read(self, dataset: lance.LanceDataset, missing: Iterable[Page]) -> dict[Key, pa.Array]:
         """Read what is missing, fragment by fragment. Raises _TooLargeError, _ClosedError, Lance's errors as ours."""
-        fragments: dict[_Fragment, list[_Page]] = {}
+        fragments: dict[Fragment, list[Page]] = {}
         for page in missing:
             fragments.setdefault(page.fragment, []).append(page)
-        found: dict[_Key, pa.Array] = {}
+        found: dict[Key, pa.Array] = {}
         left = self._most
         for fragment, pages in fragments.items():
             with lance_errors(dataset):
@@ -340,7 +246,7 @@ class PageCache:
             found |= {page.key: array for page, array in zip(pages, arrays, strict=True)}
         return found
 
-    def _columns(self, dataset: lance.LanceDataset, fragment: _Fragment, names: list[str], most: int) -> list[pa.Array]:
+    def _columns(self, dataset: lance.LanceDataset, fragment: Fragment, names: list[str], most: int) -> list[pa.Array]:
         """Columns of one fragment as its files have them."""
         source = dataset.get_fragment(fragment.number)
         assert source is not None
@@ -361,7 +267,7 @@ class PageCache:
             raise _TooLargeError  # more than the offsets of one array can say
         return arrays
 
-    def _add(self, place: Place, table: _Table, version: _Version, pages: dict[_Key, pa.Array]) -> None:
+    def _add(self, place: Place, table: _Table, version: Version, pages: dict[Key, pa.Array]) -> None:
         """Keep pages, without those of older versions, and make room for them. Raises _TooLargeError."""
         contents = {fragment.content for fragment in version.fragments}
         with self._lock:
@@ -381,51 +287,3 @@ class PageCache:
                     break
                 if other != place:
                     total -= self._tables.pop(other).size
-
-
-def _version_of(dataset: lance.LanceDataset, most: int) -> _Version | None:
-    if not 0 < dataset.count_rows() <= most:
-        return None  # each takes a byte at least; the fragments of a huge table take long to list
-    found = dataset.get_fragments()
-    if not 0 < len(found) <= _MOST_FRAGMENTS:
-        return None
-    fragments = [fragment.metadata for fragment in found]
-    if not all(fragment.physical_rows for fragment in fragments):
-        return None  # old manifests do not say
-    ids = {one.name(): one.id() for one in dataset.lance_schema.fields()}
-    columns = {
-        one.name: _Column(one, ids[one.name], width)
-        for one in dataset.schema
-        if one.name in ids and not any(sign in one.name for sign in ".`") and (width := _width(one)) is not None
-    }
-    described = tuple(_described(fragment) for fragment in fragments)
-    by_id = all(fragment.row_id_meta is None for fragment in fragments)
-    return _Version(described, columns, sum(fragment.rows for fragment in described), by_id)
-
-
-def _described(fragment: FragmentMetadata) -> _Fragment:
-    content: dict[str, Any] = fragment.to_json()
-    deletion = content.pop("deletion_file")
-    return _Fragment(fragment.id, fragment.physical_rows, deletion is not None, json.dumps(content, sort_keys=True))
-
-
-def _width(column: pa.Field) -> int | None:
-    """About how many bytes a value has; None for kinds that Lance does not read as its files have them, as blobs."""
-    if column.metadata and any(key.startswith((b"ARROW:extension", b"lance-encoding:blob")) for key in column.metadata):
-        return None
-    kind = column.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return None
-    if pa.types.is_fixed_size_list(kind):
-        width = _width(kind.value_field)
-        return None if width is None else width * kind.list_size
-    if any(is_list(kind) for is_list in _LISTS):
-        return None if _width(kind.value_field) is None else _GUESSED_WIDTH
-    if pa.types.is_struct(kind):
-        widths = [_width(one) for one in kind]
-        return None if None in widths else sum(width for width in widths if width is not None)
-    if any(varies(kind) for varies in _VARYING):
-        return _GUESSED_WIDTH
-    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind):
-        return max(1, int(kind.bit_width) // 8)
-    return None

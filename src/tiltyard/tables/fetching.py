@@ -17,7 +17,8 @@ from tiltyard.tables.search_plan import ROW_ID, column_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tiltyard.storage.page_cache import PageCache, Place, Rows
+    from tiltyard.storage.page_cache import PageCache, Place
+    from tiltyard.storage.pages import Rows
     from tiltyard.tables.search_plan import Search
 
 _SCORES = ("_distance", "_score")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import lance
 from lance_namespace.errors import (
@@ -27,6 +29,10 @@ from tiltyard.storage.page_cache import PageCache, place_of
 from tiltyard.storage.road import Road
 
 _MOST_HANDLES = 1024
+_MOST_STEPS = 64
+"""A handle that so many commits came after is opened anew."""
+_SURELY_PAST_NS = 1_000_000_000
+"""Two changes of a folder that lie so far apart leave different times; the clock of files is coarse."""
 
 
 def nothing_shared(location: str, base: str) -> bool:
@@ -134,9 +140,29 @@ class Datasets:
     def _latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
         handle = self.current(location, branch)
         if handle is None:
-            handle = self.writer(location, options, branch)
+            handle = self._moved_on(location, branch) or self.writer(location, options, branch)
             self.keep(location, branch, handle)
         return handle
+
+    def _moved_on(self, location: str, branch: str) -> lance.LanceDataset | None:
+        """What a handle becomes that a few commits came after: to open a table anew, Lance lists all its versions.
+
+        None for a table that is not on a local disk, or not open; with tags or branches there may be gaps.
+        """
+        handle = self._handles.get((location, branch))
+        if handle is None or not is_local(location):
+            return None
+        folder, first = f"{location}/{versions_folder(branch)}", handle.version
+        steps = range(first, first + _MOST_STEPS)
+        version = next((at for at in steps if not os.access(_manifests(folder, at)[1], os.F_OK)), first)
+        if version == first or os.access(f"{location}/_refs", os.F_OK):
+            return None
+        line = None if branch == MAIN_BRANCH else branch
+        try:
+            with lance_errors():
+                return self.checked(location, handle.checkout_version((line, version)))
+        except (TableVersionNotFoundError, InvalidTableStateError):
+            return None
 
     def keep(self, location: str, branch: str | None, handle: lance.LanceDataset) -> None:
         """Share a handle that a commit gave, so that the next request need not open the table again."""
@@ -175,26 +201,68 @@ class Datasets:
                 del self._handles[key]
 
 
-_names: weakref.WeakKeyDictionary[lance.LanceDataset, tuple[str, str]] = weakref.WeakKeyDictionary()
-"""The files of a handle's version and of the next one."""
+class _Places(NamedTuple):
+    """Where to look whether a handle is the latest version, on a local disk."""
+
+    this: str
+    following: str
+    versions: str
+    references: str
 
 
-def _named(handle: lance.LanceDataset, folder: str) -> tuple[str, str]:
-    this, following = (folder + manifest_name(handle.version + more, NamingScheme.V2) for more in (0, 1))
-    _names[handle] = this, following
+_places: weakref.WeakKeyDictionary[lance.LanceDataset, _Places] = weakref.WeakKeyDictionary()
+_confirmed: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKeyDictionary()
+"""When the folder of versions last changed, for handles found the latest since then."""
+
+
+def _placed(handle: lance.LanceDataset, location: str, branch: str) -> _Places:
+    folder = f"{location}/{versions_folder(branch)}"
+    places = _Places(*_manifests(folder, handle.version), folder, f"{location}/_refs")
+    _places[handle] = places
+    return places
+
+
+def _manifests(folder: str, version: int) -> tuple[str, str]:
+    """The files of a version and of the next one."""
+    this, following = (f"{folder}/{manifest_name(version + more, NamingScheme.V2)}" for more in (0, 1))
     return this, following
 
 
 def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
     """Whether no commit came after a handle; a table that cannot be asked is opened anew, which tells why.
 
-    On local disks it is enough to look for the next version's file: to list a folder of many versions takes longer
-    than most queries.
+    On local disks it is mostly enough to look for the next version's file: to list a folder of many versions takes
+    longer than most queries.
     """
-    if is_local(location):
-        this, following = _names.get(handle) or _named(handle, f"{location}/{versions_folder(branch)}/")
-        if os.access(this, os.F_OK):  # which raises nothing for what is not there: a third of the time of a stat
-            return not os.access(following, os.F_OK)
+    if not is_local(location):
+        return _says_latest(handle)
+    places = _places.get(handle) or _placed(handle, location, branch)
+    if not os.access(places.this, os.F_OK):  # which raises nothing for what is not there: a third of a stat's time
+        return _says_latest(handle)
+    if os.access(places.following, os.F_OK):
+        return False
+    return not os.access(places.references, os.F_OK) or _none_beyond(handle, places.versions)
+
+
+def _none_beyond(handle: lance.LanceDataset, versions: str) -> bool:
+    """Whether a version that a tag or a branch may keep is the latest: those right behind it may have been cleaned up.
+
+    What is there is listed once for each change of the folder. One of the last moment is not relied on: another may
+    leave the same time.
+    """
+    try:
+        changed = os.stat(versions).st_mtime_ns  # noqa: PTH116  # a third of the time of a Path's
+    except FileNotFoundError:
+        return False
+    if _confirmed.get(handle) == changed:
+        return True
+    latest = _says_latest(handle)
+    if latest and time.time_ns() - changed > _SURELY_PAST_NS:
+        _confirmed[handle] = changed
+    return latest
+
+
+def _says_latest(handle: lance.LanceDataset) -> bool:
     try:
         with lance_errors():
             return bool(handle.latest_version == handle.version)

@@ -1,0 +1,106 @@
+"""Shared handles: whatever happened to a table since they were opened, they are its latest version."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from tiltyard.storage import datasets
+from tiltyard.storage.datasets import Datasets
+
+ROW = pa.table({"a": [1]})
+
+
+def append(place: str, times: int = 1) -> None:
+    for _ in range(times):
+        lance.write_dataset(ROW, place, mode="append")
+
+
+def clean_up(place: str) -> None:
+    lance.dataset(place).cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    lance.write_dataset(ROW, tmp_path / "t.lance")
+    return str(tmp_path / "t.lance")
+
+
+@pytest.fixture
+def opened() -> Datasets:
+    return Datasets(1 << 20, 1 << 20)
+
+
+@pytest.mark.parametrize("commits", [1, 2, 7, datasets._MOST_STEPS, datasets._MOST_STEPS + 3])
+def test_reader_after_commits_of_others_has_the_last(opened: Datasets, place: str, commits: int) -> None:
+    assert opened.reader(place, {}).version == 1
+    append(place, commits)
+    latest = opened.reader(place, {})
+    assert latest.version == 1 + commits and latest.count_rows() == 1 + commits
+    assert opened.reader(place, {}) is latest
+
+
+def test_reader_opens_nothing_anew_for_a_few_commits(
+    opened: Datasets, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.reader(place, {})
+    append(place, 3)
+
+    def opens(*_: object, **__: object) -> lance.LanceDataset:
+        raise AssertionError("opened anew")
+
+    monkeypatch.setattr(opened, "writer", opens)
+    assert opened.reader(place, {}).version == 4
+
+
+def test_reader_of_a_branch_moves_on_along_it(opened: Datasets, place: str) -> None:
+    branch = lance.dataset(place).create_branch("b")
+    before = opened.reader(place, {}, "b")
+    lance.write_dataset(ROW, branch, mode="append")
+    append(place, 5)
+    assert opened.reader(place, {}, "b").version == before.version + 1
+    assert opened.reader(place, {}).version == 6
+
+
+@pytest.mark.parametrize("kept", ["tag", "branch"])
+def test_reader_of_a_kept_version_sees_those_beyond_a_gap(opened: Datasets, place: str, kept: str) -> None:
+    """Clean-up leaves what has a tag or a branch, and takes the versions right behind it."""
+    if kept == "tag":
+        lance.dataset(place).tags.create("kept", 1)
+    else:
+        lance.dataset(place).create_branch("kept")
+    assert opened.reader(place, {}).version == 1
+    append(place, 3)
+    clean_up(place)
+    assert opened.reader(place, {}).version == 4
+    append(place, 2)
+    assert opened.reader(place, {}).version == 6
+
+
+def test_reader_of_a_tagged_table_lists_its_versions_once(
+    opened: Datasets, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lance.dataset(place).tags.create("kept", 1)
+    monkeypatch.setattr(datasets, "_SURELY_PAST_NS", 0)
+    seen: list[lance.LanceDataset] = []
+    says = datasets._says_latest
+    monkeypatch.setattr(datasets, "_says_latest", lambda handle: seen.append(handle) or says(handle))
+    for _ in range(5):
+        assert opened.reader(place, {}).version == 1
+    assert len(seen) == 1
+    append(place)
+    assert opened.reader(place, {}).version == 2
+    assert opened.reader(place, {}).version == 2
+    assert len(seen) == 2
+
+
+def test_reader_of_a_table_made_again_in_its_place_has_the_new_one(opened: Datasets, place: str) -> None:
+    append(place, 2)
+    assert opened.reader(place, {}).version == 3
+    lance.LanceDataset.drop(place, {"ignore_not_found": "false"})
+    lance.write_dataset(pa.table({"b": ["x"]}), place)
+    assert opened.reader(place, {}).schema.names == ["b"]

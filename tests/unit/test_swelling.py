@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.api.swelling import ROOM, Swelling, _is_plain, check_whole
+from tiltyard.api.swelling import ROOM, Swelling, check_whole
 
 ZEROS = pa.record_batch({"b": pa.array([bytes(1 << 20)] * 80)})
 NULLS = pa.record_batch([pa.nulls(ROOM * 2)], names=["n"])
@@ -67,13 +67,6 @@ def test_check_whole_of_rows_without_bytes_is_refused(file: bool) -> None:
 @pytest.mark.parametrize("file", [False, True])
 def test_check_whole_of_ordinary_rows_is_let_through(options: dict[str, Any], file: bool) -> None:
     check_whole(written(WORDS, file=file, **options), file=file)
-
-
-def test_is_plain_of_a_stream_without_compression_is_known_at_once() -> None:
-    plain = WORDS.drop_columns(["word"])
-    assert _is_plain(written(plain)) and _is_plain(written(plain.slice(0, 0)))
-    assert not _is_plain(written(plain, compression="lz4"))
-    assert not _is_plain(written(NULLS)) and not _is_plain(b"") and not _is_plain(written(plain)[:-8])
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 1000, 1 << 20])

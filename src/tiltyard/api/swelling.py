@@ -24,7 +24,6 @@ _LONGEST_HEAD = 256 << 20
 _BLOCK = struct.Struct("<qi4xq")
 _BUFFER = struct.Struct("<qq")
 _PREFIX = struct.Struct("<II")
-_FOUR = struct.Struct("<6H")
 _I64, _I32, _U32, _U16 = (struct.Struct(f"<{kind}") for kind in "qiIH")
 
 
@@ -194,42 +193,5 @@ def check_whole(data: bytes, *, file: bool) -> None:
     """Look at a body that is here already. Raises ValueError as `Swelling` does."""
     if file:
         Swelling().take_file(data)
-    elif not _is_plain(data):
+    else:
         Swelling().take(memoryview(data))
-
-
-def _is_plain(data: bytes) -> bool:
-    """Whether nothing in a stream is compressed, and it has no more rows than any may: most bodies, told in 4 µs.
-
-    Whatever else there is about it, or if it is none, it is for `Swelling` to say.
-    """
-    at = rows = 0
-    try:
-        while True:
-            first, length = _PREFIX.unpack_from(data, at)
-            if first != _CONTINUES or not length:
-                return bool(first == _CONTINUES and rows <= ROOM)
-            root = at + _HEADED + _U32.unpack_from(data, at + _HEADED)[0]
-            _, kind, batch, body = _fields(data, root)
-            behind = _I64.unpack_from(data, root + body)[0] if body else 0
-            if not kind or data[root + kind] == _DICTIONARY or behind < 0:
-                return False
-            if data[root + kind] == _BATCH:
-                batch += root + _U32.unpack_from(data, root + batch)[0]
-                count, _, _, compression = _fields(data, batch)
-                if compression:
-                    return False
-                rows += max(0, _I64.unpack_from(data, batch + count)[0]) if count else 0
-            at += _HEADED + length + behind
-    except (struct.error, IndexError):
-        return False
-
-
-def _fields(data: bytes, table: int) -> list[int]:
-    """Where the first four fields of a table are, counted from its beginning; 0 for those that are left out."""
-    start = table - _I32.unpack_from(data, table)[0]
-    size, _, *places = _FOUR.unpack_from(data, start)
-    there = size // 2 - 2
-    if there < len(places):
-        places[max(0, there) :] = [0] * (len(places) - max(0, there))
-    return places

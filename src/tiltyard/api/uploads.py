@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
+from tiltyard.api import plain_streams
 from tiltyard.api.intake import Arrived, ClientGoneError, Give, Intake, client_gone, stalled
 from tiltyard.api.problems import HttpError
 from tiltyard.api.swelling import Swelling, check_whole
@@ -138,14 +139,7 @@ class MemoryBody:
         if not data:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
         try:
-            check_whole(data, file=data.startswith(FILE_MAGIC))
-            if data.startswith(FILE_MAGIC):
-                table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
-            else:
-                _check_end(data[-8:])
-                table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-            table.validate(full=True)
-            decimals = with_decimals(table.schema)
+            table, decimals = _rows(data)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise not_arrow(error) from error
         if decimals:
@@ -336,6 +330,21 @@ class StreamedBody:
         if self._held < WINDOW // 2 and self._intake is None:
             self._loop.call_soon_threadsafe(self._room.set)
         return parts
+
+
+def _rows(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
+    """The rows of a whole body, validated, and the positions of its columns with decimals."""
+    file = data.startswith(FILE_MAGIC)
+    plain = None if file else plain_streams.look(data)
+    if plain is None:
+        check_whole(data, file=file)
+    if not file:
+        _check_end(data[-8:])
+    if plain is not None:
+        return plain_streams.read(data, plain)
+    table = (pa.ipc.open_file if file else pa.ipc.open_stream)(pa.py_buffer(data)).read_all()
+    table.validate(full=True)
+    return table, with_decimals(table.schema)
 
 
 def _check_end(tail: bytes) -> None:

@@ -19,8 +19,10 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Permi
 from tests.services.wire import stream
 
 import tiltyard
+from tiltyard.storage import Storage, writing
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.manifests import check_manifest
+from tiltyard.tables import appends
 
 ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})
 
@@ -77,6 +79,26 @@ def test_manifest_that_was_put_there_round_the_server_is_not_read(
             namespace.count_table_rows(request)
     with pytest.raises(PermissionDeniedError, match="outside the folder"):
         namespace.insert_into_table({"id": ["t"]}, stream(ROWS))
+
+
+def test_insert_on_top_of_a_manifest_put_there_meanwhile_does_not_share_what_it_gave(
+    namespace: tiltyard.Namespace, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are in the table, whose latest version is not read for all that."""
+    namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": "false"}}, stream(ROWS))
+    location = namespace.describe_table({"id": ["t"]}).location
+    pending = iter([places["other"]])
+
+    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
+        written = writing.write_rows(storage, table, dataset)
+        for victim in pending:
+            put_foreign_rows(location, victim)
+        return written
+
+    monkeypatch.setattr(appends, "write_rows", write)
+    namespace.insert_into_table({"id": ["t"]}, stream(ROWS))
+    with pytest.raises(PermissionDeniedError, match="outside the folder"):
+        namespace.count_table_rows({"id": ["t"]})
 
 
 def test_clone_table_reads_what_it_shares_and_so_does_one_that_is_registered_again(

@@ -19,6 +19,7 @@ from tiltyard.api.uploads import MemoryBody
 from tiltyard.bodies import ArrowBody
 from tiltyard.spec import models
 from tiltyard.storage import Storage, writing
+from tiltyard.storage.locks import TooBusyError
 from tiltyard.tables import appends
 from tiltyard.tables.insert import insert_into_table
 
@@ -242,6 +243,78 @@ def test_insert_streamed_into_a_table_overwritten_meanwhile_is_a_conflict(server
         insert(server, Overtaken(rows(2)))
     assert len(data_files(server)) == 2
     assert server.open("t").to_table().to_pylist() == [{"other": 1}]
+
+
+def _overwrite(location: str, table: pa.Table) -> None:
+    lance.write_dataset(table, location, mode="overwrite")
+
+
+@pytest.mark.parametrize("managed", [False, True])
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (lambda at: lance.write_dataset(rows(1, 7), at, mode="append"), [0, 1, 7, 5]),
+        (lambda at: _overwrite(at, rows(1, 7)), [7, 5]),
+        (lambda at: _overwrite(at, rows(1, 7).select(["v", "name", "id"])), [7, 5]),
+        (lambda at: lance.dataset(at).delete("id = 0"), [1, 5]),
+        (lambda at: lance.dataset(at).add_columns({"more": "id + 1"}), [0, 1, 5]),
+        (lambda at: lance.dataset(at).optimize.compact_files(), [0, 1, 5]),
+        (lambda at: lance.dataset(at).drop_columns(["name"]), None),
+        (lambda at: lance.dataset(at).alter_columns({"path": "name", "name": "title"}), [0, 1, 5]),
+        (lambda at: lance.dataset(at).alter_columns({"path": "id", "data_type": pa.int32()}), [0, 1, 5]),
+        (lambda at: _overwrite(at, pa.table({"other": [1]})), None),
+    ],
+)
+def test_insert_into_a_table_changed_after_its_rows_were_written_comes_before_or_after(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[str], Any],
+    left: list[int] | None,
+    managed: bool,
+) -> None:
+    """Rows are written before it is one's turn to commit; `left` None: they do not fit any more."""
+    if managed:
+        server.declare("t", managed=True)
+        insert(server, small(rows(2)))
+    else:
+        server.create("t", rows(2))
+    location = server.open("t").uri
+    changes = iter([change])
+
+    def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
+        written = writing.write_rows(storage, table, dataset)
+        for one in changes:
+            one(location)
+        return written
+
+    monkeypatch.setattr(appends, "write_rows", write)
+    if left is None:
+        with pytest.raises(errors.TableSchemaValidationError):
+            insert(server, small(rows(1, 5)))
+    else:
+        response = insert(server, small(rows(1, 5)))
+        assert response.version == server.open("t").version
+        assert server.open("t").to_table()["id"].to_pylist() == left
+    if managed:  # no version ever had rows that could not be read
+        shown = [lance.dataset(location, version=one["version"]).to_table() for one in server.open("t").versions()]
+        assert not any(table["id"].null_count for table in shown if "id" in table.schema.names)
+    used = {file.path for version in server.open("t").versions() for file in _files(location, version["version"])}
+    assert {path.name for path in data_files(server)} == used
+
+
+def _files(location: str, version: int) -> Iterable[Any]:
+    return [file for one in lance.dataset(location, version=version).get_fragments() for file in one.data_files()]
+
+
+def test_insert_whose_turn_does_not_come_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
+    server = Server(tmp_path, conflict_timeout=0.2)
+    server.create("t", rows(1))
+    key = f"{server.open('t').uri}#main+"
+    with server.ctx.storage.locks.hold(key, 1):
+        results = at_once([lambda key=key: insert(server, small(rows(1, key))) for key in range(5)])
+    assert {type(result) for result in results} == {TooBusyError}
+    assert server.open("t").version == 1 and len(data_files(server)) == 1
+    assert insert(server, small(rows(1, 1))).version == 2
 
 
 def test_insert_overwrites_at_once_leave_one_whole(server: Server) -> None:

@@ -15,13 +15,15 @@ from tiltyard.storage.gathering import Gathering
 from tiltyard.storage.locks import Locks
 
 if TYPE_CHECKING:
-    from tiltyard.storage.gathering import Take
+    from collections.abc import Sequence
+
+    from tiltyard.storage.gathering import Waiting
 
 
 def test_submit_alone_runs_at_once() -> None:
-    def run(first: int, take: Take) -> None:
-        (one,) = take()
-        one.outcome = first + 1
+    def run(group: Sequence[Waiting[int]]) -> None:
+        (one,) = group
+        one.outcome = one.item + 1
 
     assert Gathering().submit("key", 1, run).result(10) == 2
 
@@ -30,8 +32,7 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
     gathering, sizes, results = Gathering(), [], {}
     at_the_door, open_door = threading.Semaphore(0), threading.Event()
 
-    def run(first: int, take: Take) -> None:
-        group = take()
+    def run(group: Sequence[Waiting[int]]) -> None:
         open_door.wait(10)  # whoever leads first waits until all the others have come
         sizes.append(len(group))
         time.sleep(0.005)
@@ -64,7 +65,7 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
 def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
     gathering, failed = Gathering(), []
 
-    def run(first: int, take: Take) -> None:
+    def run(group: Sequence[Waiting[int]]) -> None:
         time.sleep(0.005)
         raise RuntimeError("no")
 
@@ -84,8 +85,7 @@ def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
 def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
     gathering, begun, go_on, done = Gathering(), threading.Event(), threading.Event(), []
 
-    def run(first: int, take: Take) -> None:
-        group = take()
+    def run(group: Sequence[Waiting[int]]) -> None:
         begun.set()
         go_on.wait(10)
         for member in group:
@@ -100,30 +100,14 @@ def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
     assert (first.result(10), second.result(10), done) == (1, 2, [1, 2])
 
 
-def test_submit_while_the_first_gets_ready_joins_its_group() -> None:
-    gathering, ready, sizes = Gathering(), threading.Event(), []
-
-    def run(first: int, take: Take) -> None:
-        ready.wait(10)
-        sizes.append(len(take()))
-        for member in take():
-            member.outcome = first
-
-    futures = [gathering.submit("key", number, run) for number in range(5)]
-    ready.set()
-    assert [future.result(10) for future in futures] == [0] * 5
-    assert sizes == [5]
-
-
 def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SECONDS", 10)
     monkeypatch.setattr("tiltyard.storage.gathering.HOPING_GAP_SECONDS", 2)
     gathering, together, sizes = Gathering(), threading.Barrier(4), []
 
-    def run(first: int, take: Take) -> None:
+    def run(group: Sequence[Waiting[int]]) -> None:
         if not sizes:
-            together.wait(10)  # the first group has all of them
-        group = take()
+            together.wait(10)  # the first caller is alone, and the others stand in line meanwhile
         sizes.append(len(group))
         for member in group:
             member.outcome = member.item
@@ -140,7 +124,7 @@ def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pyte
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert sizes == [3] * 20
+    assert sizes == [1] + [3] * 19 + [2]
 
 
 def test_hold_lets_one_in_at_a_time() -> None:

@@ -89,13 +89,15 @@ class Datasets:
         Whoever may write a table's files could name others in a manifest, for the server to read with its own rights.
         Raises PermissionDeniedError.
         """
-        for base in dataset.base_paths().values():
-            if not self.may_use(location, base.path):
-                raise PermissionDeniedError(
-                    "This version has files outside the folder of its table, where the catalog knows of none: it is "
-                    "not read. Whoever administers the server can register the table anew."
-                )
+        if not self._keeps_within(location, dataset):
+            raise PermissionDeniedError(
+                "This version has files outside the folder of its table, where the catalog knows of none: it is "
+                "not read. Whoever administers the server can register the table anew."
+            )
         return dataset
+
+    def _keeps_within(self, location: str, dataset: lance.LanceDataset) -> bool:
+        return all(self.may_use(location, base.path) for base in dataset.base_paths().values())
 
     def may_use(self, location: str, base: str) -> bool:
         """Whether files of a table may lie at a base: in its own folder, or where the catalog says so."""
@@ -165,7 +167,12 @@ class Datasets:
             return None
 
     def keep(self, location: str, branch: str | None, handle: lance.LanceDataset) -> None:
-        """Share a handle that a commit gave, so that the next request need not open the table again."""
+        """Share a handle that a commit gave, so that the next request need not open the table again.
+
+        A commit may have come on top of one that nobody has looked at, so one that `checked` would refuse is not kept.
+        """
+        if not self._keeps_within(location, handle):
+            return
         key = place_of(location, branch)
         with self._lock:
             self._handles[key] = handle

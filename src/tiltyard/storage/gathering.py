@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    Take: TypeAlias = Callable[[], "Sequence[Waiting[Any]]"]
-    Run: TypeAlias = Callable[[Any, Take], None]
+    Run: TypeAlias = Callable[[Sequence["Waiting[Any]"]], None]
 
 T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
 HOPING_SECONDS = 0.02
 """Who was in a group is expected back for so long at most."""
-HOPING_GAP_SECONDS = 0.003
-"""And for no longer than this if nobody comes."""
+HOPING_GAP_SECONDS = 0.006
+"""And for no longer than this if nobody comes. An event loop reads thirty requests before it begins the first."""
 _THREADS = 64
 """As many keys are served at once."""
 
@@ -92,9 +91,8 @@ class Gathering:
     def submit(self, key: Hashable, item: T, run: Run) -> Future[Any]:
         """Have `item` run with others of the same key; the future has its outcome, or its error.
 
-        `run(first, take)` is that of the first in line, given its item. It gets ready, then has the group of `take`,
-        in which is who came meanwhile, too, and sets every member's outcome or error; what it raises is the error of
-        all that have neither.
+        `run(group)` is that of the first in line. It sets every member's outcome or error; what it raises is the error
+        of all that have neither.
         """
         mine = Waiting(item, run)
         with self._lock:
@@ -107,23 +105,17 @@ class Gathering:
         return mine.future
 
     def _lead(self, key: Hashable) -> None:
-        line, group = self._lines[key], list[Waiting[Any]]()
-
-        def take() -> list[Waiting[Any]]:
-            if not group:
-                with self._lock:
-                    group.extend(line.take())
-            return group
-
-        first = line.waiting[0]
+        line = self._lines[key]
+        with self._lock:
+            group = line.take()
         try:
-            first.run(first.item, take)
+            group[0].run(group)
         except BaseException as error:  # noqa: BLE001  # whatever it is, nobody may wait for ever
-            for member in take():
+            for member in group:
                 if member.outcome is None and member.error is None:
                     member.error = error
         finally:
-            for member in take():
+            for member in group:
                 member.settle()
             self._go_on(key, line, len(group))
 

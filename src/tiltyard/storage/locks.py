@@ -25,6 +25,13 @@ _SHARE = 0.2
 _FILES = 1024
 
 
+class TooBusyError(ConcurrentModificationError):
+    """A lock was not free in time."""
+
+    def __init__(self) -> None:
+        super().__init__("Other changes of this table are under way: try again in a moment.")
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A lock that was free. The end of its process frees it too."""
@@ -49,12 +56,12 @@ class Locks:
 
     @contextmanager
     def hold(self, name: str, seconds: float) -> Iterator[None]:
-        """Hold a lock. Raises ConcurrentModificationError if it is not free within `seconds`."""
+        """Hold a lock. Raises TooBusyError if it is not free within `seconds`."""
         deadline = time.monotonic() + seconds
         lock = self._enter(name)
         try:
             if not lock.acquire(timeout=max(seconds, 0)):
-                raise _busy()
+                raise TooBusyError
             try:
                 with self._between_processes(name, deadline):
                     yield
@@ -97,7 +104,7 @@ class Locks:
         with self._file(name).open("w") as file:
             while not _is_free(file):
                 if (now := time.monotonic()) > deadline:
-                    raise _busy()
+                    raise TooBusyError
                 time.sleep(min(max(_FIRST_PAUSE, (now - began) * _SHARE), _LONGEST_PAUSE))
             yield  # closing the file frees the lock
 
@@ -109,7 +116,3 @@ def _is_free(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _busy() -> ConcurrentModificationError:
-    return ConcurrentModificationError("Other changes of this table are under way: try again in a moment.")

@@ -1,8 +1,9 @@
 """Manifests: how their files are named, and what one has to hold.
 
 Follows Lance's table format: a manifest file ends with the position of its protobuf message, a format version and the
-magic `LANC`; field 1 of the message is each column, whose own field 10 is each pair of its metadata, field 3 the
-table's version, field 18 each place outside its folder that has files of it, whose own field 4 is where that is.
+magic `LANC`; field 1 of the message is each column, whose own field 3 is its id and 10 each pair of its metadata,
+field 3 the table's version, field 18 each place outside its folder that has files of it, whose own field 4 is where
+that is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from typing import TypeAlias
 
 from lance_namespace.errors import InvalidInputError
@@ -24,6 +26,7 @@ _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"LANC"
 _COLUMNS_FIELD = 1
+_ID_FIELD = 3
 _METADATA_FIELD = 10
 _VERSION_FIELD = 3
 _BASES_FIELD = 18
@@ -104,6 +107,20 @@ def _read(content: bytes) -> Manifest | None:
                 found.declared.append(_code(value))
     except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
         return None
+    return found
+
+
+def column_ids(content: bytes) -> frozenset[int]:
+    """The ids of all columns, inner ones too, of a manifest that Lance staged in this process: they come first."""
+    (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
+    message = content[position + _LENGTH.size : -_FOOTER.size]
+    columns = (value for key, value in takewhile(lambda pair: pair[0] == _COLUMNS_FIELD, _fields(message)))
+    return frozenset(_id(column) for column in columns if isinstance(column, bytes))
+
+
+def _id(column: bytes) -> int:
+    found = dict(_fields(column)).get(_ID_FIELD, 0)  # protobuf leaves a zero out
+    assert isinstance(found, int)
     return found
 
 

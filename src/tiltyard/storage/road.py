@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
+
+Check = Callable[[int, Callable[[], bytes]], None]
+"""Looks at a version that Lance has staged, and, if it calls for that, at its manifest; raises to have it withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +19,5 @@ class Road:
 
     client: LanceNamespace
     table_id: tuple[str, ...]
+    checks: list[Check] = field(default_factory=list)
+    """What a version has to pass before it is recorded."""

@@ -19,9 +19,10 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 
 from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors, may_have_committed
+from tiltyard.storage.manifests import column_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lance.fragment import FragmentMetadata
 
@@ -158,13 +159,25 @@ def discard(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) 
 
 def discard_failed(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], error: BaseException) -> None:
     """Delete the files of a commit that failed; those of one that may have come to be are left to `gc`."""
-    if not may_have_committed(error):
+    withdrawn = isinstance(error, OvertakenError) and error.withdrawn
+    if not withdrawn and not may_have_committed(error):
         discard(storage, base, fragments)
 
 
 def has_schema(dataset: lance.LanceDataset, schema: pa.Schema) -> bool:
     """Whether fragments written for a new table of this schema can join a table: the ids of the fields agree, too."""
     return bool(dataset.lance_schema == lance.schema.LanceSchema.from_pyarrow(schema))
+
+
+class OvertakenError(ConcurrentModificationError):
+    """Columns that written rows have are gone: what was dropped, or has another type now, cannot be read from them.
+
+    `withdrawn` rows were in a version that is not the latest.
+    """
+
+    def __init__(self, *, withdrawn: bool = False) -> None:
+        super().__init__("Another request changed this table's columns meanwhile: send the rows again.")
+        self.withdrawn = withdrawn
 
 
 def commit_append(
@@ -178,22 +191,59 @@ def commit_append(
     """Add fragments to a table in one version, and return that. Appends of others are no conflict.
 
     `dataset` is a plain handle, and so is the one returned: on a road, only the commit itself is told to the catalog.
-    `read_version` is what the fragments were written against. Raises what Lance raises.
+    `read_version` is what the fragments were written against. Raises what Lance raises; OvertakenError where Lance
+    itself would give the rows nulls, for a column that got another type after they were written. Off the road that is
+    seen once it is done: the rows are withdrawn in another version.
     """
     operation = lance.LanceOperation.Append(list(fragments))
     transaction = lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
+    written = {column for fragment in fragments for file in fragment.files for column in file.fields}
+    overtaken: list[int] = []
+
+    def check(version: int, manifest: Callable[[], bytes]) -> None:
+        if version > read_version + 1 and not written <= column_ids(manifest()):
+            overtaken.append(version)
+            raise OvertakenError
+
+    if road:
+        road.checks.append(check)
     reach(Point.BEFORE_RECORD)
-    committed = lance.LanceDataset.commit(
-        dataset,
-        transaction,
-        max_retries=_MOST_REBASES,
-        commit_timeout=timedelta(seconds=max(seconds, 1)),
-        namespace_client=road.client if road else None,
-        table_id=list(road.table_id) if road else None,
-        namespace_client_managed_versioning=road is not None,
-    )
+    try:
+        committed = lance.LanceDataset.commit(
+            dataset,
+            transaction,
+            max_retries=_MOST_REBASES,
+            commit_timeout=timedelta(seconds=max(seconds, 1)),
+            namespace_client=road.client if road else None,
+            table_id=list(road.table_id) if road else None,
+            namespace_client_managed_versioning=road is not None,
+        )
+    except Exception as error:
+        if overtaken:
+            raise OvertakenError from error
+        raise
     reach(Point.AFTER_FINALIZE)
+    changed = road is None and committed.version > read_version + 1
+    if changed and not written <= set(_column_ids(committed.lance_schema.fields())):
+        _withdraw(committed, fragments)
+        raise OvertakenError(withdrawn=True)
     return committed
+
+
+def _column_ids(fields: Iterable[Any]) -> Iterator[int]:
+    """The ids of Lance's fields, and of all inside them."""
+    for field in fields:
+        yield field.id()
+        yield from _column_ids(field.children())
+
+
+def _withdraw(committed: lance.LanceDataset, fragments: Iterable[FragmentMetadata]) -> None:
+    """Take fragments out of a table again; their files stay, for the version that has them."""
+    files = {file.path for fragment in fragments for file in fragment.files}
+    there = [one.metadata for one in committed.get_fragments()]
+    gone = [one.id for one in there if any(file.path in files for file in one.files)]
+    operation = lance.LanceOperation.Delete([], gone, "false")
+    lance.LanceDataset.commit(committed, operation, read_version=committed.version, max_retries=_MOST_REBASES)
 
 
 def commit_overwrite(

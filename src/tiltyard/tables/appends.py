@@ -13,7 +13,15 @@ from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.writing import commit_append, count_rows, discard, discard_failed, write_rows
+from tiltyard.storage.locks import TooBusyError
+from tiltyard.storage.writing import (
+    OvertakenError,
+    commit_append,
+    count_rows,
+    discard,
+    discard_failed,
+    write_rows,
+)
 from tiltyard.tables.beginning import adopt_columns, begin
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.marks import marks
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.gathering import Take, Waiting
+    from tiltyard.storage.gathering import Waiting
     from tiltyard.store import Claim
     from tiltyard.tables.target import Target
 
@@ -81,29 +89,24 @@ def append_fragments(
     return version
 
 
-def _run(first: Addition, take: Take) -> None:
-    """Commit a group; if that fails, its halves, until what is wrong fails alone.
-
-    Other processes of this machine wait meanwhile: commits that meet are tried again, which takes far longer. Who comes
-    while this one waits for them is in the group.
-    """
-    target = first.target
+def _run(group: Sequence[Waiting[Addition]]) -> None:
+    """Commit a group; if that fails, its halves, until what is wrong fails alone."""
+    target = group[0].item.target
     patience = Patience(target.ctx.settings.conflict_timeout)
-    with target.ctx.storage.locks.hold(f"{target.key}+", patience.left):
-        parts = [list(take())]
-        while parts:
-            part = parts.pop()
-            try:
-                with target.leaving_nothing():
-                    part = _after_the_first(part)
-                    _append(part, patience)
-            except LanceNamespaceError as error:
-                if len(part) > 1 and not isinstance(error, ServiceUnavailableError):
-                    middle = len(part) // 2
-                    parts += [part[middle:], part[:middle]]
-                    continue
-                for member in part:
-                    member.error = error
+    parts = [list(group)]
+    while parts:
+        part = parts.pop()
+        try:
+            with target.leaving_nothing():
+                part = _after_the_first(part)
+                _append(part, patience)
+        except LanceNamespaceError as error:
+            if len(part) > 1 and not isinstance(error, ServiceUnavailableError | TooBusyError):
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+                continue
+            for member in part:
+                member.error = error
 
 
 def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:
@@ -119,7 +122,11 @@ def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:
 
 
 def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
-    """One commit of several additions, tried again after a conflict that goes away. Sets their outcomes and errors."""
+    """One commit of several additions, tried again after a conflict that goes away. Sets their outcomes and errors.
+
+    Processes of this machine commit one after the other, since commits that meet are tried again, which takes far
+    longer. What takes longest, to write the rows, they do beside each other.
+    """
     while part:
         target = part[0].item.target
         dataset = _with_columns(target, part)
@@ -130,17 +137,23 @@ def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
             target = replace(target, ctx=replace(target.ctx, claims=claims))
             written = _write(target, alike, dataset)
             try:
-                committed = _commit(target, dataset, additions, written, patience)
+                with target.ctx.storage.locks.hold(f"{target.key}+", patience.left):
+                    committed = _commit(target, dataset, additions, written, patience)
             except BaseException as error:
                 discard_failed(target.ctx.storage, dataset.uri, written, error)
-                if not isinstance(error, CommitConflictError) or error.retryable or not _brought(additions):
-                    patience.or_raise(error)
-                    continue
-                raise  # the table was overwritten: fragments of the old one cannot join it
+                if _brought(additions) and _for_good(error):
+                    raise
+                patience.or_raise(error)
+                continue
         version = target.committed(committed, plain=True)
         for member in members:
             member.outcome = version
         return
+
+
+def _for_good(error: BaseException) -> bool:
+    """Whether fragments can no more join a table: it was overwritten, or its columns are others now."""
+    return isinstance(error, OvertakenError) or (isinstance(error, CommitConflictError) and not error.retryable)
 
 
 def _with_columns(target: Target, part: Sequence[Waiting[Addition]]) -> lance.LanceDataset:

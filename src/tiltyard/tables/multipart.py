@@ -29,6 +29,7 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.writing import (
+    OvertakenError,
     commit_append,
     commit_overwrite,
     count_rows,
@@ -200,13 +201,16 @@ def _commit(target: Target, upload_id: str, parts: Sequence[UploadPart]) -> int:
     read_version = min(part.fragments["version"] for part in parts)
     patience = Patience(target.ctx.settings.conflict_timeout)
     while True:
-        dataset = target.to_commit()
+        dataset = target.to_commit() if kind == InsertMode.OVERWRITE else target.dataset()
         try:
             with lance_errors(dataset):
                 if kind == InsertMode.OVERWRITE:
                     return target.committed(commit_overwrite(dataset, replacing, properties))
                 seen = read_version or dataset.version
-                return target.committed(commit_append(dataset, fragments, seen, patience.left, properties))
+                committed = commit_append(dataset, fragments, seen, patience.left, properties, target.road)
+                return target.committed(committed, plain=True)
+        except OvertakenError:
+            raise
         except ConcurrentModificationError as error:
             patience.or_raise(error)
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import lance_namespace as upstream
 import msgspec
-from lance_namespace.errors import TableVersionNotFoundError
+from lance_namespace.errors import ConcurrentModificationError, TableVersionNotFoundError
 
 from tiltyard.clocks import wall_clock
 from tiltyard.spec import models
 from tiltyard.storage.manifests import versions_folder
-from tiltyard.storage.road import Road
+from tiltyard.storage.road import Check, Road
 from tiltyard.tables.version_commits import commit_staged, wire_version
 from tiltyard.tables.versions import describe_version, latest_manifest, list_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
@@ -33,10 +35,11 @@ _COARSE_MS = 2000
 class OwnCommits(upstream.LanceNamespace):
     """The part of a namespace that commits need."""
 
-    def __init__(self, ctx: Context, written_since: int | None = None) -> None:
+    def __init__(self, ctx: Context, written_since: int | None = None, checks: Sequence[Check] = ()) -> None:
         """`written_since` is when Lance began to write what a commit brings; None if that is durable already."""
         self._ctx = ctx
         self._written_since = written_since
+        self._checks = checks
 
     def namespace_id(self) -> str:
         """What tells this namespace from others."""
@@ -70,14 +73,25 @@ class OwnCommits(upstream.LanceNamespace):
         return upstream.DescribeTableVersionResponse.model_validate({"version": msgspec.to_builtins(found)})
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
-        """Commit what Lance staged. Raises ConcurrentModificationError."""
+        """Commit what Lance staged. Raises ConcurrentModificationError, and what the checks of the road raise."""
         record, asked = self._table(request), _read(request, models.CreateTableVersionRequest)
+        self._check(record, asked)
         if self._written_since is not None:
             base = f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions")
             self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITES], self._written_since)
         committed = commit_staged(self._ctx, record, asked, ours=True)
         version = msgspec.to_builtins(wire_version(record, committed))
         return upstream.CreateTableVersionResponse.model_validate({"version": version})
+
+    def _check(self, record: TableRecord, asked: models.CreateTableVersionRequest) -> None:
+        storage = self._ctx.storage
+        staged = storage.named_manifest(record.location, asked.manifest_path)
+        try:
+            for check in self._checks:
+                check(asked.version, lambda: storage.staged_content(record.location, staged))
+        except ConcurrentModificationError:
+            storage.delete_files([staged])
+            raise
 
     def _table(self, request: Any) -> TableRecord:
         return self._ctx.store.table_by_id(int(_fields(request)["id"][0]))
@@ -100,4 +114,6 @@ def road(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
     """
     if not record.managed:
         return None
-    return Road(OwnCommits(ctx, None if durable else wall_clock() - _COARSE_MS), (str(record.id),))
+    checks: list[Check] = []
+    since = None if durable else wall_clock() - _COARSE_MS
+    return Road(OwnCommits(ctx, since, checks), (str(record.id),), checks)

@@ -97,7 +97,7 @@ def replaced(text: str, marks: tuple[str, str], content: str) -> str:
 
 
 def _about(run: Run) -> str:
-    packages = "pylance", "pyarrow", "uvicorn", "uvloop", "httptools", "starlette", "msgspec"
+    packages = "pylance", "pyarrow", "uvicorn", "uvloop", "httptools", "msgspec"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     facts = {
         "Last run": run.seen,

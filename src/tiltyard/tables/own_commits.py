@@ -84,13 +84,17 @@ class OwnCommits(upstream.LanceNamespace):
         return upstream.CreateTableVersionResponse.model_validate({"version": version})
 
     def _check(self, record: TableRecord, asked: models.CreateTableVersionRequest) -> None:
+        """What did not pass is not left behind."""
         storage = self._ctx.storage
-        staged = storage.named_manifest(record.location, asked.manifest_path)
+
+        def staged() -> str:
+            return storage.named_manifest(record.location, asked.manifest_path)
+
         try:
             for check in self._checks:
-                check(asked.version, lambda: storage.staged_content(record.location, staged))
+                check(asked.version, lambda: storage.staged_content(record.location, staged()))
         except ConcurrentModificationError:
-            storage.delete_files([staged])
+            storage.delete_files([staged()])
             raise
 
     def _table(self, request: Any) -> TableRecord:

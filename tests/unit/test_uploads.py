@@ -91,6 +91,19 @@ def test_upload_cut_between_two_batches_is_refused(monkeypatch: pytest.MonkeyPat
         asyncio.run(upload(data[:-8], 1000))
 
 
+@pytest.mark.parametrize("in_memory", [0, 1 << 30])
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("more", [b"x", b"\0" * 8, uploads.END_OF_STREAM, stream(3)[1]])
+def test_upload_that_goes_on_behind_its_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch, in_memory: int, compression: str | None, more: bytes
+) -> None:
+    """Arrow itself reads the first of two streams, and says nothing of the other's rows."""
+    monkeypatch.setattr(uploads, "IN_MEMORY", in_memory)
+    data = stream(20_000, compression=compression)[1]
+    with pytest.raises(InvalidInputError):
+        asyncio.run(upload(data + more, 1000))
+
+
 @pytest.mark.parametrize("data", [b"garbage", b"\0" * 100, b"{}", b"ARROW1\0\0garbage"])
 def test_upload_garbage_is_the_clients_error(data: bytes) -> None:
     with pytest.raises(InvalidInputError):

@@ -51,7 +51,8 @@ def look(data: bytes) -> Plain | None:
         while True:
             first, length = _PREFIX.unpack_from(data, at)
             if first != _CONTINUES or not length:
-                return Plain(schema_end, batches, native) if first == _CONTINUES and schema_end else None
+                ends = first == _CONTINUES and schema_end and at + _HEADED == len(data)
+                return Plain(schema_end, batches, native) if ends else None
             root = at + _HEADED + _U32.unpack_from(data, at + _HEADED)[0]
             _, kind, header, body = _fields(data, root)
             behind = _I64.unpack_from(data, root + body)[0] if body else 0

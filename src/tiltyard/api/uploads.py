@@ -30,6 +30,7 @@ WINDOW = 8 << 20
 STALL_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FILE_MAGIC = b"ARROW1\x00\x00"
+_MORE = "it goes on behind its end-of-stream mark: send one stream"
 
 
 def new_fingerprint() -> Fingerprint:
@@ -239,9 +240,9 @@ class StreamedBody:
             for batch in source:
                 batch.validate(full=True)  # offsets that lead out of a buffer would end the process
                 yield aligned(batch, decimals)
-            while self.read_buffer(1 << 16):
-                pass
             _check_end(self._tail)
+            if self.read_buffer(1):
+                raise ValueError(_MORE)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
 
@@ -342,7 +343,10 @@ def _rows(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
         _check_end(data[-8:])
     if plain is not None:
         return plain_streams.read(data, plain)
-    table = (pa.ipc.open_file if file else pa.ipc.open_stream)(pa.py_buffer(data)).read_all()
+    source = pa.BufferReader(data)
+    table = (pa.ipc.open_file if file else pa.ipc.open_stream)(source).read_all()
+    if not file and source.tell() != len(data):
+        raise ValueError(_MORE)
     table.validate(full=True)
     return table, with_decimals(table.schema)
 

@@ -37,7 +37,7 @@ class _Daemon:
         """Run a class of Spark's."""
         process = subprocess.Popen(
             [str(HOME / "bin" / "spark-class"), *words],
-            env={**os.environ, "SPARK_HOME": str(HOME), **environ},
+            env={**os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": HOSTS[0], **environ},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str], folder: Path) -> Iterator[ServerProcess]:
     """A server whose jobs run on the cluster. What executors need is in the environment that they share."""
-    shared = {**environ, "PYSPARK_PYTHON": sys.executable, FOLDER: str(folder)}
+    shared = {**environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", FOLDER: str(folder)}
     settings = {"TILTYARD_SPARK_CONF": json.dumps(CONF), "TILTYARD_UDFS": "true"}
     with spark_cluster(tmp_path_factory.mktemp("cluster"), shared) as url:
         running = ServerProcess(tmp_path_factory.mktemp("root"), "--spark", url, environ={**shared, **settings})

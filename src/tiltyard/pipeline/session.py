@@ -51,6 +51,7 @@ def spark_session(
         master = _retrying(master or _submitted() or LOCAL)
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", of whatever environment
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else the machine's name, if it can be looked up
         if master != _SUBMITTED:
             builder = builder.master(master)
         builder = builder.config(map=dict(DEFAULTS))

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import lance_namespace_urllib3_client as generated
@@ -36,9 +37,8 @@ def all_steps(number: int) -> list[str]:
 
 def children(parent: int) -> list[tuple[int, str]]:
     """The processes that a process has started, with their command lines."""
-    told = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    found = [line.split(None, 2) for line in told.splitlines()]
-    return [(int(pid), words[0]) for pid, ppid, *words in found if int(ppid) == parent and words]
+    started = [int(pid) for told in Path(f"/proc/{parent}/task").glob("*/children") for pid in told.read_text().split()]
+    return [(pid, Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")) for pid in started]
 
 
 @contextmanager

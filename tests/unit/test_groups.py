@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
 from tiltyard.api import groups
@@ -66,6 +67,26 @@ def test_group_of_calls_that_wait_runs_together_and_answers_each() -> None:
     found = asyncio.run(outcomes(operation, callers))
     assert found == [2, 4, *(number * 2 for number in range(10, 90))]
     assert operation.sizes == [2, groups.MOST, len(callers) - groups.MOST]
+
+
+def test_group_keeps_callers_together_that_come_again_and_waits_for_none_that_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups, "HOPING_SECONDS", 0.5)
+    operation = Operation()
+    operation.free.set()
+
+    async def call(group: groups.Group, times: int) -> None:
+        for number in range(times):
+            assert await group.run(Caller(), number) == number * 2
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        group = operation.group()
+        await asyncio.gather(*(call(group, times) for times in (5, 5, 8)))
+
+    asyncio.run(run())
+    assert operation.sizes == [3] * 5 + [1] * 3
 
 
 def test_group_refuses_alone_who_conflicts_or_may_not() -> None:

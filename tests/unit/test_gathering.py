@@ -103,23 +103,28 @@ def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
 def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SECONDS", 10)
     monkeypatch.setattr("tiltyard.storage.gathering.HOPING_GAP_SECONDS", 2)
-    gathering, together, sizes = Gathering(), threading.Barrier(4), []
+    gathering, sizes = Gathering(), list[int]()
+    begun, in_line = threading.Event(), threading.Barrier(3)
 
     def run(group: Sequence[Waiting[int]]) -> None:
         if not sizes:
-            together.wait(10)  # the first caller is alone, and the others stand in line meanwhile
+            begun.set()
+            in_line.wait(10)  # the first caller is alone, and the others stand in line meanwhile
         sizes.append(len(group))
         for member in group:
             member.outcome = member.item
 
-    def call() -> None:
+    def call(first: bool) -> None:
+        if not first:
+            assert begun.wait(10)
         future = gathering.submit("key", 0, run)
-        together.wait(10)
+        if not first:
+            in_line.wait(10)
         future.result(10)
         for number in range(1, 20):
             assert gathering.submit("key", number, run).result(10) == number
 
-    threads = [threading.Thread(target=call) for _ in range(3)]
+    threads = [threading.Thread(target=call, args=(first,)) for first in (True, False, False)]
     for thread in threads:
         thread.start()
     for thread in threads:

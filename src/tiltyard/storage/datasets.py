@@ -154,10 +154,12 @@ class Datasets:
         handle = self._handles.get((location, branch))
         if handle is None or not is_local(location):
             return None
-        folder, first = f"{location}/{versions_folder(branch)}", handle.version
+        places, first = _places_of(handle, location, branch), handle.version
+        if os.access(places.references, os.F_OK):
+            return None
         steps = range(first, first + _MOST_STEPS)
-        version = next((at for at in steps if not os.access(_manifests(folder, at)[1], os.F_OK)), first)
-        if version == first or os.access(f"{location}/_refs", os.F_OK):
+        version = next((at for at in steps if not os.access(_manifest(places.versions, at + 1), os.F_OK)), first)
+        if version == first:
             return None
         line = None if branch == MAIN_BRANCH else branch
         try:
@@ -222,17 +224,18 @@ _confirmed: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKey
 """When the folder of versions last changed, for handles found the latest since then."""
 
 
-def _placed(handle: lance.LanceDataset, location: str, branch: str) -> _Places:
-    folder = f"{location}/{versions_folder(branch)}"
-    places = _Places(*_manifests(folder, handle.version), folder, f"{location}/_refs")
-    _places[handle] = places
+def _places_of(handle: lance.LanceDataset, location: str, branch: str) -> _Places:
+    """Made once for a handle."""
+    places = _places.get(handle)
+    if places is None:
+        folder = f"{location}/{versions_folder(branch)}"
+        this, following = (_manifest(folder, handle.version + more) for more in (0, 1))
+        places = _places[handle] = _Places(this, following, folder, f"{location}/_refs")
     return places
 
 
-def _manifests(folder: str, version: int) -> tuple[str, str]:
-    """The files of a version and of the next one."""
-    this, following = (f"{folder}/{manifest_name(version + more, NamingScheme.V2)}" for more in (0, 1))
-    return this, following
+def _manifest(folder: str, version: int) -> str:
+    return f"{folder}/{manifest_name(version, NamingScheme.V2)}"
 
 
 def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
@@ -243,7 +246,7 @@ def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
     """
     if not is_local(location):
         return _says_latest(handle)
-    places = _places.get(handle) or _placed(handle, location, branch)
+    places = _places_of(handle, location, branch)
     if not os.access(places.this, os.F_OK):  # which raises nothing for what is not there: a third of a stat's time
         return _says_latest(handle)
     if os.access(places.following, os.F_OK):

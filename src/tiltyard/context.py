@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from tiltyard.principals import EVERYBODY, Principal
 
@@ -32,6 +34,7 @@ def straight(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None
 
 
 NO_SPACES: Mapping[Id, int] = {}
+NO_ENTRIES: Mapping[str, str] = {}
 
 
 def nothing() -> None:
@@ -52,8 +55,7 @@ class Services:
     road: Roads = straight
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, eq=False):
     """What the check of the grants has found under the names of a request, so that nothing else is acted on.
 
     `tables` has None where there was no table. `spaces` has the ids of namespaces, 0 where there was none that whoever
@@ -64,8 +66,7 @@ class Found:
     spaces: Mapping[Id, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, eq=False):
     """One request: the services, and what came with it.
 
     `entries` are the context entries of the specification; `clock` counts milliseconds since 1970. `claims` are the
@@ -78,7 +79,7 @@ class Context:
 
     services: Services
     request_id: str = ""
-    entries: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, str] = NO_ENTRIES
     claims: tuple[Claim, ...] = ()
     confirm: Callable[[], None] = nothing
     principal: Principal = EVERYBODY

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
+from msgspec.structs import replace
 
 from tiltyard.store import NewRequest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from lance_namespace.errors import (
     TableAlreadyExistsError,
     TableNotFoundError,
 )
+from msgspec.structs import replace
 
 from tiltyard.modes import TransactionStatus
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
     TransactionNotFoundError,
 )
+from msgspec.structs import replace
 
 from tiltyard.store import FinalManifest, NewVersion
 

@@ -12,6 +12,7 @@ import lance
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, UnsupportedOperationError
+from msgspec import structs
 from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 from tests.tables.test_version_commits import location, stage
@@ -50,7 +51,7 @@ def asking(server: Server, *privileges: Privilege) -> Context:
     number = server.services.store.describe_table(("t",)).id
     server.services.store.grant("principal:ann", TABLE, number, sum(privileges), "test")
     server.services.access.changed()
-    return replace(server.ctx, principal=Principal("ann"))
+    return structs.replace(server.ctx, principal=Principal("ann"))
 
 
 def staged(server: Server, scratch: Path, version: int, metadata: dict[str, str]) -> models.CreateTableVersionRequest:
@@ -117,5 +118,7 @@ def test_staged_manifest_with_code_is_refused_where_code_is_off_or_for_another_i
         version_commits.create_table_version(server.ctx, staged(server, tmp_path, 2, other))
     closed = replace(server.services, settings=replace(server.services.settings, udfs=False))
     with pytest.raises(UnsupportedOperationError, match="udfs"):
-        version_commits.create_table_version(replace(server.ctx, services=closed), staged(server, tmp_path, 2, CODE))
+        version_commits.create_table_version(
+            structs.replace(server.ctx, services=closed), staged(server, tmp_path, 2, CODE)
+        )
     assert server.open("t").version == 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import ServiceUnavailableError
+from msgspec import structs
 from tests.tables.bodies import Streamed, small
 from tests.tables.served import Server, ask
 
@@ -36,7 +36,7 @@ def keyed(server: Server) -> tuple[Context, RequestRecord]:
     """A context whose commits fulfil a request with a key."""
     record, ours = server.ctx.store.begin_request(NewRequest("key", "POST", None, "me", 60_000, 60_000))
     assert ours
-    return replace(server.ctx, claims=(record.claim,)), record
+    return structs.replace(server.ctx, claims=(record.claim,)), record
 
 
 def insert(ctx: Context, body: Any, **fields: Any) -> models.InsertIntoTableResponse:

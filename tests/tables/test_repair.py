@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from tests.tables.served import Server, ask
 
 from tiltyard.spec import models
@@ -187,7 +188,9 @@ def test_repair_deletes_records_of_a_branch_that_is_gone_but_of_none_in_the_maki
     store.record_version(NewVersion(record.id, 2, "", "tree/gone/_versions/x", branch="gone", finalized=True))
     assert repaired(server) == []
     services = server.services
-    server.ctx = replace(server.ctx, services=replace(services, clock=lambda: services.clock() + 2 * SETTLED_MS))
+    server.ctx = structs.replace(
+        server.ctx, services=replace(services, clock=lambda: services.clock() + 2 * SETTLED_MS)
+    )
     fully(server, "gone branch")
     assert recorded(server, record, "gone") == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +17,7 @@ from lance_namespace.errors import (
     TableAlreadyExistsError,
     TableNotFoundError,
 )
+from msgspec import structs
 from tests.tables.served import Server, ask
 
 from tiltyard.spec import models
@@ -130,7 +130,7 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
     new = version_commits.staged_version(server.ctx, table, request)
-    found = version_commits.recorded_apart(server.ctx, [replace(new, table_id=99), new])
+    found = version_commits.recorded_apart(server.ctx, [structs.replace(new, table_id=99), new])
     assert [type(one) for one in found] == [TableNotFoundError, VersionRecord]
 
 

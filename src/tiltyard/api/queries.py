@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ErrorCode, ServiceUnavailableError
+from msgspec import structs
 
 from tiltyard.api.answers import Download, outgoing
 from tiltyard.api.problems import HttpError
@@ -60,7 +61,7 @@ class Deadline:
 
     def laid_on(self, ctx: Context) -> Context:
         """The context in which an operation hears of it."""
-        return replace(ctx, check_time=self.check)
+        return structs.replace(ctx, check_time=self.check)
 
     @property
     def _message(self) -> str:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lance_namespace.errors import (
@@ -23,6 +23,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     LanceNamespaceError,
 )
+from msgspec import structs
 
 from tiltyard.api.problems import STATUS, HttpError
 from tiltyard.api.requests import Headers
@@ -230,7 +231,7 @@ class Once:
                 return self._there(record)
             self._hold(record)
         assert self._record is not None
-        ctx = replace(ctx, claims=(self._record.claim,), confirm=lambda: self._confirm(ctx))
+        ctx = structs.replace(ctx, claims=(self._record.claim,), confirm=lambda: self._confirm(ctx))
         try:
             if (outcome := self._known(ctx)) is not None:
                 return outcome
@@ -288,7 +289,7 @@ class Once:
         if not self._renewed or mine is None or fingerprint is None:
             return None
         found = self._store.claim_unheard(
-            replace(self._new(), fingerprint=fingerprint), UNHEARD_MS, self._home.attended(), mine.created_at
+            structs.replace(self._new(), fingerprint=fingerprint), UNHEARD_MS, self._home.attended(), mine.created_at
         )
         if found is None:
             return None

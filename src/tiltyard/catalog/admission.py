@@ -7,7 +7,6 @@ or be gone while another has the name. So the catalog notes who asked, for what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,7 +72,7 @@ def check_asker(ctx: Context, record: TransactionRecord) -> tuple[Context, Id]:
     """
     table = None if record.table_id is None else _bound(ctx, record.table_id)
     asker = _asker(ctx, record)
-    own = replace(ctx, principal=asker, found=None)
+    own = msgspec.structs.replace(ctx, principal=asker, found=None)
     path = tuple(record.payload.get("table") or ()) if table is None else _path(ctx, table)
     if not asker.administrator:
         try:

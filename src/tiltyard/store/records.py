@@ -1,11 +1,16 @@
-"""What the store gives back, and the words its columns use."""
+"""What the store gives back, and the words its columns use.
+
+Structs of msgspec, since these are made for every request: in a fifth of the time of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from tiltyard.modes import TransactionStatus
 
@@ -15,8 +20,7 @@ Path = tuple[str, ...]
 Properties = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceRecord:
+class NamespaceRecord(msgspec.Struct, frozen=True):
     """A namespace. The root has id 1 and no parent."""
 
     id: int
@@ -34,16 +38,14 @@ class NamespaceRecord:
         return cls(id_, parent_id, name, decode(properties), created_at)
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedNamespace:
+class DroppedNamespace(msgspec.Struct, frozen=True):
     """What a dropped namespace had: its properties, and how many tables went with it."""
 
     properties: dict[str, str]
     tables: int
 
 
-@dataclass(frozen=True, slots=True)
-class TableRecord:
+class TableRecord(msgspec.Struct, frozen=True):
     """A table: `declared` while it has a name and a location but no data, `registered` if a client gave the location.
 
     `managed` tables commit through the server (see `VersionRecord`).
@@ -70,8 +72,7 @@ class TableRecord:
         return cls(id_, namespace_id, name, location, decode(properties), *flags, created_at, updated_at)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedTable:
+class ListedTable(msgspec.Struct, frozen=True):
     """A table among all tables; the first two and its name make the next page's `after`."""
 
     namespace_id: int
@@ -79,8 +80,7 @@ class ListedTable:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DoomedFolder:
+class DoomedFolder(msgspec.Struct, frozen=True):
     """A folder to delete once `due_at` has passed; `claims` counts the sweepers that have begun to."""
 
     location: str
@@ -92,8 +92,7 @@ class DoomedFolder:
     COLUMNS = "location, due_at, transaction_id, reason, claims"
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedTable:
+class RemovedTable(msgspec.Struct, frozen=True):
     """A table that can be brought back: `dropped`, so that its folder waits to be deleted, or deregistered.
 
     It has the id that it had; `removal` is what went at once with a namespace has in common.
@@ -119,8 +118,7 @@ class RemovedTable:
         return cls(id_, removal, path, home, name, location, bool(dropped), removed_at, due_at)
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedNamespace:
+class RemovedNamespace(msgspec.Struct, frozen=True):
     """A namespace that can be brought back; the `top` of a removal is the one that was dropped."""
 
     id: int
@@ -143,8 +141,7 @@ class RemovedNamespace:
         return cls(id_, removal, bool(top), parent_id, names, decode(properties), created_at, removed_at, due_at)
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRecord:
+class TransactionRecord(msgspec.Struct, frozen=True):
     """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`.
 
     `asked_by` is the name of the principal who wants it, None the servers themselves.
@@ -176,8 +173,7 @@ class TransactionRecord:
         return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *rest)
 
 
-@dataclass(frozen=True, slots=True)
-class NewVersion:
+class NewVersion(msgspec.Struct, frozen=True):
     """A version to record: the manifest a client staged, and where it is to be found in the end.
 
     `manifest` is the staged file's content, to be kept until the final file is known to be durable; without it, the
@@ -197,8 +193,7 @@ class NewVersion:
     manifest: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRecord:
+class VersionRecord(msgspec.Struct, frozen=True):
     """A commit made through the server; `finalized` once its manifest is at `manifest_path`, durable there.
 
     Branch '' is main.
@@ -236,8 +231,7 @@ class VersionRecord:
         return VersionRecord(*head, e_tag or self.e_tag, *tail)
 
 
-@dataclass(frozen=True, slots=True)
-class UploadRecord:
+class UploadRecord(msgspec.Struct, frozen=True):
     """A write in several parts that is not committed yet."""
 
     id: str
@@ -249,8 +243,7 @@ class UploadRecord:
     COLUMNS = "id, table_id, branch, mode, created_at"
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPart:
+class UploadPart(msgspec.Struct, frozen=True):
     """A part that has arrived: `fragments` describes the data files written for it."""
 
     upload_id: str
@@ -268,8 +261,7 @@ class UploadPart:
         return cls(upload_id, part_id, json.loads(fragments), num_rows, created_at)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The right to run a request with a key: its id, the server that holds the lease, and which attempt this is."""
 
     id: str
@@ -277,8 +269,7 @@ class Claim:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(msgspec.Struct, frozen=True):
     """A request with a key, as it arrives; `fingerprint` is None while the body is still coming."""
 
     id: str
@@ -289,8 +280,7 @@ class NewRequest:
     memory_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True):
     """A request with a key: running while `status` is None. `version` is what it has committed to a table's branch."""
 
     id: str

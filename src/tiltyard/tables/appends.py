@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
+from msgspec import structs
 
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locks import TooBusyError
@@ -134,7 +135,7 @@ def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
             alike, members = _fitted(part, dataset.schema)
             additions = [member.item for member in members]
             claims = tuple(claim for addition in additions for claim in addition.claims)
-            target = replace(target, ctx=replace(target.ctx, claims=claims))
+            target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
             written = _write(target, alike, dataset)
             try:
                 with target.ctx.storage.locks.hold(f"{target.key}+", patience.left):

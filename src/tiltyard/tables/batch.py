@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
+from msgspec import structs
 
 from tiltyard.access.batches import COMMITTING
 from tiltyard.access.creating import owner
@@ -159,7 +160,7 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
         tables = [there.get(one.path) or catalog.describe_table(one.path) for one in planned]
         for one, table in zip(planned, tables, strict=True):
             _check_unchanged(one.path, table, one.table)
-        news = [replace(one.new, table_id=table.id) for one, table in zip(planned, tables, strict=True)]
+        news = [structs.replace(one.new, table_id=table.id) for one, table in zip(planned, tables, strict=True)]
         results = []
         for new, table, pair in zip(news, tables, catalog.record_each(news), strict=True):
             results.append(models.CommitTableResult())

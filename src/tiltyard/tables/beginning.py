@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import TableAlreadyExistsError
+from msgspec import structs
 
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import count_rows, discard, discard_failed, fragments_of, publish_first, write_first
@@ -56,7 +56,7 @@ def adopt_columns(target: Target, schema: pa.Schema) -> lance.LanceDataset:
     """Give a table that was created from an empty stream the columns of its first rows."""
     storage = target.ctx.storage
     with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
-        preparing = replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
+        preparing = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
         dataset = open_to_commit(preparing, target.record, target.branch)
         if not dataset.schema.names:
             with lance_errors(dataset):

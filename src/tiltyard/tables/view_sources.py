@@ -7,7 +7,6 @@ would be a way round grants and policies.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -74,7 +73,7 @@ def readable_sources(ctx: Context, view: Id, query: str, definer: Principal) -> 
             raise InvalidInputError("A view cannot read itself.")
         record = _readable(ctx, path)
         if definer.name != ctx.principal.name:
-            _check_definer(replace(ctx, principal=definer, found=None), path)
+            _check_definer(msgspec.structs.replace(ctx, principal=definer, found=None), path)
         found[name] = record.location
     return found
 
@@ -82,7 +81,7 @@ def readable_sources(ctx: Context, view: Id, query: str, definer: Principal) -> 
 def _readable(ctx: Context, path: Id) -> TableRecord:
     if ctx.principal.administrator:
         return ctx.store.describe_table(path)
-    return seen_table(replace(ctx, found=None), path, Privilege.READ.value)
+    return seen_table(msgspec.structs.replace(ctx, found=None), path, Privilege.READ.value)
 
 
 def _check_definer(ctx: Context, path: Id) -> None:

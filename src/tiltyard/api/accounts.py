@@ -36,7 +36,7 @@ class Accounts:
 
     def open(self, scope: dict[str, Any], request_id: str) -> Call:
         """A call has come."""
-        self.metrics.running.inc()
+        self.metrics.began()
         return Call(self, scope, request_id)
 
     def loads(self) -> dict[str, float]:

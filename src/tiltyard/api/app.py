@@ -333,7 +333,8 @@ class Api:
             ctx = Context(self._services, exchange.request_id, principal=principal)
             await loop.run_in_executor(self._threads.catalog, metrics.check_reader, ctx)
         state = metrics.State(self._services.store, self._loads)
-        text = await loop.run_in_executor(self._threads.catalog, self._accounts.metrics.text, state)
+        counts = self._accounts.metrics
+        text = await loop.run_in_executor(self._threads.catalog, counts.text, counts.counted(), state)
         await exchange.send(200, text, metrics.MEDIA)
 
     def _loads(self) -> dict[str, float]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import uuid
+from bisect import bisect_left
+from collections import defaultdict
 from contextlib import contextmanager
 from ipaddress import ip_address
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableError
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from tiltyard.access import is_administrator
 from tiltyard.spec import operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
@@ -30,66 +36,133 @@ if TYPE_CHECKING:
 
 PATH = b"/metrics"
 MEDIA = CONTENT_TYPE_PLAIN_0_0_4
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where the processes of one server keep what each has counted; prometheus_client reads this variable by itself."""
+SHARED_FOLDER = "TILTYARD_COUNTED"
+"""Names the folder where the processes of one server tell each other what each has counted."""
+TOLD_SECONDS = 1.0
+"""How often they do."""
 
 OPERATION = operations()["ListAuditRecords"]
 """Whose callers may read metrics, too."""
 
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+_BOUNDS = (*map(str, SECONDS), "+Inf")
 UNROUTED = "none"
+
+log = logging.getLogger("tiltyard.api")
+
+
+class _Tally(msgspec.Struct, array_like=True):
+    """How many calls of one kind ended, how long they took together, and how many ended within each of SECONDS."""
+
+    operation: str
+    status: int
+    calls: int = 0
+    seconds: float = 0.0
+    within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+
+
+class _Counted(msgspec.Struct):
+    """What one process has counted since it started."""
+
+    pid: int
+    running: int
+    tallies: list[_Tally]
 
 
 class Metrics:
-    """What one process counts. A call costs about a microsecond; twice that where several processes share."""
+    """What one process counts. Belongs to its event loop.
+
+    A call costs a microsecond: prometheus_client's own counters take ten where processes share them, a tenth of what
+    a short request takes. So they are its families that are made here, when somebody asks, and processes tell each
+    other once a second.
+    """
 
     def __init__(self) -> None:
-        # A second series for each, which Prometheus does not need.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
-        self._registry = CollectorRegistry()
-        requests = Counter(
-            "tiltyard_requests", "Requests that ended.", ("operation", "status"), registry=self._registry
-        )
-        seconds = Histogram(
-            "tiltyard_request_seconds",
-            "Time from a request's head to the end of its answer.",
-            ("operation",),
-            registry=self._registry,
-            buckets=SECONDS,
-        )
-        self.running = Gauge(
-            "tiltyard_requests_running",
-            "Requests that have not ended.",
-            registry=self._registry,
-            multiprocess_mode="livesum",
-        )
-        self._requests, self._seconds = requests, seconds
-        # Labels are bound once: to look them up costs more than to count.
-        self._counters: dict[tuple[str, int], Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._running = 0
+        self._tallies: dict[tuple[str, int], _Tally] = {}
+        folder = os.environ.get(SHARED_FOLDER)
+        self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
+        self._telling: asyncio.TimerHandle | None = None
+
+    def began(self) -> None:
+        """A request has come."""
+        self._running += 1
+        if self._telling is None and self._file is not None:
+            self._telling = asyncio.get_running_loop().call_later(TOLD_SECONDS, self._tell)
 
     def ended(self, operation: str, status: int, seconds: float) -> None:
         """A request has ended; `operation` is "" where none was meant."""
-        self.running.dec()
-        counter = self._counters.get((operation, status))
-        if counter is None:
-            counter = self._requests.labels(operation or UNROUTED, str(status))
-            self._counters[operation, status] = counter
-            self._histograms[operation] = self._seconds.labels(operation or UNROUTED)
-        counter.inc()
-        self._histograms[operation].observe(seconds)
+        self._running -= 1
+        tally = self._tallies.get((operation, status))
+        if tally is None:
+            tally = self._tallies[operation, status] = _Tally(operation or UNROUTED, status)
+        tally.calls += 1
+        tally.seconds += seconds
+        tally.within[bisect_left(SECONDS, seconds)] += 1
 
-    def text(self, state: State) -> bytes:
-        """All of it, for Prometheus; asks the database, so it takes a thread."""
-        registry = self._registry
-        if folder := os.environ.get(SHARED_FOLDER):
-            _forget_the_dead(Path(folder))
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the library has no types here
-        now = CollectorRegistry()
-        now.register(state)
-        return generate_latest(registry) + generate_latest(now)
+    def counted(self) -> bytes:
+        """All that was counted here until now."""
+        return msgspec.json.encode(_Counted(os.getpid(), self._running, list(self._tallies.values())))
+
+    def text(self, counted: bytes, state: State) -> bytes:
+        """All of it, for Prometheus; asks the database, so it takes a thread. `counted` is what this process has."""
+        registry = CollectorRegistry()
+        registry.register(_Calls([_decoder.decode(counted), *self._others()]))
+        registry.register(state)
+        return generate_latest(registry)
+
+    def _tell(self) -> None:
+        assert self._file is not None
+        self._telling = None
+        whole = self._file.with_suffix(".new")
+        try:
+            whole.write_bytes(self.counted())
+            whole.rename(self._file)
+        except OSError as error:  # a full disk: nobody is refused for want of a count
+            log.warning("cannot tell the other processes what this one has counted: %s", error)
+        if self._running:  # what runs now has not been told as ended
+            self._telling = asyncio.get_running_loop().call_later(TOLD_SECONDS, self._tell)
+
+    def _others(self) -> Iterator[_Counted]:
+        if self._file is None:
+            return
+        for file in sorted(self._file.parent.glob("*.json")):
+            if file != self._file:
+                yield _decoder.decode(file.read_bytes())
+
+
+_decoder = msgspec.json.Decoder(_Counted)
+
+
+class _Calls(Collector):
+    """Calls that have ended or run, of all processes together."""
+
+    def __init__(self, processes: Sequence[_Counted]) -> None:
+        self._processes = processes
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        calls: defaultdict[tuple[str, int], int] = defaultdict(int)
+        seconds: defaultdict[str, float] = defaultdict(float)
+        within: dict[str, list[int]] = {}
+        for tally in (tally for process in self._processes for tally in process.tallies):
+            calls[tally.operation, tally.status] += tally.calls
+            seconds[tally.operation] += tally.seconds
+            so_far = within.get(tally.operation, [0] * len(tally.within))
+            within[tally.operation] = [a + b for a, b in zip(so_far, tally.within, strict=True)]
+        ended = CounterMetricFamily("tiltyard_requests", "Requests that ended.", labels=("operation", "status"))
+        for (operation, status), number in calls.items():
+            ended.add_metric((operation, str(status)), number)
+        took = HistogramMetricFamily(
+            "tiltyard_request_seconds", "Time from a request's head to the end of its answer.", labels=("operation",)
+        )
+        for operation, numbers in within.items():
+            took.add_metric((operation,), list(zip(_BOUNDS, accumulate(numbers), strict=True)), seconds[operation])
+        running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
+        # One that was killed runs no requests, whatever it told last.
+        running.add_metric((), sum(process.running for process in self._processes if _is_alive(process.pid)))
+        yield from (ended, took, running)
 
 
 class State(Collector):
@@ -143,9 +216,11 @@ def check_reader(ctx: Context) -> None:
         raise PermissionDeniedError("Metrics are for administrators.")
 
 
-def _forget_the_dead(folder: Path) -> None:
-    """A process that was killed runs no requests, whatever it counted last."""
-    for file in folder.glob("gauge_live*_*.db"):
-        pid = file.stem.rpartition("_")[2]
-        if not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
-            mark_process_dead(int(pid), str(folder))  # type: ignore[no-untyped-call]  # the library has no types here
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # which sends nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's, so it is there
+        return True
+    return True

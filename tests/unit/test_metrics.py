@@ -1,0 +1,123 @@
+"""What processes count, each for itself, and tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tiltyard.api import metrics
+from tiltyard.api.metrics import SHARED_FOLDER, Metrics, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tiltyard.store import Store
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that processes share."""
+    monkeypatch.setenv(SHARED_FOLDER, str(tmp_path))
+    monkeypatch.setattr(metrics, "TOLD_SECONDS", 0.01)
+    return tmp_path
+
+
+class _NoStore:
+    """A catalog of which nothing is to be said."""
+
+    def transaction_counts(self) -> dict[tuple[str, str], int]:
+        return {}
+
+    def load(self) -> dict[str, float]:
+        return {}
+
+
+def samples(counts: Metrics) -> dict[tuple[str, ...], float]:
+    """Values by name and labels, as one process answers them."""
+    store: Store = _NoStore()  # type: ignore[assignment]  # all that a State asks of it
+    text = counts.text(counts.counted(), State(store, dict)).decode()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_time_is_counted_in_the_buckets_that_it_is_within() -> None:
+    counts = Metrics()
+    for seconds in (0.0005, 0.0006, 0.3, 100.0):
+        counts.began()
+        counts.ended("DescribeTable", 200, seconds)
+    counts.began()
+    counts.ended("DescribeTable", 404, 0.002)
+    found = samples(counts)
+    assert found["tiltyard_requests_total", "DescribeTable", "200"] == 4
+    assert found["tiltyard_requests_total", "DescribeTable", "404"] == 1
+    within = {"0.0005": 1, "0.001": 2, "0.0025": 3, "0.25": 3, "0.5": 4, "60.0": 4, "+Inf": 5}
+    for bound, number in within.items():
+        assert found["tiltyard_request_seconds_bucket", bound, "DescribeTable"] == number
+    assert found["tiltyard_request_seconds_count", "DescribeTable"] == 5
+    assert found["tiltyard_request_seconds_sum", "DescribeTable"] == pytest.approx(100.3031)
+
+
+def counted(*calls: Callable[[], None]) -> None:
+    """Count on an event loop, and let processes tell each other."""
+
+    async def count() -> None:
+        for call in calls:
+            call()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(count())
+
+
+def test_processes_tell_what_ended_and_what_runs(shared: Path) -> None:
+    here, there = Metrics(), Metrics()
+    listed = "ListTables", 200, 0.1
+    counted(there.began, there.began, lambda: there.ended(*listed), here.began, lambda: here.ended(*listed))
+    found = samples(here)
+    assert found["tiltyard_requests_total", "ListTables", "200"] == 2
+    assert found["tiltyard_requests_running",] == 1
+
+
+def test_a_request_is_told_however_long_it_runs(shared: Path) -> None:
+    here, there = Metrics(), Metrics()
+
+    async def run() -> None:
+        there.began()
+        await asyncio.sleep(0.1)
+        there.ended("", 404, 0.1)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+    found = samples(here)
+    assert found["tiltyard_requests_total", "none", "404"] == 1
+    assert found["tiltyard_requests_running",] == 0
+
+
+def test_what_a_killed_process_ran_runs_no_more_and_what_it_ended_stays(shared: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    there = Metrics()
+    counted(there.began, there.began, lambda: there.ended("ListTables", 200, 0.1))
+    [file] = shared.glob("*.json")
+    told = msgspec.json.decode(file.read_bytes())
+    file.with_name("killed.json").write_bytes(msgspec.json.encode({**told, "pid": killed.pid}))
+    found = samples(there)
+    assert found["tiltyard_requests_total", "ListTables", "200"] == 2
+    assert found["tiltyard_requests_running",] == 1
+
+
+def test_requests_are_counted_where_nothing_can_be_written(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counts = Metrics()
+    shared.rename(shared.with_name("moved"))
+    counted(counts.began, lambda: counts.ended("ListTables", 200, 0.1))
+    assert "cannot tell the other processes" in caplog.text
+    assert samples(counts)["tiltyard_requests_total", "ListTables", "200"] == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from lance_namespace.errors import InvalidInputError
@@ -17,6 +18,11 @@ Id = tuple[str, ...]
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 MAIN_BRANCH = "main"
+
+REMEMBERED = 2048
+SHORT_ID = 512
+SHORT_PATH = 4
+"""How many ids are remembered as fine, up to so many bytes in a path, or so many names: a few MB at most."""
 
 
 def decode_segment(raw: bytes) -> str:
@@ -28,6 +34,11 @@ def decode_segment(raw: bytes) -> str:
         return unquote_to_bytes(raw.replace(b"+", b"%20")).decode()
     except UnicodeDecodeError as error:
         raise InvalidInputError("The id in the path is not UTF-8: percent-encode it as UTF-8.") from error
+
+
+def id_of_segment(raw: bytes, delimiter: str) -> Id:
+    """The id that a raw path segment spells: `decode_segment`, then `parse_id`. Raises InvalidInputError."""
+    return _id_of_segment(raw, delimiter) if len(raw) <= SHORT_ID else parse_id(decode_segment(raw), delimiter)
 
 
 def parse_id(text: str, delimiter: str) -> Id:
@@ -44,9 +55,22 @@ def parse_id(text: str, delimiter: str) -> Id:
 
 def checked(path: Id) -> Id:
     """The same id, each name checked."""
+    return _checked(path) if len(path) <= SHORT_PATH else _each_checked(path)
+
+
+def _each_checked(path: Id) -> Id:
     for name in path:
         check_name(name)
     return path
+
+
+# Most requests are for what was asked for just before. Only what is fine is remembered, and nothing long.
+_checked = lru_cache(maxsize=REMEMBERED)(_each_checked)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _id_of_segment(raw: bytes, delimiter: str) -> Id:
+    return parse_id(decode_segment(raw), delimiter)
 
 
 def table_id(names: Sequence[str] | None) -> Id:

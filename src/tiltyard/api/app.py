@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -375,4 +375,4 @@ def _request_id(headers: Headers) -> str:
     given = headers.get(b"x-request-id", b"")
     if 0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and (text := given.decode()).isprintable():
         return text
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

@@ -13,7 +13,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.routes import Segments
-from tiltyard.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
+from tiltyard.ids import DEFAULT_DELIMITER, decode_segment, display, id_of_segment
 from tiltyard.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
@@ -54,11 +54,10 @@ class Binder:
             setattr(request, name, value)
         delimiter = _delimiter(query)
         for name, raw in segments.items():
-            text = decode_segment(raw)
             if name != "id":
-                setattr(request, name, text)
+                setattr(request, name, decode_segment(raw))
                 continue
-            path = parse_id(text, delimiter)
+            path = id_of_segment(raw, delimiter)
             if request.id and tuple(request.id) != path:
                 other = display(tuple(request.id))
                 raise InvalidInputError(
@@ -119,8 +118,8 @@ def context_entries(headers: Headers) -> dict[str, str]:
     """Context entries that came as headers `x-lance-ctx-<key>`."""
     prefix = len(CONTEXT_HEADER)
     return {
-        name[prefix:].decode("latin-1"): value.decode("latin-1")
-        for name, value in headers.items()
+        name[prefix:].decode("latin-1"): headers[name].decode("latin-1")
+        for name in headers
         if name.startswith(CONTEXT_HEADER)
     }
 

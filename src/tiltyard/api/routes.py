@@ -65,17 +65,17 @@ class Router:
         Raises HttpError 404 for an unknown path, 406 for one under /v1, 405 for a wrong method.
         """
         parts = [part for part in raw_path.split(b"/") if part]
-        found: Segments = {}
-        node = None
+        end = None
         if dot_delimiter and parts[:2] == [b"v1", b"namespace"]:
-            node = self._walk(self._root, [*parts[:2], b".", *parts[2:]], 0, found)
-        node = node or self._walk(self._root, parts, 0, found)
-        if node is None:
+            end = self._walk([*parts[:2], b".", *parts[2:]])
+        end = end or self._walk(parts)
+        if end is None:
             if parts[:1] == [b"v1"]:
                 raise HttpError(406, ErrorCode.UNSUPPORTED, "No operation has this path: see /openapi.json.")
             raise HttpError(
                 404, ErrorCode.UNSUPPORTED, "Nothing is here: the operations are under /v1, see /openapi.json."
             )
+        node, found = end
         route = node.routes.get(method)
         if route is None:
             allowed = ", ".join(sorted(node.routes))
@@ -87,18 +87,23 @@ class Router:
             )
         return route, found
 
-    def _walk(self, node: _Node, parts: list[bytes], at: int, found: Segments) -> _Node | None:
-        if at == len(parts):
-            return node if node.routes else None
-        child = node.children.get(parts[at])
-        if child is not None:
-            end = self._walk(child, parts, at + 1, found)
-            if end is not None:
-                return end
-        if node.wildcard is None:
-            return None
-        name, below = node.wildcard
-        end = self._walk(below, parts, at + 1, found)
-        if end is not None:
-            found[name] = parts[at]
-        return end
+    def _walk(self, parts: list[bytes]) -> tuple[_Node, Segments] | None:
+        node, at, found = self._root, 0, Segments()
+        names_left: list[tuple[_Node, int, Segments]] = []
+        while at < len(parts) or not node.routes:
+            part = parts[at] if at < len(parts) else None
+            child = None if part is None else node.children.get(part)
+            if child is not None:
+                if node.wildcard is not None:
+                    names_left.append((node, at, dict(found)))
+                node = child
+            else:
+                if part is None or node.wildcard is None:
+                    if not names_left:
+                        return None
+                    node, at, found = names_left.pop()
+                assert node.wildcard is not None
+                name, node = node.wildcard
+                found[name] = parts[at]
+            at += 1
+        return node, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gc
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.store import schema, wall_clock
@@ -187,3 +189,58 @@ def test_file_is_durable_and_checked(database: SqliteDatabase) -> None:
 
     assert database.write(settings) == ["wal", 2, 1]
     assert database.inline_reads
+
+
+def test_reads_that_come_together_share_a_snapshot_until_the_loop_goes_on(database: SqliteDatabase) -> None:
+    ready: list[Callable[[], None]] = []
+    database.share_reads(ready.append)
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert names(database) == []
+        elsewhere.submit(database.write, insert("a")).result()
+        assert elsewhere.submit(names, database).result() == ["a"], "other threads read for themselves"
+        assert names(database) == []
+        assert len(ready) == 1
+        ready.pop()()
+        assert names(database) == ["a"]
+        ready.pop()()
+
+
+def test_a_snapshot_ends_where_its_reads_failed(database: SqliteDatabase) -> None:
+    ready: list[Callable[[], None]] = []
+    database.share_reads(ready.append)
+    with pytest.raises(sqlite3.OperationalError):
+        database.read(lambda connection: connection.row("SELECT nothing FROM nowhere"))
+    ready.pop()()
+    with pytest.raises(ZeroDivisionError):
+        database.read(lambda connection: 1 // 0)
+    assert names(database) == []
+    ready.pop()()
+    with ThreadPoolExecutor(1) as elsewhere:
+        elsewhere.submit(database.write, insert("a")).result()
+    assert names(database) == ["a"]
+    ready.pop()()
+
+
+def test_what_was_acknowledged_is_read_on_an_event_loop(database: SqliteDatabase) -> None:
+    """On the loop that the server has, others reading all the time: a write is seen by whoever heard of it."""
+
+    async def write(number: int) -> None:
+        loop = asyncio.get_running_loop()
+        for turn in range(20):
+            name = f"{number}-{turn}"
+            await loop.run_in_executor(None, database.write, insert(name))
+            assert name in names(database)
+
+    async def read() -> None:
+        while True:
+            names(database)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        database.share_reads(asyncio.get_running_loop().call_soon)
+        reading = asyncio.create_task(read())
+        await asyncio.gather(*(write(number) for number in range(8)))
+        reading.cancel()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import os
@@ -71,6 +72,7 @@ class Application:
             self._worker.start()
         if self._drivers:
             self._drivers.start()
+        self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         calm_collector()
         await send({"type": "lifespan.startup.complete"})
         await receive()

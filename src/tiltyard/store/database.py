@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+Soon: TypeAlias = "Callable[[Callable[[], None]], object]"
+"""Calls something once what is ready to run now has run."""
 
 
 class UniqueError(Exception):
@@ -63,6 +65,12 @@ class Database(Protocol):
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction and return once that is durable."""
+
+    def share_reads(self, soon: Soon) -> None:
+        """Let reads of the thread that calls this, an event loop's, be made in one snapshot where they come together.
+
+        `soon` is the loop's `call_soon`. A database whose snapshots cost nothing has nothing to share.
+        """
 
     def load(self) -> Mapping[str, float]:
         """How much is held and waits in this process, by name."""

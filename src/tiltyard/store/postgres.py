@@ -11,7 +11,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
+from tiltyard.store.database import Connection, ForeignKeyError, Row, Soon, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,6 +145,9 @@ class PostgresDatabase:
     def write(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write`."""
         return self._again(lambda raw: _in_transaction(raw, fn))
+
+    def share_reads(self, soon: Soon) -> None:
+        """See `Database.share_reads`: no read of PostgreSQL's runs on an event loop."""
 
     def load(self) -> Mapping[str, float]:
         """See `Database.load`."""

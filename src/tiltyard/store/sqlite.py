@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.store.database import Connection, ForeignKeyError, Row, UniqueError
+from tiltyard.store.database import Connection, ForeignKeyError, Row, Soon, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,6 +151,69 @@ class _Write:
             self.future.set_exception(self.error)
 
 
+class _Readers:
+    """Connections that only read, one for whoever reads at the moment.
+
+    They belong to no thread: where Lance calls back, each call is a new one to Python, and to open the file takes
+    longer than what most reads do.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[SqliteConnection] = []
+        self._closed = False
+
+    def take(self) -> SqliteConnection:
+        """One that nobody else has. Raises ServiceUnavailableError where the file cannot be opened."""
+        try:
+            return self._idle.pop()  # the last one used, whose pages and statements are at hand
+        except IndexError:
+            if self._closed:
+                raise ServiceUnavailableError("The catalog's database is closed") from None
+            return SqliteConnection(self._path, writer=False)
+
+    def give(self, reader: SqliteConnection) -> None:
+        """Give it back."""
+        if len(self._idle) < IDLE_READERS and not self._closed:
+            self._idle.append(reader)
+
+    def close(self) -> None:
+        """Let go of them all: one in use closes when whoever reads is done with it."""
+        self._closed = True
+        self._idle.clear()
+
+
+class _Snapshot:
+    """One read transaction for all reads that an event loop makes in a row: to begin and end one takes longer.
+
+    It ends as a callback of the loop, which runs callbacks in the order in which they became ready. So whatever reads
+    in it was ready before the snapshot was taken, and misses nothing that it could know of.
+    """
+
+    def __init__(self, readers: _Readers, soon: Soon) -> None:
+        self.thread = threading.get_ident()
+        self._readers = readers
+        self._soon = soon
+        self._reader: SqliteConnection | None = None
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """See `Database.read`; for the loop's thread alone."""
+        reader = self._reader
+        if reader is None:
+            reader = self._readers.take()
+            reader.change("BEGIN")
+            self._reader = reader
+            self._soon(self._end)
+        return fn(reader)
+
+    def _end(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            if reader.raw.in_transaction:  # an error of the disk has ended it already
+                reader.change("COMMIT")
+            self._readers.give(reader)
+
+
 class SqliteDatabase:
     """A catalog in one SQLite file, which several processes of one machine may share."""
 
@@ -171,7 +234,8 @@ class SqliteDatabase:
         """
         self._path = path
         self._patience = patience
-        self._readers: list[SqliteConnection] = []
+        self._readers = _Readers(path)
+        self._snapshot: _Snapshot | None = None
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._entrance = threading.Lock()
         self._closed = False
@@ -188,22 +252,19 @@ class SqliteDatabase:
         self.write(lambda _: None)
 
     def read(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.read`.
-
-        Connections belong to no thread: where Lance calls back, each call is a new one to Python, and to open the file
-        takes longer than what most reads do.
-        """
-        try:
-            reader = self._readers.pop()  # the last one used, whose pages and statements are at hand
-        except IndexError:
-            if self._closed:
-                raise ServiceUnavailableError("The catalog's database is closed") from None
-            reader = SqliteConnection(self._path, writer=False)
+        """See `Database.read`."""
+        snapshot = self._snapshot
+        if snapshot is not None and snapshot.thread == threading.get_ident():
+            return snapshot.read(fn)
+        reader = self._readers.take()
         try:
             return fn(reader)
         finally:
-            if len(self._readers) < IDLE_READERS and not self._closed:
-                self._readers.append(reader)
+            self._readers.give(reader)
+
+    def share_reads(self, soon: Soon) -> None:
+        """See `Database.share_reads`."""
+        self._snapshot = _Snapshot(self._readers, soon)
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write`."""
@@ -238,7 +299,7 @@ class SqliteDatabase:
             self._closed = True
             self._queue.put(None)
         self._thread.join()
-        self._readers.clear()  # a reader in use closes when whoever reads is done with it
+        self._readers.close()
         os.close(self._lock)
 
     def _write_on(self) -> None:

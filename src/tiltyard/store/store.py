@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from tiltyard.store.database import Database
+    from tiltyard.store.database import Database, Soon
     from tiltyard.store.scope import Clock
 from tiltyard.store.secrets import Secrets
 
@@ -88,6 +88,13 @@ class Store(UnitOfWork):
         their errors pass, since PostgreSQL does not go on after some of them.
         """
         return self._database.write(lambda connection: fn(UnitOfWork(self._database, self._clock, connection)))
+
+    def share_reads(self, soon: Soon) -> None:
+        """Let an event loop's reads that come together be made in one snapshot: for its thread, with its `call_soon`.
+
+        Nothing may be read by callbacks of timers or sockets, which loops do not put in line with all others.
+        """
+        self._database.share_reads(soon)
 
     def load(self) -> Mapping[str, float]:
         """How much is held and waits in this process, by name."""

@@ -93,19 +93,20 @@ class Call:
         self.operation = route.operation.name
         self.segments = segments
 
-    async def answer(self, status: int) -> None:
+    def answer(self, status: int) -> asyncio.Future[None] | None:
         """The answer is about to begin: what was changed has its record before its caller hears of it.
 
-        Raises ServiceUnavailableError if the record cannot be written.
+        None, or what is to be waited for: it raises ServiceUnavailableError if the record cannot be written.
         """
         self.status = status
         accounts = self._accounts
         if status >= 300 or self.operation not in accounts.changing:
-            return
+            return None
         outcome = Outcome.REPEATED if self.repeated else Outcome.OK
-        if accounts.trail.wants(outcome, changes=True):
-            self._kept = True
-            await asyncio.wrap_future(accounts.trail.write(self._records(outcome)))
+        if not accounts.trail.wants(outcome, changes=True):
+            return None
+        self._kept = True
+        return asyncio.wrap_future(accounts.trail.write(self._records(outcome)))
 
     def end(self) -> None:
         """The answer has been sent, or broke off."""

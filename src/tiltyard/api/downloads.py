@@ -10,6 +10,7 @@ from tiltyard.bodies import ArrowAnswer
 from tiltyard.spec import ARROW_FILE, ARROW_STREAM
 
 CHUNK = 1 << 20
+_STREAM, _FILE = ARROW_STREAM.encode(), ARROW_FILE.encode()
 _PLAIN = pa.ipc.IpcWriteOptions(use_threads=False)
 
 
@@ -43,7 +44,7 @@ class _Outbox:
 
 def media_type(accept: bytes) -> str:
     """The Arrow file format, which QueryTable's contract names, unless only the stream format is asked for."""
-    return ARROW_STREAM if ARROW_STREAM.encode() in accept and ARROW_FILE.encode() not in accept else ARROW_FILE
+    return ARROW_STREAM if _STREAM in accept and _FILE not in accept else ARROW_FILE
 
 
 def encode(answer: ArrowAnswer, media: str) -> Iterator[bytes]:

@@ -48,6 +48,7 @@ def test_manifest_is_kept_until_its_version_is_final(store: Store, table: TableR
     store.mark_final([FinalManifest(record, 6, None)])
     assert store.kept_manifest(record) is None
     assert [pending.version for pending in store.pending_versions(table.id)] == [2]
+    assert store.has_pending_versions(table.id)
 
 
 def test_record_each_records_more_than_one_statement_holds(store: Store, table: TableRecord) -> None:
@@ -127,6 +128,8 @@ def test_mark_finalized_ends_being_pending(store: Store, table: TableRecord) -> 
     assert [one.table_id for one in store.pending_versions()] == [table.id, other.id]
     store.mark_finalized(table.id, 1, e_tag="final")
     assert store.pending_versions(table.id) == []
+    assert not store.has_pending_versions(table.id)
+    assert store.has_pending_versions(other.id)
     assert [one.table_id for one in store.pending_versions()] == [other.id]
     final = store.describe_version(table.id, 1)
     assert (final.finalized, final.e_tag, final.manifest_size) == (True, "final", 7)

@@ -36,7 +36,8 @@ class Binder:
         if self.model is None:
             return
         self._decoder = msgspec.json.Decoder(self.model)
-        self._types = get_type_hints(self.model, include_extras=True)
+        hints = get_type_hints(self.model, include_extras=True)
+        self._readers = {name: _reader(name, kind) for name, kind in hints.items()}
         self._required = {info.name for info in msgspec.structs.fields(self.model) if info.required}
 
     def bind(
@@ -90,9 +91,9 @@ class Binder:
     def _from_query(self, query: Query) -> dict[str, Any]:
         named: dict[str, Any] = {}
         for name, text in query:
-            if name in NOT_FROM_QUERY or name not in self._types:
+            if name in NOT_FROM_QUERY or name not in self._readers:
                 continue
-            value = _typed(name, text, self._types[name])
+            value = self._readers[name](text)
             named[name] = [*named[name], *value] if isinstance(value, list) and name in named else value
         return named
 
@@ -136,14 +137,16 @@ def _delimiter(query: Query) -> str:
     return next((value for name, value in query if name == "delimiter"), DEFAULT_DELIMITER)
 
 
-def _typed(name: str, text: str, kind: Any) -> Any:
-    """A value of the query as the type of its field: JSON for maps, each mention one entry of a list."""
-    members = get_args(kind) or (kind,)
-    try:
-        if any(getattr(member, "__origin__", None) is dict for member in members):
-            return msgspec.json.decode(text, type=kind)
-        if any(getattr(member, "__origin__", None) is list for member in members):
-            return msgspec.convert([text], kind, strict=False)
-        return msgspec.convert(text, kind, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise InvalidInputError(f"The query parameter {name} cannot be '{text}': {error}") from error
+def _reader(name: str, kind: Any) -> Callable[[str], Any]:
+    """Reads a value of the query as the type of its field: JSON for maps, each mention one entry of a list."""
+    origins = {getattr(member, "__origin__", None) for member in get_args(kind) or (kind,)}
+
+    def read(text: str) -> Any:
+        try:
+            if dict in origins:
+                return msgspec.json.decode(text, type=kind)
+            return msgspec.convert([text] if list in origins else text, kind, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise InvalidInputError(f"The query parameter {name} cannot be '{text}': {error}") from error
+
+    return read

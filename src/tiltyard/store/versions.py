@@ -40,6 +40,7 @@ PENDING = f"""
     SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE NOT finalized{{which}}
     ORDER BY created_at, table_id, version LIMIT ?
 """
+HAS_PENDING = "SELECT 1 FROM table_versions WHERE NOT finalized AND table_id = ? LIMIT 1"
 PENDING_OF_ALL = PENDING.format(which="")
 PENDING_OF_ONE = PENDING.format(which=" AND table_id = ?")
 FINALIZE = """
@@ -176,6 +177,11 @@ class Versions(Scope):
         else:
             rows = self.connection.rows(PENDING_OF_ONE, table_id, limit)
         return [VersionRecord.of(row) for row in rows]
+
+    @reads
+    def has_pending_versions(self, table_id: int) -> bool:
+        """Return whether a table has versions that are recorded but not finalized."""
+        return self.connection.row(HAS_PENDING, table_id) is not None
 
     @writes
     def mark_finalized(

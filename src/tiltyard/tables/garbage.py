@@ -188,7 +188,7 @@ def _settle(ctx: Context, table: TableRecord) -> None:
     while finalize_pending(ctx, table.id):
         pass
     ctx.services.finished.flush()
-    if ctx.store.pending_versions(table.id, 1):
+    if ctx.store.has_pending_versions(table.id):
         raise ConcurrentModificationError("A recorded version has not got its manifest yet: repair the table first.")
 
 

@@ -72,7 +72,7 @@ def _settle(ctx: Context, record: TableRecord) -> None:
 
 
 def _is_unsettled(ctx: Context, record: TableRecord) -> bool:
-    return record.managed and bool(ctx.store.pending_versions(record.id, limit=1))
+    return record.managed and ctx.store.has_pending_versions(record.id)
 
 
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:

@@ -21,6 +21,7 @@ from tiltyard.bodies import ArrowAnswer
 from tiltyard.ids import table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
+from tiltyard.storage.datasets import rows_of
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.expressions import checked_expression
@@ -115,7 +116,7 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
 
 def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
     if predicate is None:
-        return dataset.count_rows()
+        return rows_of(dataset)
     checked_expression(predicate, "predicate")
     with _query_errors(dataset):
         if _ROW_OFFSET in predicate.lower():  # a scan knows this column, a count does not

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import tempfile
 import uuid
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,12 @@ from tiltyard.storage.locks import Locks
 
 ANN, BOB, CLEO = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)
 LONG = 100.0
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of each test's own: two tables in a thousand share one, and a test may end with a turn."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from lance_namespace.errors import InvalidInputError
@@ -18,11 +17,7 @@ Id = tuple[str, ...]
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 MAIN_BRANCH = "main"
-
-REMEMBERED = 2048
-SHORT_ID = 512
-SHORT_PATH = 4
-"""How many ids are remembered as fine, up to so many bytes in a path, or so many names: a few MB at most."""
+_DOTS = (".", "..")
 
 
 def decode_segment(raw: bytes) -> str:
@@ -31,14 +26,13 @@ def decode_segment(raw: bytes) -> str:
     Raises InvalidInputError if the bytes are not UTF-8.
     """
     try:
-        return unquote_to_bytes(raw.replace(b"+", b"%20")).decode()
+        # Most ids are encoded in nothing but their delimiter: that is a fifth of the work.
+        plain = raw.replace(b"%24", b"$")
+        if b"%" not in plain and b"+" not in plain:
+            return plain.decode()
+        return unquote_to_bytes(plain.replace(b"+", b"%20")).decode()
     except UnicodeDecodeError as error:
         raise InvalidInputError("The id in the path is not UTF-8: percent-encode it as UTF-8.") from error
-
-
-def id_of_segment(raw: bytes, delimiter: str) -> Id:
-    """The id that a raw path segment spells: `decode_segment`, then `parse_id`. Raises InvalidInputError."""
-    return _id_of_segment(raw, delimiter) if len(raw) <= SHORT_ID else parse_id(decode_segment(raw), delimiter)
 
 
 def parse_id(text: str, delimiter: str) -> Id:
@@ -55,22 +49,10 @@ def parse_id(text: str, delimiter: str) -> Id:
 
 def checked(path: Id) -> Id:
     """The same id, each name checked."""
-    return _checked(path) if len(path) <= SHORT_PATH else _each_checked(path)
-
-
-def _each_checked(path: Id) -> Id:
     for name in path:
-        check_name(name)
+        if not 0 < len(name) <= LONGEST_NAME or name in _DOTS or not name.isprintable():
+            check_name(name)
     return path
-
-
-# Most requests are for what was asked for just before. Only what is fine is remembered, and nothing long.
-_checked = lru_cache(maxsize=REMEMBERED)(_each_checked)
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _id_of_segment(raw: bytes, delimiter: str) -> Id:
-    return parse_id(decode_segment(raw), delimiter)
 
 
 def table_id(names: Sequence[str] | None) -> Id:
@@ -91,7 +73,7 @@ def check_name(name: str, what: str = "name") -> str:
         raise InvalidInputError(f"Empty {what}: each part of an id needs at least one character.")
     if len(name) > LONGEST_NAME:
         raise InvalidInputError(f"The {what} has {len(name)} characters: {LONGEST_NAME} at most.")
-    if name in (".", ".."):
+    if name in _DOTS:
         raise InvalidInputError(f"'{name}' cannot be a {what}.")
     if not name.isprintable():
         bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote_to_bytes
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import check_name, decode_segment, display, parse_id
+from tiltyard.ids import check_name, checked, decode_segment, display, parse_id
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=256).filter(
     lambda name: name not in (".", "..")
@@ -27,6 +27,11 @@ def test_parse_id_of_an_encoded_id_is_that_id(names: list[str]) -> None:
         assert parse_id(decode_segment(segment), "::") == tuple(names)
 
 
+@given(st.lists(st.sampled_from([b"x", b"%24", b"%", b"2", b"4", b"24", b"%25", b"%2B", b"%20", b"\xc3\xbc"])))
+def test_decode_segment_decodes_each_byte_once(parts: list[bytes]) -> None:
+    assert decode_segment(b"".join(parts)) == unquote_to_bytes(b"".join(parts)).decode()
+
+
 def test_decode_segment_plus_is_a_space_and_percent_2b_a_plus() -> None:
     assert decode_segment(b"a+b%2Bc%20d") == "a b+c d"
 
@@ -35,6 +40,8 @@ def test_decode_segment_plus_is_a_space_and_percent_2b_a_plus() -> None:
 def test_check_name_refuses_what_no_object_can_have(name: str) -> None:
     with pytest.raises(InvalidInputError):
         check_name(name)
+    with pytest.raises(InvalidInputError):
+        checked(("fine", name))
 
 
 @pytest.mark.parametrize("text,delimiter", [("a$", "$"), ("$a", "$"), ("a$$b", "$"), ("a", "")])

@@ -13,7 +13,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.routes import Segments
-from tiltyard.ids import DEFAULT_DELIMITER, decode_segment, display, id_of_segment
+from tiltyard.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
 from tiltyard.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
@@ -58,7 +58,7 @@ class Binder:
             if name != "id":
                 setattr(request, name, decode_segment(raw))
                 continue
-            path = id_of_segment(raw, delimiter)
+            path = parse_id(decode_segment(raw), delimiter)
             if request.id and tuple(request.id) != path:
                 other = display(tuple(request.id))
                 raise InvalidInputError(

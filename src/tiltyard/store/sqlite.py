@@ -31,6 +31,9 @@ GATHERED = 256
 IDLE_READERS = 128
 """Most connections kept for who reads next: as many as read at once, up to this."""
 
+LOOP_CACHE_KIB = 8 << 10
+"""Pages that the reader of an event loop keeps: the names of 100,000 tables are among them."""
+
 STATEMENTS = 256
 """Prepared statements kept by each connection."""
 
@@ -190,28 +193,26 @@ class _Snapshot:
     in it was ready before the snapshot was taken, and misses nothing that it could know of.
     """
 
-    def __init__(self, readers: _Readers, soon: Soon) -> None:
+    def __init__(self, path: Path, soon: Soon) -> None:
+        """Open the file. Raises ServiceUnavailableError where that fails."""
         self.thread = threading.get_ident()
-        self._readers = readers
         self._soon = soon
-        self._reader: SqliteConnection | None = None
+        self._begun = False
+        self._reader = SqliteConnection(path, writer=False)
+        self._reader.row(f"PRAGMA cache_size = -{LOOP_CACHE_KIB}")
 
     def read(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.read`; for the loop's thread alone."""
-        reader = self._reader
-        if reader is None:
-            reader = self._readers.take()
-            reader.change("BEGIN")
-            self._reader = reader
+        if not self._begun:
+            self._reader.change("BEGIN")
+            self._begun = True
             self._soon(self._end)
-        return fn(reader)
+        return fn(self._reader)
 
     def _end(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            if reader.raw.in_transaction:  # an error of the disk has ended it already
-                reader.change("COMMIT")
-            self._readers.give(reader)
+        self._begun = False
+        if self._reader.raw.in_transaction:  # an error of the disk has ended it already
+            self._reader.change("COMMIT")
 
 
 class SqliteDatabase:
@@ -264,7 +265,7 @@ class SqliteDatabase:
 
     def share_reads(self, soon: Soon) -> None:
         """See `Database.share_reads`."""
-        self._snapshot = _Snapshot(self._readers, soon)
+        self._snapshot = _Snapshot(self._path, soon)
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write`."""
@@ -300,6 +301,7 @@ class SqliteDatabase:
             self._queue.put(None)
         self._thread.join()
         self._readers.close()
+        self._snapshot = None
         os.close(self._lock)
 
     def _write_on(self) -> None:

@@ -114,11 +114,11 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=FILE.parent,
-    )
-    return asked.stdout.strip() or "unknown"
+    """The commit that is measured, and whether anything but this table has changed since."""
+    changed = _git("status", "--porcelain", "--", ":/", f":(exclude){FILE.name}")
+    return (_git("describe", "--always", "--exclude=*") or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    asked = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, cwd=FILE.parent)
+    return asked.stdout.strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import tempfile
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -251,3 +252,45 @@ async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatc
     table = Table(Turns(Locks()))
     await table.lose(ANN)
     await table.latest(ANN)
+
+
+@asynchronous
+@pytest.mark.usefixtures("lasting")
+async def test_turns_go_from_process_to_process_after_each_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SERIES_SECONDS", 0.0)
+    monkeypatch.setattr(turns, "BETWEEN_SECONDS", 1.0)
+    here = Table(Turns(Locks()))
+    there = Table(Turns(Locks()), here.name)
+    there.order = here.order
+    await here.lose(ANN, CLEO)
+    await there.lose(BOB)
+    await here.latest(ANN)
+    others = [asyncio.ensure_future(table.latest(peer)) for table, peer in ((there, BOB), (here, CLEO))]
+    await rest()
+    await here.commit(ANN)
+    await others[0]
+    await rest()
+    assert here.order == [ANN, BOB], "the turns are the other process's, though somebody waits here"
+    await there.commit(BOB)
+    await others[1]
+    assert here.order == [ANN, BOB, CLEO]
+
+
+def test_turns_that_come_once_the_server_has_stopped_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 0.01)
+    table = Table(Turns(Locks()))
+    lock = f"turn {((table.name,), '')}"
+    others = Locks().claim(lock)
+    assert others is not None
+
+    async def serve() -> None:
+        await table.lose(ANN)
+        await table.latest(ANN)
+
+    asyncio.run(serve())
+    others.release()
+    until = time.monotonic() + 10
+    while (mine := Locks().claim(lock)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert mine is not None
+    mine.release()

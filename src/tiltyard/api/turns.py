@@ -37,8 +37,8 @@ RETURN_SECONDS = 0.06
 its first loss, and for up to twice as long after each further one."""
 LONGEST_RETURN_SECONDS = 0.5
 """The most of that, however often it has lost."""
-LOOK_SECONDS = 0.002
-"""How often a process looks whether another has ended its turns."""
+BETWEEN_SECONDS = 0.004
+"""How long a process whose turns have lasted for a series leaves them to others: who waits for them is there sooner."""
 MOST_TABLES = 1000
 MOST_WRITERS = 1000
 """What is remembered before what is old is looked for, to be forgotten."""
@@ -104,7 +104,8 @@ class _Queue:
         self._ending: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._claimed: Claimed | None = None
-        self._series_ends = 0.0
+        self._claiming = False
+        self._series_ends = self._rests_until = 0.0
 
     @property
     def calm(self) -> bool:
@@ -129,7 +130,7 @@ class _Queue:
             self._losers.pop(peer, None)
         if self._holder == peer:
             self._end()
-        elif lost:
+        else:
             self._look_in(0)
 
     async def wait(self, peer: Peer) -> None:
@@ -141,8 +142,7 @@ class _Queue:
         self._losers.pop(peer, None)  # it begins anew
         mine = asyncio.get_running_loop().create_future()
         self._waiting.append((peer, mine))
-        if self._looking is None:
-            self._next()
+        self._next()
         try:
             await asyncio.wait([mine], timeout=PATIENCE_SECONDS)
         except asyncio.CancelledError:  # it has left, perhaps with a turn
@@ -154,7 +154,7 @@ class _Queue:
 
     def _next(self) -> None:
         """Give the turn to who waits longest, if it is free."""
-        self._looking = None
+        self._look_no_more()
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
         if self._holder is not None:
@@ -163,15 +163,41 @@ class _Queue:
         if not self._waiting and not awaiting:
             self._release()
             return
-        if self._claimed is None:
-            self._claimed = self._locks.claim(self._name)
-            self._series_ends = time.monotonic() + SERIES_SECONDS
-        if self._claimed is None or awaiting:
-            self._look_in(LOOK_SECONDS)
+        if not self._has_claim():
+            return
+        if awaiting:
+            self._look_in(max(0.0, min(self._losers.values()) - time.monotonic()))
             return
         self._holder, mine = self._waiting.popleft()
         self._ending = asyncio.get_running_loop().call_later(TURN_SECONDS, self._end)
         mine.set_result(None)
+
+    def _has_claim(self) -> bool:
+        """Whether other processes leave the turns to this one; if they do not, `_next` is called once they do."""
+        if self._claimed is not None:
+            return True
+        if self._claiming:
+            return False
+        if (left := self._rests_until - time.monotonic()) > 0:
+            self._look_in(left)
+            return False
+        if (claimed := self._locks.claim(self._name)) is not None:
+            self._begin_series(claimed)
+            return True
+        self._claiming = True
+        loop = asyncio.get_running_loop()
+        self._locks.claim_later(self._name, lambda claimed: _tell(loop, self._came, claimed))
+        return False
+
+    def _came(self, claimed: Claimed) -> None:
+        """The turns are this process's; by now perhaps nobody here wants one."""
+        self._claiming = False
+        self._begin_series(claimed)
+        self._next()
+
+    def _begin_series(self, claimed: Claimed) -> None:
+        self._claimed = claimed
+        self._series_ends = time.monotonic() + SERIES_SECONDS
 
     def _is_awaiting(self) -> bool:
         """Whether somebody who has lost is about to commit again: nobody is to get ahead of it once more."""
@@ -189,7 +215,8 @@ class _Queue:
             self._next()
             return
         self._release()
-        self._look_in(2 * LOOK_SECONDS)  # the others look meanwhile
+        self._rests_until = time.monotonic() + BETWEEN_SECONDS
+        self._next()
 
     def _release(self) -> None:
         if self._claimed is not None:
@@ -197,8 +224,22 @@ class _Queue:
             self._claimed = None
 
     def _look_in(self, seconds: float) -> None:
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(seconds, self._next)
+        """Call `_next` after a time, or as soon as something else does."""
+        self._look_no_more()
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._next)
+
+    def _look_no_more(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+
+def _tell(loop: asyncio.AbstractEventLoop, told: Callable[[Claimed], None], claimed: Claimed) -> None:
+    """Call something on an event loop, from another thread."""
+    try:
+        loop.call_soon_threadsafe(told, claimed)
+    except RuntimeError:  # the loop has ended, and with it whoever wanted the turns
+        claimed.release()
 
 
 def _key(request: Any) -> Key:

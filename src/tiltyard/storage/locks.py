@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 from lance_namespace.errors import ConcurrentModificationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.005
@@ -91,6 +91,17 @@ class Locks:
             return Claimed(file)
         file.close()
         return None
+
+    def claim_later(self, name: str, told: Callable[[Claimed], None]) -> None:
+        """Have the same lock once it is free: `told` is called with it, in a thread of its own."""
+        file = self._file(name, "claim-").open("w")
+
+        def wait() -> None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            told(Claimed(file))
+
+        # No pool's: those are waited for when the process ends, and another one may hold the lock for ever.
+        threading.Thread(target=wait, name="claim", daemon=True).start()
 
     def _file(self, name: str, kind: str = "") -> Path:
         """One of a fixed number of files: two tables may share one, and then wait for each other."""

@@ -17,7 +17,6 @@ Id = tuple[str, ...]
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 MAIN_BRANCH = "main"
-_DOTS = (".", "..")
 
 
 def decode_segment(raw: bytes) -> str:
@@ -50,8 +49,7 @@ def parse_id(text: str, delimiter: str) -> Id:
 def checked(path: Id) -> Id:
     """The same id, each name checked."""
     for name in path:
-        if not 0 < len(name) <= LONGEST_NAME or name in _DOTS or not name.isprintable():
-            check_name(name)
+        check_name(name)
     return path
 
 
@@ -73,7 +71,7 @@ def check_name(name: str, what: str = "name") -> str:
         raise InvalidInputError(f"Empty {what}: each part of an id needs at least one character.")
     if len(name) > LONGEST_NAME:
         raise InvalidInputError(f"The {what} has {len(name)} characters: {LONGEST_NAME} at most.")
-    if name in _DOTS:
+    if name in (".", ".."):
         raise InvalidInputError(f"'{name}' cannot be a {what}.")
     if not name.isprintable():
         bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)

@@ -154,38 +154,6 @@ class _Write:
             self.future.set_exception(self.error)
 
 
-class _Readers:
-    """Connections that only read, one for whoever reads at the moment.
-
-    They belong to no thread: where Lance calls back, each call is a new one to Python, and to open the file takes
-    longer than what most reads do.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._idle: list[SqliteConnection] = []
-        self._closed = False
-
-    def take(self) -> SqliteConnection:
-        """One that nobody else has. Raises ServiceUnavailableError where the file cannot be opened."""
-        try:
-            return self._idle.pop()  # the last one used, whose pages and statements are at hand
-        except IndexError:
-            if self._closed:
-                raise ServiceUnavailableError("The catalog's database is closed") from None
-            return SqliteConnection(self._path, writer=False)
-
-    def give(self, reader: SqliteConnection) -> None:
-        """Give it back."""
-        if len(self._idle) < IDLE_READERS and not self._closed:
-            self._idle.append(reader)
-
-    def close(self) -> None:
-        """Let go of them all: one in use closes when whoever reads is done with it."""
-        self._closed = True
-        self._idle.clear()
-
-
 class _Snapshot:
     """One read transaction for all reads that an event loop makes in a row: to begin and end one takes longer.
 
@@ -235,7 +203,7 @@ class SqliteDatabase:
         """
         self._path = path
         self._patience = patience
-        self._readers = _Readers(path)
+        self._readers: list[SqliteConnection] = []
         self._snapshot: _Snapshot | None = None
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._entrance = threading.Lock()
@@ -253,15 +221,25 @@ class SqliteDatabase:
         self.write(lambda _: None)
 
     def read(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.read`."""
+        """See `Database.read`.
+
+        Connections belong to no thread: where Lance calls back, each call is a new one to Python, and to open the file
+        takes longer than what most reads do.
+        """
         snapshot = self._snapshot
         if snapshot is not None and snapshot.thread == threading.get_ident():
             return snapshot.read(fn)
-        reader = self._readers.take()
+        try:
+            reader = self._readers.pop()  # the last one used, whose pages and statements are at hand
+        except IndexError:
+            if self._closed:
+                raise ServiceUnavailableError("The catalog's database is closed") from None
+            reader = SqliteConnection(self._path, writer=False)
         try:
             return fn(reader)
         finally:
-            self._readers.give(reader)
+            if len(self._readers) < IDLE_READERS and not self._closed:
+                self._readers.append(reader)
 
     def share_reads(self, soon: Soon) -> None:
         """See `Database.share_reads`."""
@@ -300,7 +278,7 @@ class SqliteDatabase:
             self._closed = True
             self._queue.put(None)
         self._thread.join()
-        self._readers.close()
+        self._readers.clear()  # a reader in use closes when whoever reads is done with it
         self._snapshot = None
         os.close(self._lock)
 

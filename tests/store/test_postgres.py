@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from lance_namespace.errors import NamespaceNotFoundError, ServiceUnavailableError
 
-from tiltyard.store import open_store, schema, wall_clock
+from tiltyard.store import NewVersion, open_store, schema, wall_clock
 from tiltyard.store.postgres import PostgresDatabase, translate
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def names(database: PostgresDatabase) -> list[str]:
     return [row[0] for row in database.read(lambda connection: connection.rows("SELECT name FROM secrets"))]
 
 
-def test_translate_turns_the_stores_sql_into_psycopgs() -> None:
-    assert translate("SELECT '%' WHERE a = ? /*+ FOR UPDATE */") == "SELECT '%%' WHERE a = %s  FOR UPDATE "
+def test_translate_turns_the_stores_sql_into_postgresqls_own() -> None:
+    assert translate("SELECT '%' WHERE a = ? AND b = ? /*+ FOR UPDATE */") == (
+        "SELECT '%' WHERE a = $1 AND b = $2  FOR UPDATE "
+    )
 
 
 def test_lost_connection_before_commit_is_run_again(database: PostgresDatabase) -> None:
@@ -75,6 +77,28 @@ def test_connection_lost_while_committing_is_not_run_again(
     with pytest.raises(ServiceUnavailableError, match="may or may not"):
         database.write(lambda connection: connection.change(INSERT, "a"))
     assert (len(attempts), names(database)) == (1, ["a"])
+
+
+def test_version_recorded_before_the_connection_was_lost_is_recorded_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, cuts = psycopg.Connection.execute, []
+
+    def cut(self: psycopg.Connection[object], query: str, *args: object, **kwargs: object) -> object:
+        cursor = execute(self, query, *args, **kwargs)  # type: ignore[arg-type]  # the same call, passed on
+        if "INSERT INTO table_versions" in query and not cuts:
+            cuts.append(query)
+            self.pgconn.finish()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return cursor
+
+    with open_store(url) as store:
+        table = store.insert_table(("t",), "mem://t", {})
+        monkeypatch.setattr(psycopg.Connection, "execute", cut)
+        record, made = store.record_version(NewVersion(table.id, 1, "mine", "m1"))
+        assert (len(cuts), record.staged_path, made) == (1, "mine", False)
+        assert store.list_versions(table.id) == [record]
+        assert store.record_version(NewVersion(table.id, 1, "theirs", "m1")) == (record, False)
 
 
 def test_deadlock_is_run_again(database: PostgresDatabase) -> None:

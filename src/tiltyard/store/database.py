@@ -36,12 +36,6 @@ class Connection(Protocol):
         Raises UniqueError or ForeignKeyError where a constraint refuses it (as `row` and `rows` do).
         """
 
-    def each(self, sql: str, values: Sequence[Row]) -> list[Row | None]:
-        """Run one statement for each row of values, without waiting in between; the first row that each yields.
-
-        Raises as `change` does.
-        """
-
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
         """Run one statement for each row of values. Raises as `change` does."""
 
@@ -65,6 +59,9 @@ class Database(Protocol):
 
     def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction and return once that is durable."""
+
+    def write_alone(self, fn: Callable[[Connection], T]) -> T:
+        """Do that for an `fn` that changes things by one statement, and may be run again though that has happened."""
 
     def share_reads(self, soon: Soon) -> None:
         """Let reads of the thread that calls this, an event loop's, be made in one snapshot where they come together.

@@ -14,7 +14,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from tiltyard.store.database import Connection, ForeignKeyError, Row, Soon, UniqueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
 T = TypeVar("T")
 Raw = psycopg.Connection[Row]
@@ -39,9 +39,9 @@ UNAVAILABLE = (
 
 @cache
 def translate(sql: str) -> str:
-    """Turn the store's SQL into psycopg's."""
-    # psycopg takes these texts as templates: what is no placeholder must not look like one.
-    return sql.replace("%", "%%").replace("?", "%s").replace("/*+", "").replace("*/", "")
+    """Turn the store's SQL into PostgreSQL's own, whose placeholders have numbers: psycopg has nothing left to read."""
+    first, *others = sql.replace("/*+", "").replace("*/", "").split("?")
+    return first + "".join(f"${number}{text}" for number, text in enumerate(others, 1))
 
 
 def refuse(error: psycopg.Error) -> NoReturn:
@@ -75,19 +75,6 @@ class PostgresConnection:
     def change(self, sql: str, *values: object) -> int:
         """See `Connection.change`."""
         return self._execute(sql, values).rowcount
-
-    def each(self, sql: str, values: Sequence[Row]) -> list[Row | None]:
-        """See `Connection.each`: the statements go out together, so that all of them cost one round trip."""
-        if len(values) == 1:
-            return [self.row(sql, *values[0])]
-        try:
-            with self.raw.pipeline():
-                sent = [self.raw.execute(translate(sql), one) for one in values]
-            return [cursor.fetchone() for cursor in sent]
-        except psycopg.Error as error:
-            refuse(error)
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
         """See `Connection.change_many`."""
@@ -128,7 +115,7 @@ class PostgresDatabase:
             max_size=size,
             timeout=patience,
             configure=_configure,
-            kwargs={"autocommit": True, "prepare_threshold": 2},
+            kwargs={"autocommit": True, "prepare_threshold": 2, "cursor_factory": psycopg.RawCursor},
             name="tiltyard-store",
             open=True,
         )
@@ -145,6 +132,10 @@ class PostgresDatabase:
     def write(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write`."""
         return self._again(lambda raw: _in_transaction(raw, fn))
+
+    def write_alone(self, fn: Callable[[Connection], T]) -> T:
+        """See `Database.write_alone`: connections commit each statement by itself unless told otherwise."""
+        return self.read(fn)
 
     def share_reads(self, soon: Soon) -> None:
         """See `Database.share_reads`: no read of PostgreSQL's runs on an event loop."""

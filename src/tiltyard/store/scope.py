@@ -64,3 +64,18 @@ def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
         return self._database.write(lambda connection: method(self.bind(connection), *args, **kwargs))
 
     return call
+
+
+def writes_alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Mark a method that changes something by one statement, and answers the same if that has happened before.
+
+    So it needs no transaction around it, and is run again where a connection is lost.
+    """
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._bound is not None:
+            return method(self, *args, **kwargs)
+        return self._database.write_alone(lambda connection: method(self.bind(connection), *args, **kwargs))
+
+    return call

@@ -124,10 +124,6 @@ class SqliteConnection:
         except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
             refuse(error)
 
-    def each(self, sql: str, values: Sequence[Row]) -> list[Row | None]:
-        """See `Connection.each`."""
-        return [self.row(sql, *one) for one in values]
-
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
         """See `Connection.change_many`."""
         try:
@@ -261,6 +257,10 @@ class SqliteDatabase:
                 raise ServiceUnavailableError("The catalog's database stays busy") from None
             result = write.future.result()
         return result
+
+    def write_alone(self, fn: Callable[[Connection], T]) -> T:
+        """See `Database.write_alone`: no less than another write here."""
+        return self.write(fn)
 
     def load(self) -> Mapping[str, float]:
         """See `Database.load`."""

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import (
@@ -83,6 +85,14 @@ CANCEL = """
     UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
     WHERE table_id = ? AND status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
 """
+# Tables by their paths, and the path of each behind its record.
+FIND = f"""
+    SELECT {", ".join(f"tables.{column}" for column in TableRecord.COLUMNS.split(", "))}, {{names}}
+    FROM (VALUES {{paths}}) AS wanted CROSS JOIN tables
+    WHERE tables.namespace_id = {{namespace}} AND tables.name = {{name}}
+"""
+FOUND_AT_ONCE = 32
+"""Most paths of one statement: databases keep statements prepared, one for each number of paths."""
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 PUBLISH = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
@@ -160,12 +170,14 @@ class Tables(Scope):
         """Return those that are there, at the cost of few; one whose namespace is very deep is left out."""
         depths: dict[int, list[Path]] = {}
         for path in dict.fromkeys(paths):
-            if 0 < len(path) <= NESTED and "\0" not in path[-1]:
+            if 0 < len(path) <= NESTED and not any("\0" in name for name in path):
                 depths.setdefault(len(path) - 1, []).append(path)
         found: dict[Path, TableRecord] = {}
         for depth, those in depths.items():
-            rows = self.connection.each(at_depth(DESCRIBE, depth), [(ROOT, *path) for path in those])
-            found.update((path, TableRecord.of(row)) for path, row in zip(those, rows, strict=True) if row)
+            for start in range(0, len(those), FOUND_AT_ONCE):
+                some = those[start : start + FOUND_AT_ONCE]
+                rows = self.connection.rows(_find(depth, len(some)), *chain.from_iterable(some))
+                found.update((row[-depth - 1 :], TableRecord.of(row[: -depth - 1])) for row in rows)
         return found
 
     @reads
@@ -306,3 +318,14 @@ def _found(row: tuple[object, ...] | None, table_id: int) -> TableRecord:
     if row is None:
         raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
     return TableRecord.of(row)
+
+
+@cache
+def _find(depth: int, number: int) -> str:
+    """The statement that looks for so many tables, each so many names below the root."""
+    names = [f"wanted.column{place}" for place in range(1, depth + 2)]
+    namespace = str(ROOT)
+    for name in names[:-1]:
+        namespace = f"(SELECT id FROM namespaces WHERE parent_id = {namespace} AND name = {name})"
+    paths = ", ".join([f"({among(names)})"] * number)
+    return FIND.format(names=", ".join(names), paths=paths, namespace=namespace, name=names[-1])

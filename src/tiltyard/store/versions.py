@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.store.database import ForeignKeyError, Row
 from tiltyard.store.records import NewVersion, VersionRecord, encode
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.scope import Scope, reads, writes, writes_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,6 +49,8 @@ FINALIZE = """
     WHERE table_id = ? AND branch = ? AND version = ?
 """
 FINALIZE_SAME = f"{FINALIZE} AND staged_path = ?"
+Recorded: TypeAlias = tuple[VersionRecord, bool]
+"""A version's record, and whether it was made."""
 BEYOND = (1 << 63) - 1
 """Above any version."""
 
@@ -67,23 +69,30 @@ class Versions(Scope):
 
     __slots__ = ()
 
-    @writes
-    def record_version(self, new: NewVersion, transaction_id: str | None = None) -> tuple[VersionRecord, bool]:
+    def record_version(self, new: NewVersion, transaction_id: str | None = None) -> Recorded:
         """Record a version and return it with True; or, if there is one of that number, return that with False.
 
-        So a caller can tell a retry (its own staged manifest is there) from a lost race.
-        Raises TableNotFoundError.
+        So a caller can tell a retry (its own staged manifest is there) from a lost race. If the connection to the
+        database is lost meanwhile, this may be such a retry itself. Raises TableNotFoundError.
         """
         return self.record_each([new], transaction_id)[0]
 
-    @writes
-    def record_each(
-        self, entries: Sequence[NewVersion], transaction_id: str | None = None
-    ) -> list[tuple[VersionRecord, bool]]:
+    def record_each(self, entries: Sequence[NewVersion], transaction_id: str | None = None) -> list[Recorded]:
         """Do that for several at the cost of few: each may be taken without a harm to the others.
 
         Raises TableNotFoundError, if the table of one is gone: then nothing is recorded.
         """
+        return (self._record_few if len(entries) <= ROWS else self._record_many)(entries, transaction_id)
+
+    @writes_alone
+    def _record_few(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[Recorded]:
+        return self._record(entries, transaction_id)
+
+    @writes
+    def _record_many(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[Recorded]:
+        return self._record(entries, transaction_id)
+
+    def _record(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[Recorded]:
         now = self._clock()
         records = [_record(new, now, transaction_id) for new in entries]
         try:

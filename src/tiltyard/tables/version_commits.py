@@ -90,7 +90,7 @@ def _looked_at(
 def recorded_apart(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
     """Record versions in one transaction. One that the catalog refuses does no harm to the others."""
     try:
-        pairs = ctx.store.transact(lambda catalog: catalog.record_each(news))
+        pairs = ctx.store.record_each(news)
     except (TableNotFoundError, InvalidInputError, ConcurrentModificationError) as error:
         if len(news) == 1:
             return [error]

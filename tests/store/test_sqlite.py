@@ -20,6 +20,7 @@ from lance_namespace.errors import ServiceUnavailableError
 from tiltyard.store import schema, wall_clock
 from tiltyard.store.database import UniqueError
 from tiltyard.store.sqlite import SqliteDatabase
+from tiltyard.store.sqlite_connection import SqliteConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ class Gate:
         futures = []
         for number, write in enumerate(writes, start=1):
             futures.append(self.pool.submit(self.database.write, write))
-            while self.database._queue.qsize() < number:
+            while self.database.load()["catalog writes waiting"] < number:
                 os.sched_yield()
         self.opened.set()
         first.result(10)
@@ -127,6 +128,49 @@ def test_write_is_not_answered_before_it_is_committed(database: SqliteDatabase, 
 def test_write_inside_a_write_is_refused(database: SqliteDatabase) -> None:
     with pytest.raises(RuntimeError, match="inside"):
         database.write(lambda _: database.write(insert("a")))
+
+
+def test_lone_write_is_made_by_its_caller_and_others_wait_in_line(database: SqliteDatabase) -> None:
+    assert database.write(lambda _: threading.get_ident()) == threading.get_ident()
+    with ThreadPoolExecutor(8) as pool:
+        futures = Gate(database, pool).gather(*[lambda _: threading.get_ident()] * 3)
+        writers = {future.result(10) for future in futures}
+    assert len(writers) == 1 and not writers & {thread.ident for thread in pool._threads}
+
+
+def test_write_that_is_interrupted_leaves_nothing_and_keeps_nobody_out(
+    database: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(connection: Connection) -> None:
+        connection.change(INSERT, "a")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        database.write(interrupted)
+    change = SqliteConnection.change
+
+    def commit(self: SqliteConnection, sql: str, *values: object) -> int:
+        if sql == "COMMIT":
+            raise KeyboardInterrupt
+        return change(self, sql, *values)
+
+    monkeypatch.setattr(SqliteConnection, "change", commit)
+    with pytest.raises(KeyboardInterrupt):
+        database.write(insert("b"))
+    monkeypatch.undo()
+    database.write(insert("c"))
+    assert names(database) == ["c"]
+
+
+def test_close_waits_for_the_write_under_way(file: Path) -> None:
+    database = SqliteDatabase(file)
+    schema.migrate(database, wall_clock)
+    with ThreadPoolExecutor(8) as pool:
+        futures = Gate(database, pool).gather(insert("a"), insert("b"))
+        pool.submit(database.close).result(10)
+        assert [future.result(10) for future in futures] == [1, 1]
+    with pytest.raises(ServiceUnavailableError, match="closed"):
+        database.write(insert("c"))
 
 
 def test_write_gives_up_while_another_process_holds_the_file(database: SqliteDatabase, file: Path) -> None:

@@ -1,0 +1,115 @@
+"""One connection to a catalog in SQLite, and what its errors are to the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, NoReturn
+
+from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
+
+from tiltyard.store.database import ForeignKeyError, Row, UniqueError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+BUSY_SECONDS = 10.0
+"""How long a statement waits for a lock that someone outside this server holds."""
+
+STATEMENTS = 256
+"""Prepared statements kept by each connection."""
+
+WAL_BYTES = 64 << 20
+"""What is kept of the write-ahead log once a large transaction is in the file."""
+
+UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOTADB,
+}
+UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
+UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Raise ours for an error of sqlite3's; one that we do not know is a bug and goes on as it is."""
+    if isinstance(error, sqlite3.Error):
+        name = getattr(error, "sqlite_errorname", "")
+        if name in UNIQUE:
+            raise UniqueError(str(error)) from error
+        if name == "SQLITE_CONSTRAINT_FOREIGNKEY":
+            raise ForeignKeyError(str(error)) from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in UNAVAILABLE:
+            raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
+        if code == sqlite3.SQLITE_TOOBIG:
+            raise InvalidInputError("A value is too long for the catalog's database") from error
+    if isinstance(error, (UnicodeEncodeError, OverflowError)):
+        raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
+    raise error
+
+
+class SqliteConnection:
+    """A `Connection` over sqlite3. Closes itself when the last one to hold it lets go."""
+
+    def __init__(self, path: Path, *, writer: bool) -> None:
+        """Open the file. Raises ServiceUnavailableError where that fails."""
+        try:
+            # One thread at a time uses a connection, but another may be the one that drops it.
+            self.raw = sqlite3.connect(
+                path,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+                cached_statements=STATEMENTS,
+                check_same_thread=False,
+            )
+            if writer:
+                self.raw.execute("PRAGMA journal_mode = WAL")
+                self.raw.execute("PRAGMA synchronous = FULL")  # NORMAL loses acknowledged commits with the power
+                self.raw.execute("PRAGMA foreign_keys = ON")
+                self.raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+            else:
+                self.raw.execute("PRAGMA query_only = ON")
+        except sqlite3.Error as error:
+            refuse(error)
+
+    def __del__(self) -> None:
+        """Close the connection, in whichever thread this happens."""
+        if raw := getattr(self, "raw", None):
+            raw.close()
+
+    def row(self, sql: str, *values: object) -> Row | None:
+        """See `Connection.row`."""
+        try:
+            row: Row | None = self.raw.execute(sql, values).fetchone()
+        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
+            refuse(error)
+        else:
+            return row
+
+    def rows(self, sql: str, *values: object) -> list[Row]:
+        """See `Connection.rows`."""
+        try:
+            return self.raw.execute(sql, values).fetchall()
+        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
+            refuse(error)
+
+    def change(self, sql: str, *values: object) -> int:
+        """See `Connection.change`."""
+        try:
+            return self.raw.execute(sql, values).rowcount
+        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
+            refuse(error)
+
+    def change_many(self, sql: str, values: Iterable[Row]) -> None:
+        """See `Connection.change_many`."""
+        try:
+            self.raw.executemany(sql, values)
+        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
+            refuse(error)

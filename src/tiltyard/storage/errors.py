@@ -12,7 +12,6 @@ source, dumps of schemas) is left in a message.
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ from lance_namespace.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _LOCATION = re.compile(r",? (?:location: )?/(?:home/runner|rustc|root|usr|Users|github)/[^\s,:]*\.rs:\d+:\d+")
 _DUMP = re.compile(r"(?:in schema)?:?\s*Schema \{.*", re.DOTALL)
@@ -208,22 +207,28 @@ def _of_storage(error: BaseException) -> LanceNamespaceError:
     return ServiceUnavailableError(_SILENT)
 
 
-@contextmanager
-def lance_errors(table: Any = None) -> Iterator[None]:
-    """Raise the namespace's errors for those of Lance inside the block.
+class lance_errors:  # noqa: N801  # it is used like a function, and nothing else is made as often
+    """Raises the namespace's errors for those of Lance inside a `with` block.
 
     `table` is whatever has a `schema` (a dataset) or a schema itself; its columns are named where one is missing.
     What is not foreseen passes as it is, for the api to log and to answer 500.
     """
-    try:
-        yield
-    except (GeneratorExit, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of Rust is no Exception
-        known = translated(error, _columns(table))
-        if known is None or known is error:
-            raise
-        raise known from error
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Any = None) -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End it; a panic of Rust is no Exception."""
+        if error is None or isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
+            return
+        known = translated(error, _columns(self._table))
+        if known is not None and known is not error:
+            raise known from error
 
 
 def _columns(table: Any) -> list[str]:

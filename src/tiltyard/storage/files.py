@@ -140,7 +140,7 @@ class LocalFiles:
 
     def is_file(self, location: str) -> bool:
         """See Files."""
-        return Path(location).exists() and not Path(location).is_dir()
+        return os.path.isfile(location)  # noqa: PTH113  # each commit does this, twice
 
     def read(self, location: str) -> bytes:
         """See Files."""
@@ -149,10 +149,13 @@ class LocalFiles:
 
     def read_plain(self, location: str) -> bytes:
         """See Files. The open file is asked where it lies: no link can take its place in between."""
-        with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # as above
-            if not _is_at(file.fileno(), location):
+        descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC)  # as above: with half the calls of a file object
+        try:
+            if not _is_at(descriptor, location):
                 check_no_links(location)
-            return file.readall()
+            return _whole(descriptor)
+        finally:
+            os.close(descriptor)
 
     def stat(self, location: str) -> FileStat | None:
         """See Files."""
@@ -309,6 +312,18 @@ def _staged(location: str, content: bytes) -> Path:
         staged.unlink(missing_ok=True)
         raise
     return staged
+
+
+def _whole(descriptor: int) -> bytes:
+    """All that an open file holds."""
+    size = os.fstat(descriptor).st_size + 1  # so that its end is seen
+    content = os.read(descriptor, size)
+    if len(content) == size - 1:
+        return content
+    parts = [content]
+    while parts[-1]:
+        parts.append(os.read(descriptor, size))
+    return b"".join(parts)
 
 
 def _is_at(descriptor: int, location: str) -> bool:

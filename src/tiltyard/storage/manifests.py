@@ -158,7 +158,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
             yield number, message[at : at + length]
             at += length
         elif wire == 0:
-            value, at = _varint(message, at)
+            value, at = message[at], at + 1
+            if value >= 0x80:
+                value, at = _varint(message, at - 1)
             yield number, value
         else:
             at += _FIXED_WIDTHS.get(wire, end + 1)

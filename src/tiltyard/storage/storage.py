@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.ids import Id
 
+_NO_NAMES = frozenset(("", ".", ".."))
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
@@ -197,7 +198,7 @@ class Storage:
                 relative = path[len(start) + 1 :]
                 break
         segments = relative.split("/")
-        if "://" in relative or relative.startswith("/") or any(part in ("", ".", "..") for part in segments):
+        if "://" in relative or relative.startswith("/") or not _NO_NAMES.isdisjoint(segments):
             raise InvalidInputError("The path is not inside the table's folder.")
         if not relative.isprintable() or "\\" in relative or "%" in relative:
             raise InvalidInputError("The path has characters that no file of a table has.")

@@ -289,11 +289,10 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
     """Whether storage has the version before, and not this one: two files to look for; to open a table costs more."""
     if new.version <= 1:
         return False
-    stat, folder = ctx.storage.files(table.location).stat, new.staged_path.rpartition("/")[0]  # which has been checked
-    scheme = NamingScheme(new.naming_scheme)
-    before, this = (f"{folder}/{manifest_name(version, scheme)}" for version in (new.version - 1, new.version))
+    is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
+    before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
     with lance_errors():
-        return stat(before) is not None and stat(this) is None
+        return is_file(before) and not is_file(f"{table.location}/{new.manifest_path}")
 
 
 def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:

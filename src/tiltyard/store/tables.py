@@ -85,12 +85,6 @@ CANCEL = """
     UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
     WHERE table_id = ? AND status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
 """
-# Tables by their paths, and the path of each behind its record.
-FIND = f"""
-    SELECT {", ".join(f"tables.{column}" for column in TableRecord.COLUMNS.split(", "))}, {{names}}
-    FROM (VALUES {{paths}}) AS wanted CROSS JOIN tables
-    WHERE tables.namespace_id = {{namespace}} AND tables.name = {{name}}
-"""
 FOUND_AT_ONCE = 32
 """Most paths of one statement: databases keep statements prepared, one for each number of paths."""
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
@@ -176,8 +170,10 @@ class Tables(Scope):
         for depth, those in depths.items():
             for start in range(0, len(those), FOUND_AT_ONCE):
                 some = those[start : start + FOUND_AT_ONCE]
-                rows = self.connection.rows(_find(depth, len(some)), *chain.from_iterable(some))
-                found.update((row[-depth - 1 :], TableRecord.of(row[: -depth - 1])) for row in rows)
+                rows = self.connection.rows(
+                    _find(depth, len(some)), *chain.from_iterable((ROOT, *path) for path in some)
+                )
+                found.update((some[row[0]], TableRecord.of(row[1:])) for row in rows)
         return found
 
     @reads
@@ -322,10 +318,9 @@ def _found(row: tuple[object, ...] | None, table_id: int) -> TableRecord:
 
 @cache
 def _find(depth: int, number: int) -> str:
-    """The statement that looks for so many tables, each so many names below the root."""
-    names = [f"wanted.column{place}" for place in range(1, depth + 2)]
-    namespace = str(ROOT)
-    for name in names[:-1]:
-        namespace = f"(SELECT id FROM namespaces WHERE parent_id = {namespace} AND name = {name})"
-    paths = ", ".join([f"({among(names)})"] * number)
-    return FIND.format(names=", ".join(names), paths=paths, namespace=namespace, name=names[-1])
+    """The statement that looks for so many tables, each so many names below the root, and says which each row is.
+
+    It joins nothing: where a database has yet to learn how many tables there are, it would read all of them for that.
+    """
+    one = at_depth(DESCRIBE, depth).removeprefix("SELECT")
+    return " UNION ALL ".join(f"SELECT {place}, {one}" for place in range(number))

@@ -84,6 +84,22 @@ def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Stor
     assert found == [(1, True, 5, "tag"), (3, False, 7, "tag")]
 
 
+def test_mark_final_of_many_whose_size_and_tag_are_recorded_notes_those_alone(store: Store, table: TableRecord) -> None:
+    other = store.insert_table(("u",), "mem://u", {})
+    news = [new(one, version, f"{one.name}-{version}") for one in (table, other) for version in range(1, 101)]
+    records = [record for record, _ in store.record_each([replace(one, manifest=b"LANC") for one in news])]
+    store.delete_versions(table.id, "", [(50, 51)])
+    store.record_version(new(table, 50, "another's"))
+    left = {(table.id, 50), (table.id, 60), (other.id, 100)}
+    found = [
+        FinalManifest(one, 7, "tag") for one in records if (one.table_id, one.version) not in left - {(table.id, 50)}
+    ]
+    store.mark_final(reversed(found))
+    assert {(one.table_id, one.version) for one in store.pending_versions(limit=500)} == left
+    assert [store.kept_manifest(one) is None for one in records].count(False) == 2
+    assert store.list_versions(table.id, limit=1) == [replace(records[0], finalized=True)]
+
+
 def test_record_versions_is_all_or_none(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     store.record_versions([new(table, 1), new(other, 1)], "tx")

@@ -46,7 +46,7 @@ def test_read_plain_refuses_links_on_the_way_wherever_they_are(tmp_path: Path, m
     disks = files.LocalFiles()
     for known in (files._is_at, lambda descriptor, location: False):  # where the system does not tell
         monkeypatch.setattr(files, "_is_at", known)
-        assert disks.read_plain(str(folder / "file")) == b"x"
+        assert disks.read_plain(str(folder / "file")).content == b"x"
         for location in (linked / "file", folder / "link"):
             with pytest.raises(InvalidInputError, match="link"):
                 disks.read_plain(str(location))

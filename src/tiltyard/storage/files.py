@@ -53,6 +53,14 @@ class FileStat:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeFile:
+    """All that is in a file, and its size and tag."""
+
+    content: bytes
+    stat: FileStat
+
+
+@dataclass(frozen=True, slots=True)
 class FoundFile:
     """A file in a folder: its path below that, its size, and when it was last written (milliseconds since 1970)."""
 
@@ -79,8 +87,8 @@ class Files(Protocol):
     def read(self, location: str) -> bytes:
         """A file's content. Raises FileNotFoundError."""
 
-    def read_plain(self, location: str) -> bytes:
-        """A file's content. Raises FileNotFoundError, InvalidInputError if it is reached through a symbolic link."""
+    def read_plain(self, location: str) -> WholeFile:
+        """A file. Raises FileNotFoundError, InvalidInputError if it is reached through a symbolic link."""
 
     def stat(self, location: str) -> FileStat | None:
         """A file's size and tag; None if there is none."""
@@ -147,7 +155,7 @@ class LocalFiles:
         with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # each commit does this: half a Path's time
             return file.readall()
 
-    def read_plain(self, location: str) -> bytes:
+    def read_plain(self, location: str) -> WholeFile:
         """See Files. The open file is asked where it lies: no link can take its place in between."""
         descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC)  # as above: with half the calls of a file object
         try:
@@ -160,11 +168,9 @@ class LocalFiles:
     def stat(self, location: str) -> FileStat | None:
         """See Files."""
         try:
-            found = os.stat(location)  # noqa: PTH116  # each commit does this, several times
+            return _stat(os.stat(location))  # noqa: PTH116  # each commit does this
         except (FileNotFoundError, NotADirectoryError):
             return None
-        micros = found.st_mtime_ns // 1000
-        return FileStat(found.st_size, f"{found.st_ino:x}-{micros:x}-{found.st_size:x}")
 
     def write_new(self, location: str, content: bytes) -> bool:
         """See Files: a link appears at once with all the content, or not at all."""
@@ -314,16 +320,19 @@ def _staged(location: str, content: bytes) -> Path:
     return staged
 
 
-def _whole(descriptor: int) -> bytes:
-    """All that an open file holds."""
-    size = os.fstat(descriptor).st_size + 1  # so that its end is seen
-    content = os.read(descriptor, size)
-    if len(content) == size - 1:
-        return content
-    parts = [content]
-    while parts[-1]:
-        parts.append(os.read(descriptor, size))
-    return b"".join(parts)
+def _stat(found: os.stat_result) -> FileStat:
+    """What object_store tells of a file that the system tells this of."""
+    micros = found.st_mtime_ns // 1000
+    return FileStat(found.st_size, f"{found.st_ino:x}-{micros:x}-{found.st_size:x}")
+
+
+def _whole(descriptor: int) -> WholeFile:
+    """An open file, which nobody writes any more."""
+    found = os.fstat(descriptor)
+    parts = [os.read(descriptor, found.st_size + 1)]  # one byte more, so that its end is seen
+    while sum(map(len, parts)) != found.st_size and parts[-1]:
+        parts.append(os.read(descriptor, found.st_size + 1))
+    return WholeFile(b"".join(parts), _stat(found))
 
 
 def _is_at(descriptor: int, location: str) -> bool:

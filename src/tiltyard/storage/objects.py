@@ -9,7 +9,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.object_stores import open_object_store
-from tiltyard.storage.files import FileStat, FoundFile
+from tiltyard.storage.files import FileStat, FoundFile, WholeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -57,9 +57,11 @@ class ObjectFiles:
         """See Files."""
         return bytes(obstore.get(self._store, self._path(location)).bytes())
 
-    def read_plain(self, location: str) -> bytes:
+    def read_plain(self, location: str) -> WholeFile:
         """See Files: object stores have no links."""
-        return self.read(location)
+        found = obstore.get(self._store, self._path(location))
+        stat = FileStat(found.meta["size"], found.meta["e_tag"])
+        return WholeFile(bytes(found.bytes()), stat)
 
     def stat(self, location: str) -> FileStat | None:
         """See Files."""

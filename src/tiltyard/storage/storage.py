@@ -6,7 +6,7 @@ import re
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import (
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     from tiltyard.config import Settings
     from tiltyard.ids import Id
+    from tiltyard.storage.files import WholeFile
+
+T = TypeVar("T")
 
 _NO_NAMES = frozenset(("", ".", ".."))
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
@@ -204,27 +207,27 @@ class Storage:
             raise InvalidInputError("The path has characters that no file of a table has.")
         return f"{location}/{relative}"
 
-    def staged_manifest(self, location: str, path: str, version: int) -> tuple[bytes, list[Code]]:
+    def staged_manifest(self, location: str, path: str, version: int) -> tuple[WholeFile, list[Code]]:
         """A staged manifest, and the code that its columns declare; the path is one that `named_manifest` gave.
 
         Raises InvalidInputError unless this is a manifest of the version, with its files in the table's folder or
         where the catalog knows of some.
         """
-        content = self.staged_content(location, path)
-        found = check_manifest(content, version)
+        file = self.staged_content(location, path)
+        found = check_manifest(file.content, version)
         for base in found.bases:
             if not self.datasets.may_use(location, base):
                 raise InvalidInputError(
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
-        return content, found.declared
+        return file, found.declared
 
-    def staged_content(self, location: str, path: str) -> bytes:
+    def staged_content(self, location: str, path: str) -> WholeFile:
         """A staged manifest as it is; the path is one that `named_manifest` gave.
 
         Raises InvalidInputError if there is none, or it is reached through a symbolic link.
         """
-        return self._read(location, path, plain=True)
+        return _read(path, self.files(location).read_plain)
 
     def foreign_bases(self, location: str) -> list[str]:
         """Where files of a table's latest version lie outside its folder: shallow clones have some.
@@ -238,17 +241,7 @@ class Storage:
 
     def read_file(self, location: str, path: str) -> bytes:
         """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""
-        return self._read(location, self.inside(location, path))
-
-    def _read(self, location: str, target: str, *, plain: bool = False) -> bytes:
-        try:
-            with lance_errors():
-                files = self.files(location)
-                return files.read_plain(target) if plain else files.read(target)
-        except LanceNamespaceError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise InvalidInputError(f"There is no file {target.rsplit('/', 1)[-1]} in this table.") from error
-            raise
+        return _read(self.inside(location, path), self.files(location).read)
 
     def stat(self, location: str, path: str) -> FileStat | None:
         """Size and tag of a file inside a table's folder; None if there is none."""
@@ -319,14 +312,17 @@ class Storage:
                 pass  # somebody else has moved it meanwhile
             return _existing(files.stat(final))
 
-    def move_manifest(self, location: str, staged: str, final: str) -> FileStat | None:
-        """Give a staged manifest, which has just been checked, its final name; None if there is more to it."""
+    def move_manifest(self, location: str, staged: str, final: str, stat: FileStat | None) -> FileStat | None:
+        """Give a staged manifest, which has just been checked, its final name; None if there is more to it.
+
+        `stat` is what is known of the file there, if something is.
+        """
         if staged == final:
             return None
         with lance_errors():
             files = self.files(location)
             try:
-                return files.stat(final) if files.move_new(staged, final) else None
+                return (stat or files.stat(final)) if files.move_new(staged, final) else None
             except FileNotFoundError:
                 return None
 
@@ -379,6 +375,16 @@ def _is_whole(content: bytes, version: int) -> bool:
     except InvalidInputError:
         return False
     return True
+
+
+def _read(location: str, read: Callable[[str], T]) -> T:
+    try:
+        with lance_errors():
+            return read(location)
+    except LanceNamespaceError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise InvalidInputError(f"There is no file {location.rsplit('/', 1)[-1]} in this table.") from error
+        raise
 
 
 def _taken() -> ConcurrentModificationError:

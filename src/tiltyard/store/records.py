@@ -177,7 +177,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     """A version to record: the manifest a client staged, and where it is to be found in the end.
 
     `manifest` is the staged file's content, to be kept until the final file is known to be durable; without it, the
-    staged file has to be durable before the version is recorded.
+    staged file has to be durable before the version is recorded. `same_file` says that the staged file only changes
+    its name: its size and tag are known now.
     """
 
     table_id: int
@@ -191,6 +192,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     branch: str = ""
     finalized: bool = False
     manifest: bytes | None = None
+    same_file: bool = False
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

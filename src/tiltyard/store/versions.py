@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.store.database import ForeignKeyError, Row
+from tiltyard.store.paths import among
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes, writes_alone
 
@@ -49,6 +50,12 @@ FINALIZE = """
     WHERE table_id = ? AND branch = ? AND version = ?
 """
 FINALIZE_SAME = f"{FINALIZE} AND staged_path = ?"
+# Versions of one branch, of which all but that is recorded. They follow each other, so a range of them is looked for in
+# the index, however little a database knows of the table; no two have the same staged path.
+FINALIZE_TOLD = """
+    UPDATE table_versions SET finalized = TRUE, manifest = NULL
+    WHERE table_id = ? AND branch = ? AND version BETWEEN ? AND ? AND staged_path IN ({paths})
+"""
 Recorded: TypeAlias = tuple[VersionRecord, bool]
 """A version's record, and whether it was made."""
 BEYOND = (1 << 63) - 1
@@ -212,11 +219,23 @@ class Versions(Scope):
     @writes
     def mark_final(self, found: Iterable[FinalManifest]) -> None:
         """Note that of several; a record that is gone, or of another manifest by now, is left as it is."""
-        records = ((one.size, one.e_tag, one.record) for one in found)
-        self.connection.change_many(
-            FINALIZE_SAME,
-            [(size, e_tag, one.table_id, one.branch, one.version, one.staged_path) for size, e_tag, one in records],
-        )
+        told: dict[tuple[int, str], list[VersionRecord]] = {}
+        others: list[Row] = []
+        for one in found:
+            record = one.record
+            if (one.size, one.e_tag) == (record.manifest_size, record.e_tag):
+                told.setdefault((record.table_id, record.branch), []).append(record)
+            else:
+                key = record.table_id, record.branch, record.version, record.staged_path
+                others.append((one.size, one.e_tag, *key))
+        for branch, records in told.items():
+            for start in range(0, len(records), ROWS):
+                some = records[start : start + ROWS]
+                ends = min(record.version for record in some), max(record.version for record in some)
+                paths = [record.staged_path for record in some]
+                self.connection.change(FINALIZE_TOLD.format(paths=among(paths)), *branch, *ends, *paths)
+        if others:
+            self.connection.change_many(FINALIZE_SAME, others)
 
 
 def _record(new: NewVersion, now: int, transaction_id: str | None) -> VersionRecord:

@@ -44,7 +44,9 @@ class Batch:
     declared: dict[Id, str] = field(default_factory=dict)
     latest: dict[tuple[Id, str], int] = field(default_factory=dict)
     news: list[NewVersion] = field(default_factory=list)
-    committed: list[tuple[TableRecord, VersionRecord, models.CommitTableResult]] = field(default_factory=list)
+    committed: list[tuple[TableRecord, VersionRecord, NewVersion, models.CommitTableResult]] = field(
+        default_factory=list
+    )
 
 
 Step: TypeAlias = Callable[[UnitOfWork, Batch], list[models.CommitTableResult]]
@@ -76,8 +78,8 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(batch.news)):
         transaction, results = ctx.store.transact(work)
-    final = finalize_all(ctx, [(table, record) for table, record, _ in batch.committed], checked=True)
-    for (table, _, result), record in zip(batch.committed, final, strict=True):
+    final = finalize_all(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
+    for (table, _, _, result), record in zip(batch.committed, final, strict=True):
         version = wire_version(table, record)
         result.create_table_version = models.CreateTableVersionResponse(transaction_id=transaction, version=version)
     return models.BatchCommitTablesResponse(transaction_id=transaction, results=results)
@@ -164,7 +166,7 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
         results = []
         for new, table, pair in zip(news, tables, catalog.record_each(news), strict=True):
             results.append(models.CommitTableResult())
-            batch.committed.append((table, check_same(new, *pair), results[-1]))
+            batch.committed.append((table, check_same(new, *pair), new, results[-1]))
         return results
 
     return step

@@ -10,14 +10,14 @@ from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceEr
 
 from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
-from tiltyard.store import FinalManifest, TableRecord, UnitOfWork, VersionRecord
+from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, VersionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tiltyard.context import Context
-    from tiltyard.storage.files import FileStat
 
 log = logging.getLogger("tiltyard.versions")
 
@@ -39,26 +39,30 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> Version
     return finalize_all(ctx, [(table, record)])[0]
 
 
-def finalize_all(ctx: Context, commits: Sequence[Commit], *, checked: bool = False) -> list[VersionRecord]:
+def finalize_all(
+    ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None
+) -> list[VersionRecord]:
     """Do that for several. Raises what `finalize` raises; the rest is then pending.
 
-    `checked` says that this request has checked the staged manifests, and that their content is durable.
+    `asked` is what this request has asked for, if it did: it has checked those staged manifests, whose content is
+    durable.
     """
     found = []
-    for outcome in finalize_each(ctx, commits, checked=checked):
+    for outcome in finalize_each(ctx, commits, asked):
         if isinstance(outcome, Exception):
             raise outcome
         found.append(outcome)
     return found
 
 
-def finalize_each(ctx: Context, commits: Sequence[Commit], *, checked: bool = False) -> list[Outcome]:
+def finalize_each(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None) -> list[Outcome]:
     """Do that for several, each by itself: what became of each, in their order."""
     pending = [number for number, (_, record) in enumerate(commits) if not record.finalized]
     found: list[Outcome] = [record for _, record in commits]
     if not pending:
         return found
-    placed = _place_all(ctx, [commits[number] for number in pending], checked=checked)
+    news = [asked[number] for number in pending] if asked is not None else [None] * len(pending)
+    placed = _place_all(ctx, [commits[number] for number in pending], news)
     final, written = [], []
     for number, stat in zip(pending, placed, strict=True):
         table, record = commits[number]
@@ -81,37 +85,42 @@ def _mark_written(catalog: UnitOfWork, tables: Iterable[int]) -> None:
         catalog.mark_written(table)
 
 
-def _place_all(ctx: Context, commits: Sequence[Commit], *, checked: bool) -> list[FileStat | Exception]:
+def _place_all(
+    ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion | None]
+) -> list[FileStat | Exception]:
     """Give manifests their final names: those of one table one after the other, several tables at once."""
     reach(Point.AFTER_RECORD)
 
-    def place(commit: Commit) -> FileStat | Exception:
+    def place(commit: Commit, new: NewVersion | None) -> FileStat | Exception:
         try:
-            return _place(ctx, *commit, checked=checked)
+            return _place(ctx, *commit, new)
         except Exception as error:  # noqa: BLE001  # it is raised where its own caller waits
             return error
 
     if all(is_local(table.location) for table, _ in commits):  # a few microseconds each: threads would cost more
-        return [place(commit) for commit in commits]
+        return list(map(place, commits, asked))
     tables: dict[int, list[int]] = {}
     for number, (table, _) in enumerate(commits):
         tables.setdefault(table.id, []).append(number)
     if len(tables) < 2:
-        return [place(commit) for commit in commits]
+        return list(map(place, commits, asked))
 
     def place_in_order(numbers: Iterable[int]) -> list[tuple[int, FileStat | Exception]]:
-        return [(number, place(commits[number])) for number in numbers]
+        return [(number, place(commits[number], asked[number])) for number in numbers]
 
     with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
         placed = dict(pair for pairs in pool.map(place_in_order, tables.values()) for pair in pairs)
     return [placed[number] for number in range(len(commits))]
 
 
-def _place(ctx: Context, table: TableRecord, record: VersionRecord, *, checked: bool) -> FileStat:
+def _place(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None) -> FileStat:
     """Give one manifest its final name; paths that were not checked in this request are, first."""
     location, storage = table.location, ctx.storage
-    if checked and (found := storage.move_manifest(location, record.staged_path, f"{location}/{record.manifest_path}")):
-        return found
+    if new is not None:
+        final = f"{location}/{record.manifest_path}"
+        stat = FileStat(new.manifest_size, new.e_tag) if new.same_file and new.manifest_size is not None else None
+        if found := storage.move_manifest(location, record.staged_path, final, stat):
+            return found
     kept = ctx.store.kept_manifest(record)
     try:
         if kept is None:

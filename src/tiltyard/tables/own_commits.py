@@ -92,7 +92,7 @@ class OwnCommits(upstream.LanceNamespace):
 
         try:
             for check in self._checks:
-                check(asked.version, lambda: storage.staged_content(record.location, staged()))
+                check(asked.version, lambda: storage.staged_content(record.location, staged()).content)
         except ConcurrentModificationError:
             storage.delete_files([staged()])
             raise

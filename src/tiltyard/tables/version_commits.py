@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tiltyard.context import Context
+    from tiltyard.storage.files import WholeFile
 
 MOST_KEPT = 16 << 10
 """Bytes of a manifest that is kept in the catalog until its file is durable: one write to the disk instead of two."""
@@ -63,8 +64,9 @@ def create_table_versions(
         records = recorded_apart(ctx, news)
     for number, record in zip(good, records, strict=True):
         found[number] = record if isinstance(record, Exception) else (found[number][0], record)
+    asked = [new for new, record in zip(news, records, strict=True) if not isinstance(record, Exception)]
     good = [number for number in good if not isinstance(found[number], Exception)]
-    final = finalize_each(ctx, [found[number] for number in good], checked=True)
+    final = finalize_each(ctx, [found[number] for number in good], asked)
     for number, outcome in zip(good, final, strict=True):
         found[number] = outcome if isinstance(outcome, Exception) else _created(found[number][0], outcome)
     return found
@@ -130,7 +132,7 @@ def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept([new])):
         record = check_same(new, *_record(ctx, new))
-    return finalize_all(ctx, [(table, record)], checked=True)[0]
+    return finalize_all(ctx, [(table, record)], [new])[0]
 
 
 def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
@@ -161,7 +163,7 @@ def batch_create_table_versions(
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(news)):
         records = ctx.store.transact(lambda catalog: _recorded_all(catalog, news))
-    final = finalize_all(ctx, list(zip(tables, records, strict=True)), checked=True)
+    final = finalize_all(ctx, list(zip(tables, records, strict=True)), news)
     return models.BatchCreateTableVersionsResponse(
         versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
     )
@@ -220,14 +222,14 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
     """
     staged = _staged_path(ctx, table, entry)
     try:
-        content, declared = ctx.storage.staged_manifest(table.location, staged, entry.version)
+        found, declared = ctx.storage.staged_manifest(table.location, staged, entry.version)
     except InvalidInputError:
         if ctx.storage.files(table.location).stat(staged) is not None:
             raise
         if not _is_recorded(ctx, new := _version(table, entry, staged, None)):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
-    new = _version(table, entry, staged, _kept(table, content))
+    new = _version(table, entry, staged, found)
     check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
     if latest is not None or not _follows(ctx, table, new):
         _check_next(ctx, new, entry, latest)
@@ -239,12 +241,7 @@ def _own_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
     staged = _staged_path(ctx, table, entry)
     if not is_local(table.location):
         return _version(table, entry, staged, None)
-    return _version(table, entry, staged, _kept(table, ctx.storage.staged_content(table.location, staged)))
-
-
-def _kept(table: TableRecord, manifest: bytes) -> bytes | None:
-    """What is kept of a manifest with its record: all of a small one on a disk; objects are durable as they are."""
-    return manifest if len(manifest) <= MOST_KEPT and is_local(table.location) else None
+    return _version(table, entry, staged, ctx.storage.staged_content(table.location, staged))
 
 
 def not_kept(news: Iterable[NewVersion]) -> list[str]:
@@ -261,20 +258,26 @@ def _staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
     return staged
 
 
-def _version(table: TableRecord, entry: Entry, staged: str, manifest: bytes | None) -> NewVersion:
-    """What an entry asks to record."""
+def _version(table: TableRecord, entry: Entry, staged: str, found: WholeFile | None) -> NewVersion:
+    """What an entry asks to record.
+
+    On a disk all of a small manifest is kept with its record, and moving it leaves its tag as it is. Objects are
+    durable as they are, and get another tag.
+    """
     scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
+    on_disk = found if is_local(table.location) else None
     return NewVersion(
         table_id=table.id,
         branch=branch_key(entry.branch),
         version=entry.version,
         staged_path=staged,
         manifest_path=f"{versions_folder(entry.branch)}/{manifest_name(entry.version, scheme)}",
-        manifest_size=entry.manifest_size,
-        e_tag=entry.e_tag,
+        manifest_size=on_disk.stat.size if on_disk else entry.manifest_size,
+        e_tag=on_disk.stat.e_tag if on_disk else entry.e_tag,
         metadata=entry.metadata,
         naming_scheme=scheme,
-        manifest=manifest,
+        manifest=on_disk.content if on_disk and len(on_disk.content) <= MOST_KEPT else None,
+        same_file=on_disk is not None,
     )
 
 

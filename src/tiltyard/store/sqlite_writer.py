@@ -114,7 +114,8 @@ class Writer:
     def _line_up(self, write: _Write) -> None:
         write.future = Future()
         self._line.append(write)
-        self._ready.notify()
+        if not self._busy:  # else whoever writes calls the next one
+            self._ready.notify()
 
     def _wait_for(self, future: Future[None]) -> None:
         try:
@@ -140,7 +141,8 @@ class Writer:
     def _step_back(self) -> None:
         with self._entrance:
             self._busy = False
-            self._ready.notify()
+            if self._line or self._closed:
+                self._ready.notify()
 
     def _write_for_others(self) -> None:
         while self._comes_next():

@@ -147,14 +147,35 @@ def test_create_version_is_noted_as_final_soon_and_never_taken_for_unfinished(
     )  # type: ignore[union-attr]  # there is one
 
 
+@pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
 def test_create_version_that_was_committed_round_the_server_is_a_conflict(
-    server: Server, folder: Path, tmp_path: Path
+    server: Server, folder: Path, tmp_path: Path, noted: bool
 ) -> None:
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
-    lance.dataset(folder).insert(ROWS)
+    lance.dataset(folder).insert(ROWS.slice(0, 1))
+    if noted:
+        server.services.finished.flush()
+    assert server.services.finished.placed(1, "", 1) is not noted
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 2, staged)
+    assert [one.version for one in server.services.store.list_versions(1)] == [1]
+    assert lance.dataset(folder).count_rows() == 4
+    assert create(server, "t", 3, stage(folder, 3, tmp_path)).version == 3
+
+
+def test_versions_are_told_with_the_size_and_tag_that_their_files_have_in_the_end(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    for version in (1, 2, 3):
+        told = create(server, "t", version, stage(folder, version, tmp_path))
+        found = (folder / "_versions" / f"{2**64 - 1 - version}.manifest").stat()
+        tag = f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
+        assert (told.manifest_size, told.e_tag) == (found.st_size, tag)
+        recorded = server.services.store.describe_version(1, version)
+        assert (recorded.manifest_size, recorded.e_tag, recorded.finalized) == (found.st_size, tag, False)
+    server.services.finished.flush()
+    assert server.services.store.pending_versions() == []
 
 
 def test_create_version_of_what_is_no_manifest_of_this_table_is_refused(

@@ -319,7 +319,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
 def encode(value: object) -> str:
     """Write JSON for a column; ASCII, so that no database minds what is in it."""
-    return json.dumps(value, separators=(",", ":"))
+    return "{}" if value == {} else json.dumps(value, separators=(",", ":"))
 
 
 def decode(text: str) -> dict[str, str]:

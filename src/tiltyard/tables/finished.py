@@ -36,6 +36,7 @@ class Finished:
         self._sync = sync
         self._write = write
         self._noted: dict[Key, FinalManifest] = {}
+        self._latest: dict[tuple[int, str], int] = {}
         self._waking = False
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -43,7 +44,9 @@ class Finished:
     def note(self, found: Iterable[FinalManifest]) -> None:
         """Have the catalog told soon."""
         with self._lock:
-            self._noted.update((_key(one.record), one) for one in found)
+            for one in found:
+                self._noted[_key(one.record)] = one
+                self._latest[one.record.table_id, one.record.branch] = one.record.version
             if self._waking or not self._noted:
                 return
             self._waking = True
@@ -54,6 +57,10 @@ class Finished:
     def holds(self, record: VersionRecord) -> bool:
         """Whether this process knows a record's manifest to be in its final place."""
         return _key(record) in self._noted
+
+    def placed(self, table_id: int, branch: str, version: int) -> bool:
+        """Whether a version is the last one of its branch that this process has put into its place, a moment ago."""
+        return self._latest.get((table_id, branch)) == version
 
     def flush(self) -> None:
         """Tell the catalog now. Raises what the storage and the store raise; what was noted is then given up."""
@@ -70,6 +77,8 @@ class Finished:
                 with self._lock:
                     for key in taken:
                         self._noted.pop(key, None)
+                        if self._latest.get(key[:2]) == key[2]:
+                            del self._latest[key[:2]]
 
     def close(self) -> None:
         """Write what waits; what cannot be written is said in the log, and left to whoever reads the table next."""

@@ -289,9 +289,15 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
 
 
 def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
-    """Whether storage has the version before, and not this one: two files to look for; to open a table costs more."""
+    """Whether storage has the version before, and not this one: two files to look for; to open a table costs more.
+
+    Right behind a commit of this process there is nothing to look for: if others have taken the name since, that is
+    seen where it is given.
+    """
     if new.version <= 1:
         return False
+    if ctx.services.finished.placed(table.id, new.branch, new.version - 1):
+        return True
     is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
     before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
     with lance_errors():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.road import Road
     from tiltyard.store import Claim, Store, TableRecord
     from tiltyard.tables.finished import Finished
+    from tiltyard.tables.known import KnownTables
     from tiltyard.tables.opening import OpenTable
 
 
@@ -52,6 +53,7 @@ class Services:
     clock: Callable[[], int]
     access: Access
     finished: Finished
+    known: KnownTables
     road: Roads = straight
 
 

@@ -10,6 +10,7 @@ from tiltyard.paging import Paging
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
 from tiltyard.tables.finished import Finished
+from tiltyard.tables.known import KnownTables
 from tiltyard.tables.own_commits import road
 
 
@@ -25,4 +26,4 @@ def open_services(settings: Settings) -> Services:
     storage.datasets.shares = store.shares
     paging = Paging(store.secret("paging"), settings.max_page_size)
     finished = Finished(storage.sync, store.mark_final)
-    return Services(settings, store, storage, paging, wall_clock, Access(store), finished, road)
+    return Services(settings, store, storage, paging, wall_clock, Access(store), finished, KnownTables(), road)

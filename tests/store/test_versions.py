@@ -75,6 +75,21 @@ def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone
     assert [record.version for record in store.list_versions(table.id)] == [1, 2]
 
 
+def test_record_each_of_a_table_that_is_not_in_its_place_records_nothing(store: Store, table: TableRecord) -> None:
+    other = store.insert_table(("u",), "mem://u", {})
+    here, there = (table.namespace_id, "t"), (table.namespace_id, "u")
+    given = [replace(new(table, 1), place=here), replace(new(other, 1), place=there), new(other, 2)]
+    assert [won for _, won in store.record_each(given)] == [True] * 3
+    for place in (there, (table.namespace_id + 1, "t")):
+        with pytest.raises(TableNotFoundError):
+            store.record_each([replace(new(table, 2), place=place), new(other, 3)])
+    store.rename_table(("t",), ("v",))
+    with pytest.raises(TableNotFoundError):
+        store.record_version(replace(new(table, 2), place=here))
+    assert store.record_version(replace(new(table, 2), place=(table.namespace_id, "v")))[1]
+    assert [len(store.list_versions(one.id)) for one in (table, other)] == [2, 2]
+
+
 def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Store, table: TableRecord) -> None:
     records = [record for record, _ in store.record_each([new(table, 1), new(table, 2), new(table, 3)])]
     store.delete_versions(table.id, "", [(2, 4)])

@@ -22,6 +22,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.spec import models
 from tiltyard.store import VersionRecord
+from tiltyard.store.tables import Tables
 from tiltyard.tables import batch, finalizing, version_commits, versions
 
 ROWS = pa.table({"a": [1, 2, 3]})
@@ -121,6 +122,78 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
     assert found[0] == found[5]
     assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u")] == [3, 3]
     assert Path(theirs).exists()
+
+
+def together(server: Server, *given: tuple[str, int, str]) -> list[Any]:
+    """What CreateTableVersion answers to calls that waited at the same time: versions, or kinds of errors."""
+    requests = [
+        ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
+        for name, version, path in given
+    ]
+    found = version_commits.create_table_versions([(server.ctx, request) for request in requests])
+    return [type(one) if isinstance(one, Exception) else one.version and one.version.version for one in found]
+
+
+@pytest.fixture
+def known(server: Server, folder: Path, tmp_path: Path) -> Path:
+    """Where the tables `t` and `u` have a version each, which were committed together: the process knows both."""
+    server.declare("u")
+    first = [(name, 1, stage(location(server, name), 1, tmp_path)) for name in ("t", "u")]
+    assert together(server, *first) == [1, 1]
+    second = [(name, 2, stage(location(server, name), 2, tmp_path)) for name in ("t", "u")]
+    assert together(server, *second) == [2, 2]
+    assert server.services.known.all_of([("t",), ("u",)])
+    return folder
+
+
+def test_tables_that_are_known_are_not_looked_for(
+    server: Server, known: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = [(name, 3, stage(location(server, name), 3, tmp_path)) for name in ("t", "u")]
+    for method in ("find_tables", "describe_table"):
+        monkeypatch.setattr(Tables, method, None)
+    assert together(server, *third) == [3, 3]
+
+
+def test_known_table_that_is_gone_is_not_found_and_others_do_not_suffer(
+    server: Server, known: Path, tmp_path: Path
+) -> None:
+    third = [(name, 3, stage(location(server, name), 3, tmp_path)) for name in ("t", "u")]
+    server.services.store.remove_table(("t",), doom=False)
+    assert together(server, *third) == [TableNotFoundError, 3]
+
+
+def test_known_table_that_was_renamed_is_found_by_its_new_name_alone(
+    server: Server, known: Path, tmp_path: Path
+) -> None:
+    third = stage(known, 3, tmp_path)
+    server.services.store.rename_table(("t",), ("v",))
+    assert together(server, ("t", 3, third)) == [TableNotFoundError]
+    assert Path(third).exists()
+    assert together(server, ("v", 3, third)) == [3]
+
+
+def test_table_that_has_the_name_of_a_known_one_is_another(server: Server, known: Path, tmp_path: Path) -> None:
+    old = stage(known, 3, tmp_path)
+    server.services.store.rename_table(("t",), ("v",))
+    server.declare("t")
+    mine, other = stage(location(server, "t"), 1, tmp_path), stage(location(server, "u"), 3, tmp_path)
+    assert together(server, ("t", 3, old), ("u", 3, other)) == [InvalidInputError, 3]
+    assert together(server, ("t", 1, mine)) == [1]
+    assert together(server, ("v", 3, old)) == [3]
+    assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u", "v")] == [3, 9, 9]
+
+
+def test_commit_to_a_known_table_that_was_lost_is_a_conflict(server: Server, known: Path, tmp_path: Path) -> None:
+    mine, theirs, other = (
+        stage(known, 3, tmp_path),
+        stage(known, 3, tmp_path),
+        stage(location(server, "u"), 3, tmp_path),
+    )
+    given = [("t", 3, theirs), ("t", 3, mine), ("u", 3, other), ("t", 3, theirs)]
+    assert together(server, *given) == [3, ConcurrentModificationError, 3, 3]
+    assert together(server, ("t", 3, mine)) == [ConcurrentModificationError]
+    assert Path(mine).exists()
 
 
 def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refuses(

@@ -18,7 +18,7 @@ from tiltyard.operations import Served
 
 MOST = 64
 """Calls in one group: bounds how long the first of them waits for the last."""
-HOPING_SECONDS = 0.001
+HOPING_SECONDS = 0.002
 """Who was in a group is expected back for so long at most."""
 
 _Waiting = tuple[Context, Any, asyncio.Future[Any]]

@@ -17,6 +17,10 @@ class UniqueError(Exception):
     """A unique constraint refused a row; the message names the constraint or its columns."""
 
 
+class NullError(Exception):
+    """A column that must have a value would have had none."""
+
+
 class ForeignKeyError(Exception):
     """A foreign key refused a statement: the parent is missing, or children are left."""
 
@@ -33,7 +37,7 @@ class Connection(Protocol):
     def change(self, sql: str, *values: object) -> int:
         """Run a statement and return how many rows it changed.
 
-        Raises UniqueError or ForeignKeyError where a constraint refuses it (as `row` and `rows` do).
+        Raises UniqueError, ForeignKeyError or NullError where a constraint refuses it (as `row` and `rows` do).
         """
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:

@@ -11,7 +11,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from tiltyard.store.database import Connection, ForeignKeyError, Row, Soon, UniqueError
+from tiltyard.store.database import Connection, ForeignKeyError, NullError, Row, Soon, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +50,8 @@ def refuse(error: psycopg.Error) -> NoReturn:
         raise UniqueError(error.diag.constraint_name) from error
     if isinstance(error, errors.ForeignKeyViolation):
         raise ForeignKeyError(error.diag.constraint_name) from error
+    if isinstance(error, errors.NotNullViolation):
+        raise NullError(error.diag.column_name) from error
     if isinstance(error, (errors.DataError, errors.ProgramLimitExceeded)):
         raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
     raise error

@@ -178,7 +178,8 @@ class NewVersion(msgspec.Struct, frozen=True):
 
     `manifest` is the staged file's content, to be kept until the final file is known to be durable; without it, the
     staged file has to be durable before the version is recorded. `same_file` says that the staged file only changes
-    its name: its size and tag are known now.
+    its name: its size and tag are known now. With a `place`, the id of a namespace and a name, it is recorded only
+    while the table is there.
     """
 
     table_id: int
@@ -193,6 +194,7 @@ class NewVersion(msgspec.Struct, frozen=True):
     finalized: bool = False
     manifest: bytes | None = None
     same_file: bool = False
+    place: tuple[int, str] | None = None
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 
-from tiltyard.store.database import ForeignKeyError, Row, UniqueError
+from tiltyard.store.database import ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +45,8 @@ def refuse(error: Exception) -> NoReturn:
             raise UniqueError(str(error)) from error
         if name == "SQLITE_CONSTRAINT_FOREIGNKEY":
             raise ForeignKeyError(str(error)) from error
+        if name == "SQLITE_CONSTRAINT_NOTNULL":
+            raise NullError(str(error)) from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in UNAVAILABLE:
             raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error

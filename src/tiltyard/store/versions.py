@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
-from tiltyard.store.database import ForeignKeyError, Row
+from tiltyard.store.database import ForeignKeyError, NullError, Row
 from tiltyard.store.paths import among
 from tiltyard.store.records import NewVersion, VersionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes, writes_alone
@@ -22,6 +22,8 @@ INSERT = f"""
     ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING table_id, branch, version
 """
 ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+PLACED_ROW = ROW.replace("?", "(SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = ?)", 1)
+"""Of a table that must be in its place: the id is none, and the statement is refused, if it is not."""
 ROWS = 32
 """Most rows of one statement: databases keep statements prepared, one for each number of rows."""
 MANIFEST = """
@@ -87,7 +89,7 @@ class Versions(Scope):
     def record_each(self, entries: Sequence[NewVersion], transaction_id: str | None = None) -> list[Recorded]:
         """Do that for several at the cost of few: each may be taken without a harm to the others.
 
-        Raises TableNotFoundError, if the table of one is gone: then nothing is recorded.
+        Raises TableNotFoundError, if the table of one is gone, or not in its place: then nothing is recorded.
         """
         return (self._record_few if len(entries) <= ROWS else self._record_many)(entries, transaction_id)
 
@@ -108,9 +110,9 @@ class Versions(Scope):
                 for start in range(0, len(entries), ROWS)
                 for key in self._insert(records[start : start + ROWS], entries[start : start + ROWS])
             }
-        except ForeignKeyError:
+        except (ForeignKeyError, NullError):
             gone = ", ".join(sorted({str(new.table_id) for new in entries}))
-            raise TableNotFoundError(f"Table not found: it was dropped (id {gone})") from None
+            raise TableNotFoundError(f"Table not found: it was dropped or renamed (id {gone})") from None
         found = []
         for new, record in zip(entries, records, strict=True):
             if (key := (new.table_id, new.branch, new.version)) in made:
@@ -122,12 +124,16 @@ class Versions(Scope):
 
     def _insert(self, records: Sequence[VersionRecord], entries: Sequence[NewVersion]) -> list[Row]:
         """The keys (table, branch, version) of those that were not taken."""
+        rows: list[str] = []
         values: list[object] = []
         for one, new in zip(records, entries, strict=True):
+            rows.append(ROW if new.place is None else PLACED_ROW)
+            if new.place is not None:
+                values += new.place
             values += (one.table_id, one.branch, one.version, one.staged_path, one.manifest_path, one.manifest_size)
             values += (one.e_tag, encode(one.metadata), one.naming_scheme, one.created_at, one.finalized)
             values += (one.transaction_id, new.manifest)
-        return self.connection.rows(INSERT.format(rows=", ".join([ROW] * len(records))), *values)
+        return self.connection.rows(INSERT.format(rows=", ".join(rows)), *values)
 
     def _there(self, new: NewVersion) -> VersionRecord:
         row = self.connection.row(DESCRIBE, new.table_id, new.branch, new.version)

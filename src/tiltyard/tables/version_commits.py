@@ -6,7 +6,7 @@ finishes. A version that storage holds already, because somebody committed round
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import (
@@ -17,6 +17,7 @@ from lance_namespace.errors import (
     TableBranchNotFoundError,
     TableNotFoundError,
 )
+from msgspec import structs
 
 from tiltyard.access import Privilege
 from tiltyard.access.batches import BATCH_CREATE_VERSIONS
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 MOST_KEPT = 16 << 10
 """Bytes of a manifest that is kept in the catalog until its file is durable: one write to the disk instead of two."""
 
+_REFUSALS = (TableNotFoundError, InvalidInputError, ConcurrentModificationError)
+
+_Planned: TypeAlias = "tuple[TableRecord, NewVersion]"
+_Recorded: TypeAlias = "tuple[TableRecord, NewVersion, VersionRecord]"
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
 
@@ -52,23 +57,63 @@ def create_table_versions(
     """CreateTableVersion for calls that wait at the same time: their files are synced together, and recorded in one
     transaction. Each succeeds or fails by itself.
     """
-    tables = _tables_of(calls)
-    found: list[Any] = [_looked_at(ctx, request, tables) for ctx, request in calls]
-    good = [number for number, one in enumerate(found) if not isinstance(one, Exception)]
-    if not good:
-        return found
-    ctx = calls[good[0]][0]  # they share their services
-    news = [found[number][1] for number in good]
-    reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(not_kept(news)):
-        records = recorded_apart(ctx, news)
-    for number, record in zip(good, records, strict=True):
-        found[number] = record if isinstance(record, Exception) else (found[number][0], record)
-    asked = [new for new, record in zip(news, records, strict=True) if not isinstance(record, Exception)]
-    good = [number for number in good if not isinstance(found[number], Exception)]
-    final = finalize_each(ctx, [found[number] for number in good], asked)
-    for number, outcome in zip(good, final, strict=True):
-        found[number] = outcome if isinstance(outcome, Exception) else _created(found[number][0], outcome)
+    ctx = calls[0][0]  # they share their services
+    found = _recorded_where_known(calls)
+    if found is None:
+        found = _recorded(ctx, _planned_all(calls, _tables_of(calls)))
+        for (one, request), outcome in zip(calls, found, strict=True):
+            if one.found is None and not isinstance(outcome, Exception):
+                ctx.services.known.keep(table_id(request.id), outcome[0])
+    good = [outcome for outcome in found if not isinstance(outcome, Exception)]
+    commits = [(table, record) for table, _, record in good]
+    final = iter(finalize_each(ctx, commits, [new for _, new, _ in good]))
+    answers: list[models.CreateTableVersionResponse | Exception] = []
+    for outcome in found:
+        if isinstance(outcome, Exception):
+            answers.append(outcome)
+        else:
+            record = next(final)
+            answers.append(record if isinstance(record, Exception) else _created(outcome[0], record))
+    return answers
+
+
+def _recorded_where_known(
+    calls: Sequence[tuple[Context, models.CreateTableVersionRequest]],
+) -> list[_Recorded | Exception] | None:
+    """The versions of tables that commits were made to before: they are looked for by the statement that records.
+
+    None if one is not known, or anything is not as it should be: nothing was recorded then.
+    """
+    ctx = calls[0][0]
+    if any(one.found is not None for one, _ in calls):
+        return None
+    tables = ctx.services.known.all_of(tuple(request.id or ()) for _, request in calls)
+    if tables is None:
+        return None
+    planned = [one for one in _planned_all(calls, tables) if not isinstance(one, Exception)]
+    if len(planned) < len(calls):
+        return None
+    news = [structs.replace(new, place=(table.namespace_id, table.name)) for table, new in planned]
+    try:
+        records = _record_each(ctx, news)
+    except _REFUSALS:
+        return None
+    return [
+        record if isinstance(record, Exception) else (*one, record)
+        for one, record in zip(planned, records, strict=True)
+    ]
+
+
+def _recorded(ctx: Context, planned: Sequence[_Planned | Exception]) -> list[_Recorded | Exception]:
+    """The versions that could be planned."""
+    records = iter(recorded_apart(ctx, [one[1] for one in planned if not isinstance(one, Exception)]))
+    found: list[_Recorded | Exception] = []
+    for one in planned:
+        if isinstance(one, Exception):
+            found.append(one)
+        else:
+            record = next(records)
+            found.append(record if isinstance(record, Exception) else (*one, record))
     return found
 
 
@@ -78,9 +123,15 @@ def _tables_of(calls: Sequence[tuple[Context, models.CreateTableVersionRequest]]
     return calls[0][0].store.find_tables(wanted) if len(wanted) > 1 else {}
 
 
-def _looked_at(
+def _planned_all(
+    calls: Sequence[tuple[Context, models.CreateTableVersionRequest]], tables: Mapping[Id, TableRecord]
+) -> list[_Planned | Exception]:
+    return [_planned(ctx, request, tables) for ctx, request in calls]
+
+
+def _planned(
     ctx: Context, request: models.CreateTableVersionRequest, tables: Mapping[Id, TableRecord]
-) -> tuple[TableRecord, NewVersion] | Exception:
+) -> _Planned | Exception:
     try:
         known = tables.get(table_id(request.id)) if ctx.found is None else None
         table = known or find_table(ctx, request.id)
@@ -91,12 +142,21 @@ def _looked_at(
 
 def recorded_apart(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
     """Record versions in one transaction. One that the catalog refuses does no harm to the others."""
+    if not news:
+        return []
     try:
-        pairs = ctx.store.record_each(news)
-    except (TableNotFoundError, InvalidInputError, ConcurrentModificationError) as error:
+        return _record_each(ctx, news)
+    except _REFUSALS as error:
         if len(news) == 1:
             return [error]
         return [record for new in news for record in recorded_apart(ctx, [new])]
+
+
+def _record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
+    """Record versions; each may be lost to somebody else. Raises _REFUSALS."""
+    reach(Point.BEFORE_RECORD)
+    with ctx.storage.syncing(not_kept(news)):
+        pairs = ctx.store.record_each(news)
     return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 

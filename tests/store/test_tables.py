@@ -244,4 +244,13 @@ def test_find_tables_answers_those_that_are_there(store: Store) -> None:
         store.create_namespace(deep[:depth], {})
     paths = [("t",), ("u",), (*deep, "t")]
     made = {path: store.insert_table(path, f"mem://{'-'.join(path)}", {}) for path in paths}
-    assert store.find_tables([*paths, ("gone",), (*deep, "gone"), (), ("a\0",), ("t",)]) == made
+    assert store.find_tables([*paths, ("gone",), (*deep, "gone"), (), ("a\0",), ("a\0", "t"), ("t",)]) == made
+
+
+def test_find_tables_finds_more_than_one_statement_holds_however_deep(store: Store) -> None:
+    deep = tuple(f"n{level}" for level in range(8))
+    for depth in range(1, len(deep) + 1):
+        store.create_namespace(deep[:depth], {})
+    paths = [(*deep[:7], f"t{number}") for number in range(70)]
+    made = {path: store.insert_table(path, f"mem://{path[-1]}", {}) for path in paths}
+    assert store.find_tables([*paths, (*deep, "too deep")]) == made

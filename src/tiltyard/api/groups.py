@@ -8,8 +8,7 @@ come back together: else the first of them would have a group for itself, and th
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
-from functools import partial
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from tiltyard.context import Context
@@ -54,8 +53,9 @@ class Group:
         if self._patience is not None:
             self._patience.cancel()
         calls, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-        work = loop.run_in_executor(self._pool, _together, self._served, [call[:2] for call in calls])
-        work.add_done_callback(partial(self._ended, loop, calls))
+        work = self._pool.submit(_together, self._served, [call[:2] for call in calls])
+        # Told by the thread itself: a future of the loop's would take two rounds of it.
+        work.add_done_callback(lambda done: loop.call_soon_threadsafe(self._ended, loop, calls, done))
 
     def _hope_for(self, loop: asyncio.AbstractEventLoop, callers: int) -> None:
         """Wait for so many more; for one alone nobody waits."""
@@ -67,7 +67,7 @@ class Group:
         self._hoped = 0
         self._start_if_ready(loop)
 
-    def _ended(self, loop: asyncio.AbstractEventLoop, calls: list[_Waiting], done: asyncio.Future[list[Any]]) -> None:
+    def _ended(self, loop: asyncio.AbstractEventLoop, calls: list[_Waiting], done: Future[list[Any]]) -> None:
         self._running = False
         failure = done.exception() if not done.cancelled() else asyncio.CancelledError()
         outcomes = [failure] * len(calls) if failure is not None else done.result()

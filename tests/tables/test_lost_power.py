@@ -14,7 +14,7 @@ from tests.tables.test_version_commits import ROWS, create, location, stage
 
 from tiltyard.spec import models
 from tiltyard.store import VersionRecord
-from tiltyard.tables import finalizing, repair, version_commits, versions
+from tiltyard.tables import asked_versions, finalizing, repair, versions
 
 FINAL = f"{2**64 - 3}.manifest"
 """Of version 2."""
@@ -31,7 +31,7 @@ def recorded(server: Server, staged: str) -> VersionRecord:
     """Version 2, as the catalog has it when the power goes."""
     table = server.services.store.describe_table(("t",))
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    record, _ = server.services.store.record_version(version_commits.staged_version(server.ctx, table, request))
+    record, _ = server.services.store.record_version(asked_versions.staged_version(server.ctx, table, request))
     return record
 
 

@@ -23,7 +23,7 @@ from tests.tables.served import Server, ask
 from tiltyard.spec import models
 from tiltyard.store import VersionRecord
 from tiltyard.store.tables import Tables
-from tiltyard.tables import batch, finalizing, version_commits, versions
+from tiltyard.tables import asked_versions, batch, finalizing, version_commits, version_groups, versions
 
 ROWS = pa.table({"a": [1, 2, 3]})
 
@@ -115,7 +115,7 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
         ask(models.CreateTableVersionRequest, id=name, version=1, manifest_path=path, naming_scheme="V2")
         for name, path in given
     ]
-    found = version_commits.create_table_versions([(server.ctx, request) for request in requests])
+    found = version_groups.create_table_versions([(server.ctx, request) for request in requests])
     kinds = [type(one) for one in found]
     made = models.CreateTableVersionResponse
     assert kinds == [made, ConcurrentModificationError, InvalidInputError, TableNotFoundError, made, made]
@@ -130,7 +130,7 @@ def together(server: Server, *given: tuple[str, int, str]) -> list[Any]:
         ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
         for name, version, path in given
     ]
-    found = version_commits.create_table_versions([(server.ctx, request) for request in requests])
+    found = version_groups.create_table_versions([(server.ctx, request) for request in requests])
     return [type(one) if isinstance(one, Exception) else one.version and one.version.version for one in found]
 
 
@@ -202,8 +202,8 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     table = server.services.store.describe_table(("t",))
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
-    new = version_commits.staged_version(server.ctx, table, request)
-    found = version_commits.recorded_apart(server.ctx, [structs.replace(new, table_id=99), new])
+    new = asked_versions.staged_version(server.ctx, table, request)
+    found = version_groups.recorded_apart(server.ctx, [structs.replace(new, table_id=99), new])
     assert [type(one) for one in found] == [TableNotFoundError, VersionRecord]
 
 
@@ -283,7 +283,7 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    new = version_commits.staged_version(server.ctx, server.services.store.describe_table(("t",)), request)
+    new = asked_versions.staged_version(server.ctx, server.services.store.describe_table(("t",)), request)
     server.services.store.record_version(new)  # and here the server dies
     asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
     assert versions.describe_table_version(server.ctx, asked).version.version == 2

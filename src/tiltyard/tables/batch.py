@@ -18,16 +18,10 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
+from tiltyard.tables.asked_versions import branch_key, check_same, not_kept, staged_version, wire_version
 from tiltyard.tables.finalizing import finalize_all
 from tiltyard.tables.managed import new_is_managed
-from tiltyard.tables.version_commits import (
-    branch_key,
-    check_same,
-    deletable_ranges,
-    not_kept,
-    staged_version,
-    wire_version,
-)
+from tiltyard.tables.version_commits import deletable_ranges
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

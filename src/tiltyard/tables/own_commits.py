@@ -16,7 +16,8 @@ from tiltyard.clocks import wall_clock
 from tiltyard.spec import models
 from tiltyard.storage.manifests import versions_folder
 from tiltyard.storage.road import Check, Road
-from tiltyard.tables.version_commits import commit_staged, wire_version
+from tiltyard.tables.asked_versions import wire_version
+from tiltyard.tables.version_commits import commit_staged
 from tiltyard.tables.versions import describe_version, latest_manifest, list_versions
 
 if TYPE_CHECKING:

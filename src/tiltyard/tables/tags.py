@@ -16,8 +16,8 @@ from tiltyard.ids import check_name
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.asked_versions import branch_key
 from tiltyard.tables.opening import open_for_reading, open_for_writing
-from tiltyard.tables.version_commits import branch_key
 
 if TYPE_CHECKING:
     import lance

@@ -22,10 +22,10 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import VersionFacts
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
+from tiltyard.tables.asked_versions import branch_key, wire_version
 from tiltyard.tables.committing import commit
 from tiltyard.tables.finalizing import finalize_pending, is_noted
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.version_commits import branch_key, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,178 @@
+"""What a client asks CreateTableVersion for: from a staged manifest to the version that is to be recorded.
+
+A version that storage holds already, because somebody committed round the server, is a conflict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    LanceNamespaceError,
+    TableBranchNotFoundError,
+)
+
+from tiltyard.ids import MAIN_BRANCH, table_id
+from tiltyard.modes import parse_mode
+from tiltyard.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.locations import is_local
+from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
+from tiltyard.store import NewVersion, TableRecord, VersionRecord
+from tiltyard.tables.declaring import check_declared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tiltyard.context import Context
+    from tiltyard.storage.files import WholeFile
+
+MOST_KEPT = 16 << 10
+"""Bytes of a manifest that is kept in the catalog until its file is durable: one write to the disk instead of two."""
+
+Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
+
+
+def branch_key(branch: str | None) -> str:
+    """A branch as the catalog has it: main is the empty name."""
+    return "" if not branch or branch == MAIN_BRANCH else branch
+
+
+def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int | None = None) -> NewVersion:
+    """What an entry asks to record; its staged file is looked at unless it is committed already.
+
+    `latest` is the table's latest version, if the caller knows better than storage. Raises as CreateTableVersion does.
+    """
+    staged = _staged_path(ctx, table, entry)
+    try:
+        found, declared = ctx.storage.staged_manifest(table.location, staged, entry.version)
+    except InvalidInputError:
+        if ctx.storage.files(table.location).stat(staged) is not None:
+            raise
+        if not _is_recorded(ctx, new := _version(table, entry, staged, None)):
+            raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
+        return new
+    new = _version(table, entry, staged, found)
+    check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
+    if latest is not None or not _follows(ctx, table, new):
+        _check_next(ctx, new, entry, latest)
+    return new
+
+
+def own_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
+    """The same for what Lance staged in this process."""
+    staged = _staged_path(ctx, table, entry)
+    if not is_local(table.location):
+        return _version(table, entry, staged, None)
+    return _version(table, entry, staged, ctx.storage.staged_content(table.location, staged))
+
+
+def not_kept(news: Iterable[NewVersion]) -> list[str]:
+    """The staged manifests whose files have to be durable before their versions are recorded."""
+    return [new.staged_path for new in news if new.manifest is None]
+
+
+def _staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
+    """Where an entry says that its manifest is. Raises InvalidInputError unless that is where its branch has them."""
+    folder = versions_folder(entry.branch)
+    staged = ctx.storage.named_manifest(table.location, entry.manifest_path)
+    if staged.rpartition("/")[0] != f"{table.location}/{folder}":
+        raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
+    return staged
+
+
+def _version(table: TableRecord, entry: Entry, staged: str, found: WholeFile | None) -> NewVersion:
+    """What an entry asks to record.
+
+    On a disk all of a small manifest is kept with its record, and moving it leaves its tag as it is. Objects are
+    durable as they are, and get another tag.
+    """
+    scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
+    on_disk = found if is_local(table.location) else None
+    return NewVersion(
+        table_id=table.id,
+        branch=branch_key(entry.branch),
+        version=entry.version,
+        staged_path=staged,
+        manifest_path=f"{versions_folder(entry.branch)}/{manifest_name(entry.version, scheme)}",
+        manifest_size=on_disk.stat.size if on_disk else entry.manifest_size,
+        e_tag=on_disk.stat.e_tag if on_disk else entry.e_tag,
+        metadata=entry.metadata,
+        naming_scheme=scheme,
+        manifest=on_disk.content if on_disk and len(on_disk.content) <= MOST_KEPT else None,
+        same_file=on_disk is not None,
+    )
+
+
+def _is_recorded(ctx: Context, new: NewVersion) -> bool:
+    try:
+        return ctx.store.describe_version(new.table_id, new.version, new.branch).staged_path == new.staged_path
+    except LanceNamespaceError:
+        return False
+
+
+def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
+    """Whether storage has the version before, and not this one: two files to look for; to open a table costs more.
+
+    Right behind a commit of this process there is nothing to look for: if others have taken the name since, that is
+    seen where it is given.
+    """
+    if new.version <= 1:
+        return False
+    if ctx.services.finished.placed(table.id, new.branch, new.version - 1):
+        return True
+    is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
+    before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
+    with lance_errors():
+        return is_file(before) and not is_file(f"{table.location}/{new.manifest_path}")
+
+
+def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:
+    if latest is None:
+        record = ctx.store.table_by_id(new.table_id)
+        latest = _latest_at(ctx, record, entry.branch)
+    if latest is None:
+        return  # a branch begins at the version it leaves main, and is listed once it has that
+    if new.version > latest + 1:
+        raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
+    if new.version <= latest and not _is_recorded(ctx, new):
+        raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase on {latest}.")
+
+
+def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
+    """The latest version of a branch on storage: 0 without data, None for a branch that is just being made."""
+    try:
+        dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
+    except InvalidTableStateError:  # nothing but what is staged
+        return 0
+    except TableBranchNotFoundError:
+        return None
+    return int(dataset.version)
+
+
+def check_same(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord:
+    """The record, if it is of this very manifest. Raises ConcurrentModificationError if another has the version."""
+    if not inserted and record.staged_path != new.staged_path:
+        raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase.")
+    return record
+
+
+def wire_version(table: TableRecord, record: VersionRecord) -> models.TableVersion:
+    """A recorded version as clients see it: the path has no scheme, as object stores name files."""
+    return models.TableVersion(
+        version=record.version,
+        manifest_path=f"{urlsplit(table.location).path.lstrip('/')}/{record.manifest_path}",
+        manifest_size=record.manifest_size,
+        e_tag=record.e_tag,
+        timestamp_millis=record.created_at,
+        metadata=record.metadata,
+    )
+
+
+def created(table: TableRecord, record: VersionRecord) -> models.CreateTableVersionResponse:
+    """What CreateTableVersion answers."""
+    return models.CreateTableVersionResponse(version=wire_version(table, record))

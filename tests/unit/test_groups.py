@@ -96,6 +96,18 @@ def test_group_refuses_alone_who_conflicts_or_may_not() -> None:
     assert [type(one) for one in found[2:]] == [ConcurrentModificationError, PermissionDeniedError, int]
 
 
+def test_group_of_those_who_may_not_alone_does_nothing() -> None:
+    operation = Operation()
+    operation.free.set()
+
+    async def run() -> list[Any]:
+        group = operation.group()
+        return await asyncio.gather(*(group.run(Caller(), 13) for _ in range(2)), return_exceptions=True)
+
+    assert [type(one) for one in asyncio.run(run())] == [PermissionDeniedError] * 2
+    assert operation.sizes == []
+
+
 def test_group_whose_work_fails_tells_every_caller() -> None:
     def broken(calls: Sequence[tuple[Any, int]]) -> list[Any]:
         raise RuntimeError("the disk is full")

@@ -87,7 +87,7 @@ def _together(served: Served, calls: list[tuple[Context, Any]]) -> list[Any]:
     assert served.together is not None
     outcomes: list[Any] = [_admitted(served, *call) for call in calls]
     good = [number for number, one in enumerate(outcomes) if not isinstance(one, Exception)]
-    done = served.together([(outcomes[number], calls[number][1]) for number in good])
+    done = served.together([(outcomes[number], calls[number][1]) for number in good]) if good else []
     for number, outcome in zip(good, done, strict=True):
         outcomes[number] = outcome
     reach(Point.BEFORE_ANSWER)

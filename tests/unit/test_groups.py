@@ -102,7 +102,8 @@ def test_group_of_those_who_may_not_alone_does_nothing() -> None:
 
     async def run() -> list[Any]:
         group = operation.group()
-        return await asyncio.gather(*(group.run(Caller(), 13) for _ in range(2)), return_exceptions=True)
+        strangers = [Caller(Principal("mallory")) for _ in range(2)]
+        return await asyncio.gather(*(group.run(caller, 13) for caller in strangers), return_exceptions=True)
 
     assert [type(one) for one in asyncio.run(run())] == [PermissionDeniedError] * 2
     assert operation.sizes == []

@@ -14,6 +14,7 @@ from typing import Any
 from tiltyard.context import Context
 from tiltyard.faults import Point, reach
 from tiltyard.operations import Served
+from tiltyard.outcomes import go_on
 
 MOST = 64
 """Calls in one group: bounds how long the first of them waits for the last."""
@@ -85,18 +86,14 @@ class Group:
 def _together(served: Served, calls: list[tuple[Context, Any]]) -> list[Any]:
     """Runs in a thread: who may not do it is refused alone."""
     assert served.together is not None
-    outcomes: list[Any] = [_admitted(served, *call) for call in calls]
-    good = [number for number, one in enumerate(outcomes) if not isinstance(one, Exception)]
-    done = served.together([(outcomes[number], calls[number][1]) for number in good]) if good else []
-    for number, outcome in zip(good, done, strict=True):
-        outcomes[number] = outcome
+    outcomes = go_on([_admitted(served, *call) for call in calls], served.together)
     reach(Point.BEFORE_ANSWER)
     return outcomes
 
 
-def _admitted(served: Served, ctx: Context, request: Any) -> Context | Exception:
+def _admitted(served: Served, ctx: Context, request: Any) -> tuple[Context, Any] | Exception:
     try:
         admitted: Context = served.admit(ctx, request)
     except Exception as error:  # noqa: BLE001  # it is its own caller's, who is told
         return error
-    return admitted
+    return admitted, request

@@ -158,9 +158,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
             yield number, message[at : at + length]
             at += length
         elif wire == 0:
-            value, at = message[at], at + 1
-            if value >= 0x80:
-                value, at = _varint(message, at - 1)
+            value, at = _varint(message, at)
             yield number, value
         else:
             at += _FIXED_WIDTHS.get(wire, end + 1)

@@ -57,7 +57,6 @@ class Places:
         plain = [_plain(root, storages, settings.storage_options) for root in roots]
         self.first = plain[0]
         self._places = tuple(sorted({place.root: place for place in (*storages, *plain)}.values(), key=_longest_first))
-        self._found_by = tuple((place.root, f"{place.root.rstrip('/')}/", place) for place in self._places)
         self.vend = any(place.vendor for place in self._places)
         """Whether there are credentials for clients anywhere."""
 
@@ -71,8 +70,8 @@ class Places:
 
         Raises PermissionDeniedError for any other location, so that nothing there is read, written or handed out.
         """
-        for root, inside, place in self._found_by:
-            if location.startswith(inside) or location == root:
+        for place in self._places:
+            if is_within(location, place.root):
                 return place
         raise PermissionDeniedError(
             "The location is not below the server's root or an allowed root: allow its root, or move the table."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from tiltyard.store.database import Connection, Database
@@ -42,40 +42,35 @@ class Scope:
         return self._bound
 
 
-def reads(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+Method: TypeAlias = Callable[Concatenate[S, P], T]
+
+
+def reads(method: Method[S, P, T]) -> Method[S, P, T]:
     """Mark a method that only reads."""
-
-    @wraps(method)
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._bound is not None:
-            return method(self, *args, **kwargs)
-        return self._database.read(lambda connection: method(self.bind(connection), *args, **kwargs))
-
-    return call
+    return _bound_by(method, "read")
 
 
-def writes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+def writes(method: Method[S, P, T]) -> Method[S, P, T]:
     """Mark a method that changes something: in the transaction it is bound to, or in one of its own."""
-
-    @wraps(method)
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._bound is not None:
-            return method(self, *args, **kwargs)
-        return self._database.write(lambda connection: method(self.bind(connection), *args, **kwargs))
-
-    return call
+    return _bound_by(method, "write")
 
 
-def writes_alone(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+def writes_alone(method: Method[S, P, T]) -> Method[S, P, T]:
     """Mark a method that changes something by one statement, and answers the same if that has happened before.
 
     So it needs no transaction around it, and is run again where a connection is lost.
     """
+    return _bound_by(method, "write_alone")
+
+
+def _bound_by(method: Method[S, P, T], way: Literal["read", "write", "write_alone"]) -> Method[S, P, T]:
+    """The method, which a free scope runs by this method of its database."""
 
     @wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._bound is not None:
             return method(self, *args, **kwargs)
-        return self._database.write_alone(lambda connection: method(self.bind(connection), *args, **kwargs))
+        result: T = getattr(self._database, way)(lambda connection: method(self.bind(connection), *args, **kwargs))
+        return result
 
     return call

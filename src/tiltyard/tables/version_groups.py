@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
@@ -9,6 +10,7 @@ from msgspec import structs
 
 from tiltyard.faults import Point, reach
 from tiltyard.ids import Id, table_id
+from tiltyard.outcomes import go_on
 from tiltyard.spec import models
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.asked_versions import check_same, created, not_kept, staged_version
@@ -34,21 +36,11 @@ def create_table_versions(calls: _Calls) -> list[models.CreateTableVersionRespon
     ctx = calls[0][0]  # they share their services
     found = _recorded_where_known(calls)
     if found is None:
-        found = _recorded(ctx, _planned_all(calls, _tables_of(calls)))
+        found = go_on(_planned_all(calls, _tables_of(calls)), partial(_recorded, ctx))
         for (one, request), outcome in zip(calls, found, strict=True):
             if one.found is None and not isinstance(outcome, Exception):
                 ctx.services.known.keep(table_id(request.id), outcome[0])
-    good = [outcome for outcome in found if not isinstance(outcome, Exception)]
-    commits = [(table, record) for table, _, record in good]
-    final = iter(finalize_each(ctx, commits, [new for _, new, _ in good]))
-    answers: list[models.CreateTableVersionResponse | Exception] = []
-    for outcome in found:
-        if isinstance(outcome, Exception):
-            answers.append(outcome)
-        else:
-            record = next(final)
-            answers.append(record if isinstance(record, Exception) else created(outcome[0], record))
-    return answers
+    return go_on(found, partial(_finalized, ctx))
 
 
 def _recorded_where_known(calls: _Calls) -> list[_Recorded | Exception] | None:
@@ -70,23 +62,29 @@ def _recorded_where_known(calls: _Calls) -> list[_Recorded | Exception] | None:
         records = _record_each(ctx, news)
     except _REFUSALS:
         return None
+    return _with_records(planned, records)
+
+
+def _recorded(ctx: Context, planned: Sequence[_Planned]) -> list[_Recorded | Exception]:
+    return _with_records(planned, recorded_apart(ctx, [new for _, new in planned]))
+
+
+def _with_records(
+    planned: Sequence[_Planned], records: Sequence[VersionRecord | Exception]
+) -> list[_Recorded | Exception]:
     return [
         record if isinstance(record, Exception) else (*one, record)
         for one, record in zip(planned, records, strict=True)
     ]
 
 
-def _recorded(ctx: Context, planned: Sequence[_Planned | Exception]) -> list[_Recorded | Exception]:
-    """The versions that could be planned."""
-    records = iter(recorded_apart(ctx, [one[1] for one in planned if not isinstance(one, Exception)]))
-    found: list[_Recorded | Exception] = []
-    for one in planned:
-        if isinstance(one, Exception):
-            found.append(one)
-        else:
-            record = next(records)
-            found.append(record if isinstance(record, Exception) else (*one, record))
-    return found
+def _finalized(ctx: Context, recorded: Sequence[_Recorded]) -> list[models.CreateTableVersionResponse | Exception]:
+    commits = [(table, record) for table, _, record in recorded]
+    final = finalize_each(ctx, commits, [new for _, new, _ in recorded])
+    return [
+        record if isinstance(record, Exception) else created(table, record)
+        for (table, _), record in zip(commits, final, strict=True)
+    ]
 
 
 def _tables_of(calls: _Calls) -> Mapping[Id, TableRecord]:
@@ -112,8 +110,6 @@ def _planned(
 
 def recorded_apart(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord | Exception]:
     """Record versions in one transaction. One that the catalog refuses does no harm to the others."""
-    if not news:
-        return []
     try:
         return _record_each(ctx, news)
     except _REFUSALS as error:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -52,17 +53,17 @@ class PostgresServer:
         """Stop the server: `fast` cuts connections, `immediate` is a crash."""
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", mode, "-w", "stop")
 
-    def new_database(self) -> str:
-        """Create an empty database and return its URL."""
+    def new_database(self, *, socket: bool = False) -> str:
+        """Create an empty database and return its URL: by TCP, or by the server's socket."""
         name = f"test_{os.getpid()}_{next(NUMBERS)}"
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')
-        return self._url(name)
+        return f"postgresql://tilt@/{name}?host={self.folder}&port={self.port}" if socket else self._url(name)
 
     def drop_database(self, url: str) -> None:
         """Drop a database that `new_database` made, whoever still uses it."""
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE "{url.rpartition("/")[2]}" WITH (FORCE)')
+            connection.execute(f'DROP DATABASE "{urlsplit(url).path.lstrip("/")}" WITH (FORCE)')
 
     def _url(self, name: str) -> str:
         return f"postgresql://tilt@127.0.0.1:{self.port}/{name}"

@@ -10,6 +10,7 @@ import pytest
 from lance_namespace.errors import NamespaceNotFoundError, ServiceUnavailableError
 
 from tiltyard.store import NewVersion, open_store, schema, wall_clock
+from tiltyard.store.database import UniqueError
 from tiltyard.store.postgres import PostgresDatabase, translate
 
 if TYPE_CHECKING:
@@ -62,18 +63,18 @@ def test_connection_lost_while_committing_is_not_run_again(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = []
-    execute = psycopg.Connection.execute
+    execute = psycopg.RawCursor.execute
 
-    def cut(self: psycopg.Connection[object], query: str, *args: object, **kwargs: object) -> object:
+    def cut(self: psycopg.RawCursor[object], query: str, *args: object, **kwargs: object) -> object:
         if query == "COMMIT":
             attempts.append(1)
-            monkeypatch.setattr(psycopg.Connection, "execute", execute)
+            monkeypatch.setattr(psycopg.RawCursor, "execute", execute)
             execute(self, "COMMIT")
-            self.pgconn.finish()
+            self.connection.pgconn.finish()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return execute(self, query, *args, **kwargs)  # type: ignore[arg-type]  # the same call, passed on
 
-    monkeypatch.setattr(psycopg.Connection, "execute", cut)
+    monkeypatch.setattr(psycopg.RawCursor, "execute", cut)
     with pytest.raises(ServiceUnavailableError, match="may or may not"):
         database.write(lambda connection: connection.change(INSERT, "a"))
     assert (len(attempts), names(database)) == (1, ["a"])
@@ -82,19 +83,19 @@ def test_connection_lost_while_committing_is_not_run_again(
 def test_version_recorded_before_the_connection_was_lost_is_recorded_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute, cuts = psycopg.Connection.execute, []
+    execute, cuts = psycopg.RawCursor.execute, []
 
-    def cut(self: psycopg.Connection[object], query: str, *args: object, **kwargs: object) -> object:
+    def cut(self: psycopg.RawCursor[object], query: str, *args: object, **kwargs: object) -> object:
         cursor = execute(self, query, *args, **kwargs)  # type: ignore[arg-type]  # the same call, passed on
         if "INSERT INTO table_versions" in query and not cuts:
             cuts.append(query)
-            self.pgconn.finish()
+            self.connection.pgconn.finish()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return cursor
 
     with open_store(url) as store:
         table = store.insert_table(("t",), "mem://t", {})
-        monkeypatch.setattr(psycopg.Connection, "execute", cut)
+        monkeypatch.setattr(psycopg.RawCursor, "execute", cut)
         record, made = store.record_version(NewVersion(table.id, 1, "mine", "m1"))
         assert (len(cuts), record.staged_path, made) == (1, "mine", False)
         assert store.list_versions(table.id) == [record]
@@ -137,6 +138,25 @@ def test_unit_of_work_that_goes_on_after_a_refusal_changes_nothing(database: Pos
     with pytest.raises(RuntimeError, match="refused"):
         database.write(work)
     assert names(database) == []
+
+
+def test_many_statements_of_one_connection_do_not_mix(database: PostgresDatabase) -> None:
+    def work(connection: Connection) -> list[object]:
+        before = connection.rows("SELECT name FROM secrets")
+        connection.change_many("INSERT INTO secrets (name, value) VALUES (?, ?)", [("a", "1"), ("b", "2")])
+        with pytest.raises(UniqueError):
+            database.write(lambda other: other.change_many(INSERT, [("c",), ("c",)]))
+        changed = connection.change("UPDATE secrets SET value = ? WHERE name = ?", "3", "b")
+        there = connection.row("SELECT value FROM secrets WHERE name = ?", "b")
+        return [before, changed, there, connection.row("SELECT 1 FROM secrets WHERE name = 'none'")]
+
+    assert database.write(work) == [[], 1, ("3",), None]
+    assert names(database) == ["a", "b"]
+
+
+def test_catalog_by_the_socket_of_its_machine(postgres: PostgresServer) -> None:
+    with open_store(postgres.new_database(socket=True)) as store:
+        assert store.describe_namespace(()).id == 1
 
 
 def test_pool_recovers_from_a_restart_of_the_server(postgres: PostgresServer, url: str) -> None:

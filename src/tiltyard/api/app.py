@@ -197,6 +197,8 @@ class Api:
         """The operation in a thread."""
         assert route.served is not None
         served, pool = route.served, self._threads.of(route.operation)
+        if once is None and served.together is not None:
+            return await self._group(route, served, pool).run(ctx, request)
 
         def work(ctx: Context) -> Any:
             result = served.function(served.admit(ctx, request), request)
@@ -204,8 +206,6 @@ class Api:
             return result
 
         if once is None:
-            if served.together is not None:
-                return await self._group(route, served, pool).run(ctx, request)
             return await asyncio.get_running_loop().run_in_executor(pool, work, ctx)
         once.watch(_gone(receive))
         return await once.run(ctx, request, body, work, pool)

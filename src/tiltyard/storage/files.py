@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
+import msgspec
+
 from tiltyard.meanwhile import meanwhile
 from tiltyard.storage.locations import check_no_links
 
@@ -44,16 +46,14 @@ def _libc() -> ctypes.CDLL | None:
 _LIBC = _libc()
 
 
-@dataclass(frozen=True, slots=True)
-class FileStat:
+class FileStat(msgspec.Struct, frozen=True):
     """Size and entity tag of a file, as the Rust object_store crate tells them (Lance compares the tag)."""
 
     size: int
     e_tag: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class WholeFile:
+class WholeFile(msgspec.Struct, frozen=True):
     """All that is in a file, and its size and tag."""
 
     content: bytes

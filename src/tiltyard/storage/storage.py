@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -36,7 +36,7 @@ from tiltyard.storage.manifests import FINAL, Code, check_manifest
 from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from tiltyard.config import Settings
     from tiltyard.ids import Id
@@ -273,14 +273,13 @@ class Storage:
             raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
         return target
 
-    @contextmanager
-    def syncing(self, places: Iterable[str]) -> Iterator[None]:
+    def syncing(self, places: Iterable[str]) -> AbstractContextManager[None]:
         """Have files, and the names in folders, survive a loss of power when the block has ended; it runs meanwhile.
 
         What is missing was moved or deleted meanwhile, and is fine. Objects are durable as soon as they are there.
         """
-        with self._disks.syncing([place for place in places if is_local(place)]):
-            yield
+        local = [place for place in places if is_local(place)]
+        return self._disks.syncing(local) if local else nullcontext()
 
     def sync(self, places: Iterable[str]) -> None:
         """Do just that, and return then."""

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.store.database import ForeignKeyError, NullError, Row
@@ -64,8 +64,7 @@ BEYOND = (1 << 63) - 1
 """Above any version."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinalManifest:
+class FinalManifest(msgspec.Struct, frozen=True):
     """A recorded version whose manifest is in its final place, with its size in bytes and its tag there."""
 
     record: VersionRecord

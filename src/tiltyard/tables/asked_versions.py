@@ -57,7 +57,8 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
     new = _version(table, entry, staged, found)
-    check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
+    if declared:
+        check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
     if latest is not None or not _follows(ctx, table, new):
         _check_next(ctx, new, entry, latest)
     return new

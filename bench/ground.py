@@ -107,7 +107,7 @@ class Ground:
     @cached_property
     def on_postgres(self) -> Placed:
         """Tiltyard in several processes, its catalog in PostgreSQL. Raises AssertionError if that is not installed."""
-        database = self.stack.enter_context(postgres_server()).new_database()
+        database = self.stack.enter_context(postgres_server()).new_database(socket=True)
         root = self.roots / "postgres"
         root.mkdir()
         server = servers.tiltyard(root, self.roots / "postgres.log", PROCESSES, database)

@@ -57,8 +57,14 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         extensions[ARRIVED] = partial(_arrived, self.cycle)
         extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
+        self.cycle.on_response = partial(self._answered, extensions)
         if self.sheds():
             self.cycle.keep_alive = False  # the answer will say so
+
+    def _answered(self, extensions: dict[str, Any]) -> None:
+        """End an exchange. Its request knows the extensions, and they know it: only the collector would free them."""
+        extensions.clear()
+        self.on_response_complete()
 
     def on_message_complete(self) -> None:
         """End a request: a head follows."""

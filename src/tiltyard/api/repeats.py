@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lance_namespace.errors import (
@@ -231,7 +232,8 @@ class Once:
                 return self._there(record)
             self._hold(record)
         assert self._record is not None
-        ctx = structs.replace(ctx, claims=(self._record.claim,), confirm=lambda: self._confirm(ctx))
+        claiming = structs.replace(ctx, claims=(self._record.claim,))
+        ctx = structs.replace(claiming, confirm=partial(self._confirm, claiming))
         try:
             if (outcome := self._known(ctx)) is not None:
                 return outcome

@@ -1,0 +1,94 @@
+"""Requests leave nothing to the collector of cycles: what served one is freed with it, its body above all."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lance_namespace
+import lancedb
+import pyarrow as pa
+import pytest
+import uvicorn
+from lance_namespace import DescribeTableRequest, ListTablesRequest
+from lance_namespace.errors import TableNotFoundError
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from tiltyard.api.accounts import Call
+from tiltyard.api.app import Api
+from tiltyard.api.exchange import Exchange
+from tiltyard.api.protocol import Protocol
+from tiltyard.api.repeats import Once
+from tiltyard.api.uploads import IN_MEMORY, MemoryBody, StreamedBody
+from tiltyard.config import Settings
+from tiltyard.context import Context
+from tiltyard.rooms import open_rooms
+from tiltyard.services import open_services
+
+TIMES = 20
+OF_ONE_REQUEST = (Call, Context, Exchange, MemoryBody, Once, RequestResponseCycle, StreamedBody)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server in this process, so that what it leaves can be seen."""
+    open_rooms()
+    services = open_services(Settings(root=str(tmp_path / "root")))
+    with services.store, socket.create_server(("127.0.0.1", 0)) as listener:
+        api = Api(services)
+        server = uvicorn.Server(uvicorn.Config(api, http=Protocol, lifespan="off", log_config=None))
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        serving.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        serving.join()
+        api.close()
+
+
+@contextmanager
+def left_to_the_collector() -> Iterator[Counter[str]]:
+    """What of requests is in cycles at the end of the block, by type."""
+    found = Counter[str]()
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found.update(type(one).__name__ for one in gc.garbage if isinstance(one, OF_ONE_REQUEST))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def test_reads_leave_no_cycles(url: str) -> None:
+    client = lance_namespace.connect("rest", {"uri": url})
+    table = lancedb.connect("db://d", api_key="k", host_override=url).create_table("t", pa.table({"id": range(100)}))
+    with left_to_the_collector() as left:
+        for _ in range(TIMES):
+            client.describe_table(DescribeTableRequest(id=["t"]))
+            client.list_tables(ListTablesRequest(id=[]))
+            assert table.search().where("id = 7").limit(2).to_arrow().num_rows == 1
+            with pytest.raises(TableNotFoundError):
+                client.describe_table(DescribeTableRequest(id=["missing"]))
+    assert not left
+
+
+def test_writes_leave_no_cycles(url: str) -> None:
+    database = lancedb.connect("db://d", api_key="k", host_override=url)
+    table = database.create_table("t", pa.table({"id": range(100)}))
+    large = pa.table({"id": pa.array(range(IN_MEMORY // 8 + 1000))})
+    with left_to_the_collector() as left:
+        for number in range(TIMES):
+            table.add(pa.table({"id": [1000 + number]}))
+            table.delete(f"id = {number}")
+        for _ in range(3):
+            table.add(large)
+    assert table.count_rows() == 100 + 3 * large.num_rows
+    assert not left

@@ -117,7 +117,9 @@ class Namespace(upstream.LanceNamespace):
         try:
             return served.function(ctx, asked, body)
         except Exception as error:
-            raise body.failure or error from error
+            if body.failure in (None, error):
+                raise
+            raise body.failure from error
 
 
 def _reopened(properties: dict[str, Any]) -> Namespace:

@@ -19,6 +19,7 @@ from lance_namespace import DescribeTableRequest, ListTablesRequest
 from lance_namespace.errors import TableNotFoundError
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from tests.services.wire import Wire, stream
 from tiltyard.api.accounts import Call
 from tiltyard.api.app import Api
 from tiltyard.api.exchange import Exchange
@@ -77,6 +78,24 @@ def test_reads_leave_no_cycles(url: str) -> None:
             assert table.search().where("id = 7").limit(2).to_arrow().num_rows == 1
             with pytest.raises(TableNotFoundError):
                 client.describe_table(DescribeTableRequest(id=["missing"]))
+    assert not left
+
+
+def test_refused_writes_leave_no_cycles(url: str) -> None:
+    table = lancedb.connect("db://d", api_key="k", host_override=url).create_table("t", pa.table({"id": range(100)}))
+    wrong, other = b"no Arrow at all", stream(pa.table({"name": ["a"]}))
+    large = stream(pa.table({"name": ["a" * IN_MEMORY * 2]}))
+    with Wire(url) as wire, left_to_the_collector() as left:
+        for _ in range(TIMES):
+            for body in (wrong, other, large):
+                assert wire.call("table", ["t"], "insert", body).status_code == 400
+            assert wire.call("table", ["missing"], "insert", other).status_code == 404
+            assert wire.call("table", ["t"], "merge_insert", other, query={"on": "name"}).status_code == 400
+            assert wire.call("table", ["t"], "query", {"k": 1, "filter": "no such ("}).status_code == 400
+            assert wire.call("table", ["t"], "version/create", {"version": 2, "manifest_path": "x"}).status_code == 400
+            assert wire.call("table", ["t"], "delete", {"predicate": "missing = 1"}).status_code == 404
+            assert wire.call("table", ["t"], "create", other).status_code == 409
+    assert table.count_rows() == 100
     assert not left
 
 

@@ -27,7 +27,7 @@ from tiltyard.api.exchange import SEND_WHOLE, Exchange, Send
 from tiltyard.api.groups import Group
 from tiltyard.api.intake import ARRIVED, INTAKE
 from tiltyard.api.limits import QUERIES, Limits
-from tiltyard.api.problems import HttpError, problem
+from tiltyard.api.problems import HttpError, forget_frames, problem
 from tiltyard.api.queries import Deadline, Query, QueryStoppedError
 from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
@@ -84,6 +84,7 @@ class Api:
             if exchange.started:
                 raise
             status, body, further = problem(error, exchange.request_id)
+            forget_frames(error)
             call.code = body.code
             if exchange.remote:
                 status = remote.status(status, body.code)
@@ -269,7 +270,9 @@ class Api:
             once.watch(_gone(receive, feeding))
             return await once.run(ctx, request, upload, work, pool)
         except Exception as error:
-            raise upload.failure or error from error
+            if upload.failure in (None, error):
+                raise
+            raise upload.failure from error
         finally:
             if feeding is not None:
                 feeding.cancel()

@@ -72,5 +72,15 @@ def problem(error: BaseException, request_id: str) -> tuple[int, ErrorResponse, 
     return 500, _body(generic, ErrorCode.INTERNAL, request_id), ()
 
 
+def forget_frames(error: BaseException) -> None:
+    """Free what an error has come through: its frames hold bodies, and futures that hold the error itself."""
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            left += (one.__cause__, one.__context__)
+
+
 def _body(error: BaseException, code: ErrorCode, request_id: str) -> ErrorResponse:
     return ErrorResponse(error=str(error), code=int(code), instance=request_id)

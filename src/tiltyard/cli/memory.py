@@ -13,7 +13,8 @@ KEEP_BYTES = 512 << 20
 MAP_ABOVE_BYTES = 64 << 20
 CYCLES_AFTER = 10_000
 """Objects made and not freed before Python looks for cycles among them: with its own 700 it looks every few requests,
-which took a tenth of the processor time of an insert. A request leaves no cycle behind, only an error does."""
+which took a tenth of the processor time of an insert. Requests leave none behind (`tests/limits/test_cycles.py`), only
+some of Lance's own objects do."""
 
 
 def keep_large_buffers() -> None:

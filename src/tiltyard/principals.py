@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True):
     """Somebody who was authenticated.
 
     `name` is unique on a server; `groups` come from a token's claim; `method` says how the principal showed itself

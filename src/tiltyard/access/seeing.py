@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tiltyard.ids import Id
     from tiltyard.store import TableRecord
 
+_USE = Privilege.USE.value
+
 
 def rights_of(ctx: Context) -> Rights:
     """What the one who asks may do; not for administrators, who may do everything. Raises ServiceUnavailableError."""
@@ -54,7 +56,7 @@ def seen_table(ctx: Context, path: Id, wanted: int, *, narrowed: bool = False) -
 
 def check_record(ctx: Context, path: Id, record: TableRecord, wanted: int, *, narrowed: bool = False) -> None:
     """Check what `seen_table` does of a table that was found already; raises the same."""
-    wanted |= Privilege.USE.value
+    wanted |= _USE
     rights = rights_of(ctx)
     if rights.allow(record, wanted):
         if not narrowed and rights.narrowing(record.id) is not None:

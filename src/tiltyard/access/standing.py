@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
+from msgspec import structs
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -22,4 +22,4 @@ def present(ctx: Context, principal: Principal) -> Principal:
         return principal
     if known.disabled:
         raise PermissionDeniedError(f"The principal '{principal.name}' is disabled.")
-    return replace(principal, administrator=known.administrator)
+    return structs.replace(principal, administrator=known.administrator)

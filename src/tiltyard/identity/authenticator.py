@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, UnauthenticatedError
 
 from tiltyard.identity.credentials import Credentials, Kind
@@ -41,8 +41,7 @@ TOKEN_MS = 600_000
 MOST_REMEMBERED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(msgspec.Struct, frozen=True):
     """Who it is, and until when that needs no second look (ms since 1970)."""
 
     principal: Principal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -26,8 +25,7 @@ class Kind(StrEnum):
 _MARKS = {kind: kind.encode() + b"\0" for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(msgspec.Struct, frozen=True):
     """A key or a token, not looked at yet. `digest` stands for it in memory, so that no secret is kept there."""
 
     kind: Kind

@@ -2,8 +2,8 @@
 
 Follows Lance's table format: a manifest file ends with the position of its protobuf message, a format version and the
 magic `LANC`; field 1 of the message is each column, whose own field 3 is its id and 10 each pair of its metadata,
-field 3 the table's version, field 18 each place outside its folder that has files of it, whose own field 4 is where
-that is.
+field 2 each fragment, field 3 the table's version, field 18 each place outside its folder that has files of it, whose
+own field 4 is where that is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _MAGIC = b"LANC"
 _COLUMNS_FIELD = 1
 _ID_FIELD = 3
 _METADATA_FIELD = 10
+_FRAGMENTS_FIELD = 2
 _VERSION_FIELD = 3
 _BASES_FIELD = 18
 _BASE_PATH_FIELD = 4
@@ -98,7 +99,7 @@ def _read(content: bytes) -> Manifest | None:
         message = content[position + _LENGTH.size : -_FOOTER.size]
         if magic != _MAGIC or len(message) != length:
             return None
-        for key, value in _fields(message):
+        for key, value in _fields(message, without=_FRAGMENTS_FIELD):
             if key == _VERSION_FIELD and isinstance(value, int):
                 found.version = value
             elif key == _BASES_FIELD and isinstance(value, bytes):
@@ -140,13 +141,17 @@ def _code(column: bytes) -> Code:
     )
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
+def _fields(message: bytes, *, without: int = 0) -> Iterator[tuple[int, int | bytes | None]]:
     """The fields of a protobuf message: their numbers, and the values of integers and texts.
 
-    The message is read to its end, so that a torn one is noticed: raises IndexError.
+    Texts of one field may be left out: a manifest has thousands of fragments. The message is read to its end, so that
+    a torn one is noticed: raises IndexError.
     """
-    at, end = 0, len(message)
+    at, end, unwanted = 0, len(message), without << 3 | 2
     while at < end:
+        if message[at] == unwanted:
+            at = _behind(message, at)
+            continue
         key, at = message[at], at + 1  # most numbers are of one byte, and a call costs more than all else here
         if key >= 0x80:
             key, at = _varint(message, at - 1)
@@ -165,6 +170,21 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
             yield number, None
     if at != end:
         raise IndexError("the message ends early")
+
+
+def _behind(message: bytes, at: int) -> int:
+    """Where a row of texts of one field, whose number is below 16, ends; perhaps behind the message's end."""
+    key, end = message[at], len(message)
+    while at < end and message[at] == key:
+        length = message[at + 1]
+        if length < 0x80:
+            at += length + 2
+        elif (high := message[at + 2]) < 0x80:  # two bytes of length: nearly all the others
+            at += (high << 7 | length & 0x7F) + 3
+        else:
+            length, at = _varint(message, at + 1)
+            at += length
+    return at
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

@@ -1,0 +1,67 @@
+"""What is read of a manifest: real ones of tables with few and many fragments, and torn ones."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.storage.manifests import check_manifest
+
+FOOTER = struct.Struct("<QHH4s")
+
+
+def latest(dataset: lance.LanceDataset, place: Path) -> bytes:
+    """The latest version's manifest, its last section alone: a message, its length before it, and the footer."""
+    content = (place / "_versions" / f"{2**64 - 1 - dataset.version:020}.manifest").read_bytes()
+    position, *rest = FOOTER.unpack(content[-FOOTER.size :])
+    return content[position : -FOOTER.size] + FOOTER.pack(0, *rest)
+
+
+def with_fragments(place: Path, *, fragments: int, columns: int) -> lance.LanceDataset:
+    """A table of so many fragments; what a manifest says of one has four bytes or more for each of its columns."""
+    rows = pa.table({f"column_{number}": range(fragments) for number in range(columns)})
+    return lance.write_dataset(rows, place, max_rows_per_file=1, data_storage_version="2.0")
+
+
+@pytest.mark.parametrize(("fragments", "columns"), [(1, 1), (300, 1), (40, 100), (3, 4500)])
+def test_version_is_read_behind_fragments_of_any_size(tmp_path: Path, fragments: int, columns: int) -> None:
+    dataset = with_fragments(tmp_path / "t", fragments=fragments, columns=columns)
+    content = latest(dataset, tmp_path / "t")
+    found = check_manifest(content, dataset.version)
+    assert (found.version, found.bases, found.declared) == (dataset.version, [], [])
+    with pytest.raises(InvalidInputError, match=f"of version {dataset.version}, not 9999"):
+        check_manifest(content, 9999)
+
+
+@pytest.mark.parametrize(("fragments", "columns"), [(5, 1), (3, 40)])
+def test_message_that_ends_anywhere_is_none(tmp_path: Path, fragments: int, columns: int) -> None:
+    dataset = with_fragments(tmp_path / "t", fragments=fragments, columns=columns)
+    content = latest(dataset, tmp_path / "t")
+    message, footer = content[4 : -FOOTER.size], content[-FOOTER.size :]
+    whole, refused = 0, 0
+    for end in range(len(message)):
+        torn = struct.pack("<I", end) + message[:end] + footer
+        try:
+            check_manifest(torn, dataset.version)
+        except InvalidInputError:
+            refused += 1
+        else:  # it ends right behind a field, and the version is among those before
+            whole += 1
+    assert 0 < whole < 20 < refused
+
+
+def test_last_fragment_may_end_the_message() -> None:
+    message = b"\x18\x07" + b"\x12\x02ab" + b"\x12\x81\x00c"  # the last length takes more bytes than it needs
+    footer = FOOTER.pack(0, 0, 3, b"LANC")
+    assert check_manifest(struct.pack("<I", len(message)) + message + footer, 7).version == 7
+    for end in range(3, len(message)):
+        torn = struct.pack("<I", end) + message[:end] + footer
+        if end == 6:  # right behind the first of them
+            continue
+        with pytest.raises(InvalidInputError, match="no Lance manifest"):
+            check_manifest(torn, 7)

@@ -80,6 +80,8 @@ class Turns:
             queue.committed(peer, lost=False)
             if queue.calm:
                 del self._tables[key]
+            else:
+                await asyncio.sleep(0)  # whose turn it is now need not wait until this one is answered
         return result
 
     def _opened(self, key: Key) -> _Queue:
@@ -140,17 +142,19 @@ class _Queue:
             return
         self._wanted = now
         self._losers.pop(peer, None)  # it begins anew
-        mine = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
         self._waiting.append((peer, mine))
         self._next()
+        patience = loop.call_later(PATIENCE_SECONDS, _give_up, mine)
         try:
-            await asyncio.wait([mine], timeout=PATIENCE_SECONDS)
+            await mine
         except asyncio.CancelledError:  # it has left, perhaps with a turn
             if self._holder == peer:
                 self._end()
             raise
         finally:
-            mine.cancel()  # if it did not come: it must not, any more
+            patience.cancel()
 
     def _next(self) -> None:
         """Give the turn to who waits longest, if it is free."""
@@ -232,6 +236,12 @@ class _Queue:
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+
+
+def _give_up(waiting: asyncio.Future[None]) -> None:
+    """End the wait of a client that has waited for long: it goes on, and gets no turn any more."""
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, told: Callable[[Claimed], None], claimed: Claimed) -> None:

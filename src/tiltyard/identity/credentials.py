@@ -26,11 +26,17 @@ _MARKS = {kind: kind.encode() + b"\0" for kind in Kind}
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """A key or a token, not looked at yet. `digest` stands for it in memory, so that no secret is kept there."""
+    """A key or a token, not looked at yet. `digest` stands for it in memory, so that no secret is kept there.
+
+    What is printed of it, as in a log line, shows neither.
+    """
 
     kind: Kind
     text: bytes
     digest: bytes
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.kind})"
 
     @classmethod
     def of(cls, kind: Kind, text: bytes) -> Credentials:

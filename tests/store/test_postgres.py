@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -105,7 +105,7 @@ def test_version_recorded_before_the_connection_was_lost_is_recorded_once(
 def test_deadlock_is_run_again(database: PostgresDatabase) -> None:
     for name in ("a", "b"):
         database.write(lambda connection, name=name: connection.change(INSERT, name))
-    both, runs = Barrier(2), []
+    both, one_is_done, runs = Barrier(2), Event(), []
 
     def update(first: str, second: str) -> None:
         tries: list[int] = []
@@ -113,18 +113,21 @@ def test_deadlock_is_run_again(database: PostgresDatabase) -> None:
         def work(connection: Connection) -> None:
             tries.append(1)
             runs.append(1)
+            if len(tries) > 1:  # or it may take its first row before the other, which has just been told, takes it
+                assert one_is_done.wait(30)
             connection.change("UPDATE secrets SET value = value || '+' WHERE name = ?", first)
             if len(tries) == 1:
                 both.wait(10)
             connection.change("UPDATE secrets SET value = value || '+' WHERE name = ?", second)
 
         database.write(work)
+        one_is_done.set()
 
     threads = [Thread(target=update, args=pair) for pair in (("a", "b"), ("b", "a"))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert database.read(lambda connection: connection.rows("SELECT value FROM secrets")) == [("++",), ("++",)]
     assert len(runs) == 3
 

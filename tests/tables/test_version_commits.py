@@ -237,6 +237,22 @@ def test_create_version_that_was_committed_round_the_server_is_a_conflict(
     assert create(server, "t", 3, stage(folder, 3, tmp_path)).version == 3
 
 
+@pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
+def test_create_version_behind_one_that_a_restore_of_files_has_taken_away_is_refused(
+    server: Server, folder: Path, tmp_path: Path, noted: bool
+) -> None:
+    for version in (1, 2):
+        create(server, "t", version, stage(folder, version, tmp_path))
+    staged = stage(folder, 3, tmp_path)
+    if noted:
+        server.services.finished.flush()
+    assert server.services.finished.placed(1, "", 2) is not noted
+    (folder / "_versions" / f"{2**64 - 3}.manifest").unlink()
+    with pytest.raises(InvalidInputError, match="next version is 2"):
+        create(server, "t", 3, staged)
+    assert [one.version for one in server.services.store.list_versions(1)] == [1, 2]
+
+
 def test_versions_are_told_with_the_size_and_tag_that_their_files_have_in_the_end(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:

@@ -119,17 +119,19 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
 def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
     """Whether storage has the version before, and not this one: two files to look for; to open a table costs more.
 
-    Right behind a commit of this process there is nothing to look for: if others have taken the name since, that is
-    seen where it is given.
+    Right behind a commit of this process there is one at most: if others have taken the name since, that is seen where
+    it is given. On a disk, which tells at once, the version before is looked for even then: a restore by file copy may
+    have taken it away.
     """
     if new.version <= 1:
         return False
-    if ctx.services.finished.placed(table.id, new.branch, new.version - 1):
+    placed = ctx.services.finished.placed(table.id, new.branch, new.version - 1)
+    if placed and not is_local(table.location):
         return True
     is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
     before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
     with lance_errors():
-        return is_file(before) and not is_file(f"{table.location}/{new.manifest_path}")
+        return is_file(before) and (placed or not is_file(f"{table.location}/{new.manifest_path}"))
 
 
 def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.faults.conftest import Place
 from tiltyard.audit import check_audit
 from tiltyard.config import Settings
+from tiltyard.store import open_store
 
 
 def refused(*flags: str, command: str = "serve") -> str:
@@ -55,6 +56,7 @@ def test_serve_with_an_audit_that_cannot_be_written_is_refused_and_other_command
     root = ["--root", str(tmp_path / "data")]
     assert str(lines) in refused(*root, "--port", "0")
     lines.parent.mkdir()
+    open_store(f"sqlite:///{tmp_path}/data/catalog.db").close()
     subprocess.run([sys.executable, "-m", "tiltyard", "gc", "--dry-run", *root], check=True, timeout=180)
     assert not lines.exists()
 
@@ -93,3 +95,9 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: list[str])
     given = [flag.replace("DIR", str(tmp_path)) for flag in flags]
     defaults = ["--root", str(tmp_path)] if "--root" not in given else []
     refused(*defaults, *(["--port", "0"] if "--port" not in given else []), *given)
+
+
+@pytest.mark.parametrize("command", ["gc", "repair", "undrop"])
+def test_looking_after_a_catalog_that_is_not_there_is_refused_and_makes_none(tmp_path: Path, command: str) -> None:
+    assert "no catalog" in refused("--root", str(tmp_path / "mistyped"), command=command)
+    assert list(tmp_path.iterdir()) == []

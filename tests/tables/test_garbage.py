@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -14,6 +16,7 @@ from tests.services.s3 import s3_server
 from tests.tables.served import Server, ask
 
 from tiltyard.catalog import garbage as everywhere
+from tiltyard.catalog import tables
 from tiltyard.catalog.deletion import sweep
 from tiltyard.modes import TransactionStatus
 from tiltyard.spec import models
@@ -23,7 +26,6 @@ from tiltyard.tables.garbage import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.services.s3 import S3Server
 
@@ -213,6 +215,115 @@ def test_collect_spares_the_files_and_versions_of_shallow_clones(careless: Serve
     assert {file.kind for file in collect(table).garbage} == {"transaction"}
     careless.services.store.restore_table(("copy",))
     assert lance.dataset(copy, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
+
+
+def test_collect_leaves_a_table_alone_whose_versions_are_not_there(careless: Server) -> None:
+    """As in the middle of a restore, which brings the data first."""
+    table, storage = Table(careless), careless.services.storage
+    files = storage.files(table.location)
+    names = [f"{table.location}/_versions/{name}" for name in files.names(f"{table.location}/_versions")]
+    manifests = {name: files.read(name) for name in names}
+    files.delete(names)
+    before = table.files
+    for wish in ({"dry_run": True}, {}, {"keep_versions_days": 0.0}):
+        found = collect(table, **wish)
+        assert (found.garbage, len(found.notes)) == ([], 1) and "versions are not there" in found.notes[0]
+    assert table.files == before
+    for name, content in manifests.items():
+        files.write_new(name, content)
+    assert lance.dataset(table.location, storage_options=table.options).to_table().num_rows == 100
+
+
+@pytest.mark.parametrize("branch", ["", "try"], ids=["main", "a branch"])
+def test_collect_leaves_a_table_alone_whose_latest_version_is_recorded_and_gone(careless: Server, branch: str) -> None:
+    table, store = Table(careless), careless.services.store
+    line = table.dataset.create_branch("try", (None, None)) if branch else table.dataset
+    line.insert(ROWS)
+    latest = (
+        lance.dataset(table.location, storage_options=table.options).checkout_version((branch or None, None)).version
+    )
+    folder = f"tree/{branch}/_versions" if branch else "_versions"
+    path = f"{folder}/{2**64 - 1 - latest}.manifest"
+    store.record_version(NewVersion(table.record.id, latest, "", path, branch=branch, finalized=True))
+    files = careless.services.storage.files(table.location)
+    content = files.read(f"{table.location}/{path}")
+    files.delete([f"{table.location}/{path}"])
+    before = table.files
+    found = collect(table, keep_versions_days=0.0)
+    assert found.garbage == [] and f"Version {latest}" in found.notes[0] and "repair" in found.notes[0]
+    assert table.files == before
+    files.write_new(f"{table.location}/{path}", content)
+    assert collect(table).garbage == []
+
+
+def test_collect_leaves_alone_what_has_no_name_that_lance_gives(careless: Server) -> None:
+    table = Table(careless)
+    own = {
+        table.write("data/part-0.parquet"),
+        table.write("data/readme.txt"),
+        table.write("_indices/readme.txt"),
+        table.write("_indices/mine/page_data.lance"),
+        table.write("_deletions/notes.md"),
+        table.write("_transactions/7.txn.bak"),
+        table.write("_versions/readme.txt"),
+    }
+    garbage_too = {table.orphan(), table.write("data/.tmpX1y2Z3"), table.write(f"data/{'0' * 50}.lance#1")}
+    assert {file.path for file in collect(table).garbage} == garbage_too
+    assert own <= table.files
+
+
+def test_collect_spares_what_a_registered_table_keeps_in_the_folder_of_another(tmp_path: Path) -> None:
+    server = Server(tmp_path / "root", gc_safety_days=0.0, allowed_roots=[str(tmp_path / "outside")])
+    one, two = (str(tmp_path / "outside" / name) for name in ("one", "two"))
+    lance.write_dataset(ROWS, one)
+    base = lance.DatasetBasePath(f"{one}/data", name="x", is_dataset_root=False)
+    lance.write_dataset(ROWS, two, initial_bases=[base], target_bases=["x"])
+    for name, location in (("one", one), ("two", two)):
+        tables.register_table(server.ctx, ask(models.RegisterTableRequest, id=name, location=location))
+    assert garbage.collect(server.ctx, server.services.store.describe_table(("one",)), Wish()).garbage == []
+    assert lance.dataset(two).to_table() == ROWS
+    server.services.store.close()
+
+
+def test_collect_leaves_alone_what_detached_versions_may_need(careless: Server) -> None:
+    table = Table(careless)
+    table.dataset.insert(ROWS)
+    append = lance.LanceOperation.Append(write_fragments(ROWS, table.dataset, mode="append"))
+    detached = lance.LanceDataset.commit(
+        table.dataset, append, read_version=1, detached=True, storage_options=table.options
+    )
+    table.orphan()
+    before = table.files
+    plain, versions = collect(table), collect(table, keep_versions_days=0.0)
+    assert plain.garbage == versions.garbage == []
+    assert "detached" in plain.notes[0] and "detached" in versions.notes[0]
+    assert table.files == before
+    assert detached.to_table().num_rows == 300
+
+
+def test_collect_says_that_a_long_safety_age_keeps_old_versions(tmp_path: Path) -> None:
+    server = Server(tmp_path / "root", gc_safety_days=30.0)
+    table = Table(server)
+    table.dataset.insert(ROWS)
+    found = collect(table, keep_versions_days=0.0)
+    assert found.versions == 0 and "gc_safety_days is more" in found.notes[0]
+    server.services.store.close()
+
+
+def test_collect_tells_of_all_that_went_with_old_versions(tmp_path: Path) -> None:
+    server = Server(tmp_path / "root", gc_safety_days=1.0)
+    table = Table(server)
+    lance.write_dataset(ROWS, table.location, mode="overwrite")
+    orphan = table.orphan()
+    long_ago = time.time() - 9 * 86400
+    for file in Path(table.location).rglob("*.*"):
+        os.utime(file, (long_ago, long_ago))
+    told = [collect(table, keep_versions_days=0.0, dry_run=dry) for dry in (True, False)]
+    assert {(file.kind, file.path) for file in told[0].garbage} == {(file.kind, file.path) for file in told[1].garbage}
+    assert told[0].size == told[1].size and told[0].versions == told[1].versions == 1
+    assert ("data", orphan) in {(file.kind, file.path) for file in told[1].garbage}
+    assert orphan not in table.files
+    server.services.store.close()
 
 
 def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Server) -> None:

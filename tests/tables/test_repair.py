@@ -143,6 +143,20 @@ def test_repair_only_tells_what_it_cannot_know(server: Server) -> None:
     assert not server.services.store.describe_table(("t",)).declared
 
 
+def test_repair_keeps_the_records_while_storage_has_no_version_at_all(server: Server, tmp_path: Path) -> None:
+    """As while a disk is not there, or the versions of a copy are still to come."""
+    record = managed(server, rows=2)
+    lance.dataset(record.location).create_branch("try", (None, 2)).insert(ROWS)
+    fully(server, "unrecorded versions")
+    for gone, kind in (("_versions", "no versions"), ("", "missing folder")):
+        place = Path(record.location) / gone
+        place.rename(tmp_path / "away")
+        assert repaired(server) == [(kind, False)]
+        (tmp_path / "away").rename(place)
+        assert (recorded(server, record), recorded(server, record, "try")) == ([1, 2], [3])
+    assert repaired(server) == []
+
+
 def test_repair_tells_of_a_table_that_cannot_be_opened(server: Server) -> None:
     location = Path(server.create("t", ROWS).uri)
     (location / manifest(1)).write_bytes(b"torn")

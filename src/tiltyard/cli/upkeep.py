@@ -14,12 +14,12 @@ from tiltyard.catalog.garbage import all_tables, remove_folders, unknown_folders
 from tiltyard.catalog.undo import list_dropped_namespaces, list_dropped_tables, undrop_namespace, undrop_table
 from tiltyard.cli.options import Refuse
 from tiltyard.cli.serving import open_or_refuse
-from tiltyard.config import Settings
+from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Context
 from tiltyard.ids import DEFAULT_DELIMITER, Id, display, parse_id
 from tiltyard.principals import SERVER
 from tiltyard.spec import models
-from tiltyard.store import TableRecord
+from tiltyard.store import TableRecord, is_there
 from tiltyard.tables.garbage import checked_wish, collect, try_collect
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.repair import repair
@@ -29,7 +29,16 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 @contextmanager
 def _context(settings: Settings, refuse: Refuse) -> Iterator[Context]:
-    """What the operations run in; what they raise is one sentence to the operator."""
+    """What the operations run in; what they raise is one sentence to the operator.
+
+    A catalog is not made here: there would be nothing to look after, and a mistyped root would look like a sound one.
+    """
+    try:
+        url = settings.database_url
+    except ConfigError as error:
+        refuse(str(error))
+    if not is_there(url):
+        refuse(f"There is no catalog at {url}: look at --root and --db.")
     services = open_or_refuse(settings, refuse)
     try:
         yield Context(services, "cli", principal=SERVER)
@@ -48,15 +57,15 @@ def run_undrop(
     which: int | None,
 ) -> None:
     """Bring back a table or a namespace, or list what could be."""
-    if table and namespace:
+    if table is not None and namespace is not None:
         refuse("Name a table or a --namespace, not both.")
-    if (new_name or which is not None) and not (table or namespace):
+    if (new_name is not None or which is not None) and table is namespace is None:
         refuse("Name the table or the --namespace to bring back.")
     with _context(settings, refuse) as ctx:
-        if table:
-            _undrop_table(ctx, _id(table), _id(new_name or table), which)
-        elif namespace:
-            _undrop_namespace(ctx, _id(namespace), _id(new_name or namespace), which)
+        if table is not None:
+            _undrop_table(ctx, _id(table), _id(table if new_name is None else new_name), which)
+        elif namespace is not None:
+            _undrop_namespace(ctx, _id(namespace), _id(namespace if new_name is None else new_name), which)
         else:
             _list_dropped(ctx)
 
@@ -109,14 +118,15 @@ def run_gc(
     with _context(settings, refuse) as ctx:
         wish = checked_wish(dry_run, keep_versions_days)
         files = size = 0
-        for path, record in _tables(ctx, (table,) if table else ()):
-            found = collect(ctx, record, wish) if table else try_collect(ctx, record, wish)
+        everywhere = table is None
+        for path, record in _tables(ctx, () if table is None else (table,)):
+            found = try_collect(ctx, record, wish) if everywhere else collect(ctx, record, wish)
             for file in found.garbage:
                 click.echo(f"{_size(file.size):>12}  {file.kind:<16}  {display(path)}  {file.path}")
             for note in found.notes:
                 click.echo(f"{display(path)}: {note}", err=True)
             files, size = files + len(found.garbage), size + found.size
-        if not table:
+        if everywhere:
             _gc_folders(ctx, remove=unknown_folders and not dry_run)
         click.echo(f"{'Found' if dry_run else 'Removed'} {files} files, {_size(size)}.")
 

@@ -39,6 +39,12 @@ FINAL = re.compile(r"^d?\d+\.manifest$")
 """A manifest's final name; that of a detached version, which is in no line of versions, begins with a d."""
 
 
+def is_detached(path: str) -> bool:
+    """Whether a manifest is that of a detached version."""
+    name = path.rpartition("/")[2]
+    return name.startswith("d") and FINAL.match(name) is not None
+
+
 class NamingScheme(StrEnum):
     """How manifests are named: V1 by the version, V2 counting down, so that a listing begins with the latest."""
 

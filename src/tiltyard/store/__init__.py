@@ -27,7 +27,7 @@ from tiltyard.store.records import (
 )
 from tiltyard.store.roles import GRANTS
 from tiltyard.store.schema import StoreVersionError
-from tiltyard.store.store import Store, UnitOfWork, open_store, upgrade
+from tiltyard.store.store import Store, UnitOfWork, is_there, open_store, upgrade
 from tiltyard.store.versions import FinalManifest
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "UploadPart",
     "UploadRecord",
     "VersionRecord",
+    "is_there",
     "open_store",
     "upgrade",
     "wall_clock",

@@ -143,6 +143,11 @@ def upgrade(url: str, *, clock: Clock = wall_clock) -> list[str]:
         return schema.migrate(database, clock)
 
 
+def is_there(url: str) -> bool:
+    """Whether there is a database at a URL; one that a server would have to be asked for is taken to be."""
+    return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file()
+
+
 def open_database(url: str) -> Database:
     """Connect to a database, as it is. Raises ValueError, ServiceUnavailableError."""
     if url.startswith("sqlite:///"):

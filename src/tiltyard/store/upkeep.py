@@ -16,9 +16,13 @@ UNFINISHED = """
     ) work
 """
 ADD_CLONE = "INSERT INTO clone_sources (table_id, location) VALUES (?, ?) ON CONFLICT DO NOTHING"
+# A source may be a folder inside a table's: that of its data, or of a branch.
 CLONES = """
-    SELECT location FROM tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
-    UNION SELECT location FROM removed_tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
+    WITH clones (id) AS (
+        SELECT table_id FROM clone_sources WHERE location = ? OR (location > ? AND location < ?)
+    )
+    SELECT location FROM tables WHERE id IN (SELECT id FROM clones)
+    UNION SELECT location FROM removed_tables WHERE id IN (SELECT id FROM clones)
 """
 SHARES = """
     SELECT 1 FROM clone_sources WHERE location = ? AND table_id IN (
@@ -85,8 +89,9 @@ class Upkeep(Scope):
 
     @reads
     def clones_of(self, location: str) -> list[str]:
-        """Return where the shallow clones lie that use the files of a location."""
-        return [row[0] for row in self.connection.rows(CLONES, location, location)]
+        """Return where the shallow clones lie that use files of a location, or of a folder in it."""
+        below = f"{location}/", f"{location}0"  # "0" is what follows "/"
+        return [row[0] for row in self.connection.rows(CLONES, location, *below)]
 
     @reads
     def shares(self, location: str, base: str) -> bool:

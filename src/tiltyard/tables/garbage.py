@@ -22,15 +22,20 @@ from tiltyard.jobs import Job, job
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.manifests import is_detached, versions_folder
+from tiltyard.tables.asked_versions import branch_key
 from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import (
     Kind,
     TableFile,
+    kind_of,
     lost_manifests,
     open_lines,
     references,
     table_files,
+    tracked,
+    unit_of,
 )
 from tiltyard.tables.version_records import forget_cleaned
 
@@ -52,6 +57,8 @@ LANCE_SAFETY_MS = 7 * DAY_MS
 CLOCKS_MS = 10 * 60 * 1000
 """By how much the clocks of storage and catalog may differ; object stores date files by the second, besides."""
 
+_UNNEEDED = (Kind.DATA, Kind.DELETION, Kind.INDEX, Kind.TRANSACTION)
+"""What goes where no version needs it."""
 _MOST_SHOWN = 1000
 _DELETE_AT_ONCE = 500
 _MOST_EXPLAINED = 10_000_000
@@ -78,6 +85,12 @@ class Collection:
     def size(self) -> int:
         """All bytes together."""
         return sum(file.size for file in self.garbage)
+
+    def lacks(self, why: str) -> bool:
+        """Whether nothing more is to be removed, and note why."""
+        if why:
+            self.notes.append(f"{why} Nothing {'else ' if self.garbage else ''}was removed.")
+        return bool(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,8 @@ def collect(
         _settle(ctx, table)
     found = Collection()
     lines = open_lines(ctx, table.location)
+    if found.lacks(_missing(ctx, table, lines)):
+        return found
     now = ctx.clock()
     cutoff = cutoff_of(ctx, table, now)
     if wish.keep_versions_days is not None and lines:
@@ -155,12 +170,39 @@ def collect(
         _settle(ctx, table)
         lines = open_lines(ctx, table.location)
     units = references(ctx, table.location, lines)
-    if lost := lost_manifests(files, units, lines) if not found.versions else []:
-        found.notes.append(f"Lance does not know {lost[0]}: nothing else was removed; repair the table.")
+    lost = lost_manifests(files, units, lines) if not found.versions else []
+    if found.lacks(_missing(ctx, table, lines)) or found.lacks(_unknown(lost)):
         return found
-    unneeded = [file for file in old if file.kind not in (Kind.STAGED, Kind.UNFINISHED) and file.unit not in units]
+    told = {file.path for file in found.garbage}
+    unneeded = [
+        file for file in old if file.kind in _UNNEEDED and file.unit not in units and file.found.path not in told
+    ]
     _remove(ctx, table, unneeded, wish, found, progress)
     return found
+
+
+def _missing(ctx: Context, table: TableRecord, lines: Mapping[str, lance.LanceDataset]) -> str:
+    """Which version is not in storage though it should be; "" if all is well.
+
+    What it needs would look like garbage: somebody may be about to put it back, as in the middle of a restore.
+    """
+    if not lines and not table.declared:
+        return "The table's versions are not there: put them back, or drop the table."
+    for name in lines:
+        latest = ctx.store.latest_version(table.id, branch_key(name))
+        if latest and latest.finalized and ctx.storage.stat(table.location, latest.manifest_path) is None:
+            where = "" if name == MAIN_BRANCH else f" of the branch {name}"
+            return f"Version {latest.version}{where} is recorded, and its manifest is gone: repair the table."
+    return ""
+
+
+def _unknown(lost: Sequence[str]) -> str:
+    """What to say of manifests that Lance did not speak of."""
+    if not lost:
+        return ""
+    if is_detached(lost[0]):
+        return f"{lost[0]} is a detached version, and nobody but its maker knows what it needs: delete it first."
+    return f"Lance does not know {lost[0]}: repair the table."
 
 
 def cutoff_of(ctx: Context, table: TableRecord, now: int) -> int:
@@ -219,11 +261,8 @@ def _clean_versions(
     found: Collection,
 ) -> None:
     """Remove old versions of main, by Lance's own means; those with tags, and those that branches need, stay."""
-    if ctx.store.clones_of(table.location):
-        found.notes.append("Old versions are kept: shallow clones use their files.")
-        return
-    if cutoff < now - LANCE_SAFETY_MS:  # Lance takes abandoned files along, and would take these for some
-        found.notes.append("Old versions are kept: work that is younger than some files is not finished.")
+    if why := _why_kept(ctx, table, now, cutoff):
+        found.notes.append(f"Old versions are kept: {why}")
         return
     assert wish.keep_versions_days is not None
     age: dict[str, Any] = {
@@ -232,18 +271,39 @@ def _clean_versions(
     }
     with lance_errors(main):
         plan = main.explain_cleanup_old_versions(**age, include_files=True, max_files=_MOST_EXPLAINED)
-        if not wish.dry_run and plan.stats.old_versions:
+        if not plan.stats.old_versions:
+            return
+        needed = tracked(table.location, {MAIN_BRANCH: main})  # Lance takes abandoned files along
+        if not wish.dry_run:
+            if why := _why_kept(ctx, table, now, cutoff):  # a clone that was made meanwhile
+                found.notes.append(f"Old versions are kept: {why}")
+                return
             main.cleanup_old_versions(**age)
     found.versions = plan.stats.old_versions
     plain = table.location.partition("://")[2].partition("/")[2] if "://" in table.location else table.location[1:]
-    found.garbage += [
-        Garbage(OLD_VERSION, file.path.removeprefix(f"{plain}/"), file.size_bytes)
-        for file in plan.candidate_files
-        if not file.unverified
-    ]
+    for file in plan.candidate_files:
+        path = file.path.removeprefix(f"{plain}/")
+        kind = OLD_VERSION if unit_of(path, ()) in needed else kind_of(path)
+        found.garbage.append(Garbage(kind, path, file.size_bytes))
     if not wish.dry_run:
         ctx.storage.datasets.forget(table.location)
         forget_cleaned(ctx, table)
+
+
+def _why_kept(ctx: Context, table: TableRecord, now: int, cutoff: int) -> str:
+    """Why old versions of a table cannot be cleaned up; "" if they can."""
+    if ctx.store.clones_of(table.location):
+        return "shallow clones use their files."
+    with lance_errors():
+        names = ctx.storage.files(table.location).names(f"{table.location}/{versions_folder('')}")
+    if any(map(is_detached, names)):
+        return "there are detached versions, whose files Lance would take for abandoned."
+    days = LANCE_SAFETY_MS // DAY_MS
+    if ctx.settings.gc_safety_days > days:
+        return f"with them Lance takes whatever is abandoned and {days} days old, and gc_safety_days is more."
+    if cutoff < now - LANCE_SAFETY_MS:  # Lance takes abandoned files along, and would take these for some
+        return "work that is younger than some files is not finished."
+    return ""
 
 
 def try_collect(ctx: Context, table: TableRecord, wish: Wish) -> Collection:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tiltyard.storage.files import FoundFile
 
 _STAGED = re.compile(r"^(?:\.|d?\d+\.manifest[-.])")
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ABANDONED = r"(?:#\d+)?$|^\.tmp\w+$"
+"""What Lance's writers append to a name, or use instead, until a file is whole."""
 
 
 class Kind(StrEnum):
@@ -32,6 +35,8 @@ class Kind(StrEnum):
     STAGED = "staged manifest"
     UNFINISHED = "unfinished creation"
     MANIFEST = "manifest"
+    OTHER = "other"
+    """Not Lance's by its name, though it lies in a folder of Lance's: somebody's own, and nobody else's to delete."""
 
 
 _FOLDERS = {
@@ -40,6 +45,14 @@ _FOLDERS = {
     "_indices": Kind.INDEX,
     "_transactions": Kind.TRANSACTION,
 }
+
+_OWN = {
+    Kind.DATA: re.compile(rf"^[0-9a-f-]{{32,}}[./]|^[^/]+\.lance{_ABANDONED}"),
+    Kind.DELETION: re.compile(rf"^\d+-\d+-\d+\.(?:arrow|bin){_ABANDONED}"),
+    Kind.INDEX: re.compile(rf"^{_UUID}/"),
+    Kind.TRANSACTION: re.compile(rf"^\d+-{_UUID}\.txn{_ABANDONED}"),
+}
+"""How Lance names files in its folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +65,12 @@ class TableFile:
 
 
 def table_file(found: FoundFile, branches: Iterable[str]) -> TableFile | None:
-    """What a file of a table is, by its path; None for what is nobody's to delete."""
-    start = next((start for name in branches if found.path.startswith(start := f"tree/{name}/")), "")
+    """What a file of a table is, by its path; None for what is no part of a Lance table."""
+    start = _start(found.path, branches)
     head, _, rest = found.path.removeprefix(start).partition("/")
-    if head in _FOLDERS and rest:
-        return TableFile(found, _FOLDERS[head], start + _unit(head, rest))
+    if head in _FOLDERS:
+        kind = _FOLDERS[head]
+        return TableFile(found, kind if _OWN[kind].match(rest) else Kind.OTHER, start + _unit(head, rest))
     if head == "_versions" and FINAL.match(rest):
         return TableFile(found, Kind.MANIFEST, found.path)
     if head == "_versions" and _STAGED.match(rest):
@@ -64,6 +78,16 @@ def table_file(found: FoundFile, branches: Iterable[str]) -> TableFile | None:
     if head.startswith("_creating-"):
         return TableFile(found, Kind.UNFINISHED, found.path)
     return None
+
+
+def kind_of(path: str) -> Kind:
+    """What a file of main or of a branch is, by the folder that it lies in."""
+    return next((_FOLDERS[part] for part in path.split("/")[:-1] if part in _FOLDERS), Kind.OTHER)
+
+
+def _start(path: str, branches: Iterable[str]) -> str:
+    """The folder of the branch that a path lies in, with a slash; "" for main."""
+    return next((start for name in branches if path.startswith(start := f"tree/{name}/")), "")
 
 
 def _unit(folder: str, rest: str) -> str:
@@ -103,14 +127,14 @@ def branches_of(lines: Iterable[str]) -> list[str]:
 
 def references(ctx: Context, location: str, lines: dict[str, lance.LanceDataset]) -> set[str]:
     """The units that any version needs: of main, of a branch, or of a shallow clone that the catalog knows."""
-    units = tracked(location, lines)
+    units, branches = tracked(location, lines), branches_of(lines)
     for name, dataset in lines.items():
         if name != MAIN_BRANCH:
-            _add_inherited(units, dataset, branches_of(lines))
+            _add_inherited(units, dataset, branches)
     for clone in ctx.store.clones_of(location):
         for dataset in open_lines(ctx, clone).values():
-            _add_tracked(units, dataset, location)
-            _add_inherited(units, dataset, branches_of(lines))
+            _add_tracked(units, dataset, location, branches)
+            _add_inherited(units, dataset, branches)
     return units
 
 
@@ -118,18 +142,18 @@ def tracked(location: str, lines: dict[str, lance.LanceDataset]) -> set[str]:
     """The units in a table's folder that its own versions need."""
     units: set[str] = set()
     for dataset in lines.values():
-        _add_tracked(units, dataset, location)
+        _add_tracked(units, dataset, location, branches_of(lines))
     return units
 
 
-def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str) -> None:
+def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, branches: list[str]) -> None:
     """Add what one line of versions needs of a table's folder."""
     with lance_errors(dataset):
         for batch in dataset.tracked_files():
             columns = (batch.column(name).to_pylist() for name in ("base_uri", "path"))
             for base, path in set(zip(*columns, strict=True)):
                 if (prefix := _below(base, location)) is not None:
-                    units.add(_unit_of(prefix, path))
+                    units.add(unit_of(prefix + path, branches))
 
 
 def _add_inherited(units: set[str], dataset: lance.LanceDataset, branches: list[str]) -> None:
@@ -140,14 +164,16 @@ def _add_inherited(units: set[str], dataset: lance.LanceDataset, branches: list[
     units.update(f"{start}_indices/{uuid}" for start in starts for uuid in uuids)
 
 
-def _unit_of(prefix: str, path: str) -> str:
-    head, _, rest = path.partition("/")
-    return prefix + _unit(head, rest) if head in _FOLDERS else prefix + path
+def unit_of(path: str, branches: Iterable[str]) -> str:
+    """What a path in a table's folder belongs to, however the base was told that it is under."""
+    start = _start(path, branches)
+    head, _, rest = path.removeprefix(start).partition("/")
+    return start + _unit(head, rest) if head in _FOLDERS else path
 
 
 def _below(base: str, location: str) -> str | None:
     """Where a base lies below a table's location, as a prefix of paths; None for elsewhere."""
-    base = base.removeprefix("file://")
+    base = base.removeprefix("file://").rstrip("/")
     if base == location:
         return ""
     return f"{base[len(location) + 1 :]}/" if base.startswith(f"{location}/") else None

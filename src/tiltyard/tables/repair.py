@@ -10,7 +10,6 @@ from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -18,7 +17,7 @@ from tiltyard.tables.asked_versions import branch_key
 from tiltyard.tables.finalizing import finalize, in_place
 from tiltyard.tables.garbage import cutoff_of, stale_staged
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.references import Kind, TableFile, branches_of, open_lines, table_files, tracked
+from tiltyard.tables.references import Kind, TableFile, open_lines, table_files, tracked
 from tiltyard.tables.version_records import adopt, cleaned, forget, records_of, unrecorded
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ SETTLED_MS = 60 * 60 * 1000
 """A branch is made in several steps: its records are not judged before they are this old."""
 
 _MOST_NAMED = 10
-_CONTENT = (Kind.DATA, Kind.DELETION, Kind.INDEX, Kind.MANIFEST)
+_CONTENT = (Kind.DATA, Kind.DELETION, Kind.INDEX, Kind.MANIFEST, Kind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +55,23 @@ def repair_table(ctx: Context, request: models.RepairTableRequest) -> models.Rep
 
 
 def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
-    """All that is wrong with a table; done twice, the second time finds what nothing can be done about."""
+    """All that is wrong with a table; done twice, the second time finds what nothing can be done about.
+
+    Where storage has no version at all, as while a disk is not there or a copy is not whole, the records stay.
+    """
     storage = ctx.storage
     if storage.is_empty(table.location):
-        found = [] if table.declared else [Finding("missing folder", f"There is nothing at {table.location}.")]
-        return [*found, *_records(ctx, table, "", dry_run)]
+        return [] if table.declared else [Finding("missing folder", f"There is nothing at {table.location}.")]
     findings = list(_pending(ctx, table, dry_run))
     findings += _declared(ctx, table, dry_run)
     try:
         lines = open_lines(ctx, table.location)
     except LanceNamespaceError as error:
         return [*findings, Finding("unreadable", f"The table cannot be opened: {error}")]
-    for name in [MAIN_BRANCH, *branches_of(lines)]:
+    for name in lines:
         findings += _records(ctx, table, branch_key(name), dry_run)
-    findings += _gone_branches(ctx, table, lines, dry_run)
+    if lines:
+        findings += _gone_branches(ctx, table, lines, dry_run)
     needed = tracked(table.location, lines)
     files = table_files(ctx, table.location, lines)
     findings += _missing(files, needed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -20,7 +22,7 @@ from tiltyard.catalog import tables
 from tiltyard.catalog.deletion import sweep
 from tiltyard.modes import TransactionStatus
 from tiltyard.spec import models
-from tiltyard.store import NewVersion
+from tiltyard.store import NewVersion, Store
 from tiltyard.tables import clone, garbage
 from tiltyard.tables.garbage import Wish
 
@@ -324,6 +326,33 @@ def test_collect_tells_of_all_that_went_with_old_versions(tmp_path: Path) -> Non
     assert ("data", orphan) in {(file.kind, file.path) for file in told[1].garbage}
     assert orphan not in table.files
     server.services.store.close()
+
+
+def test_old_versions_are_not_removed_while_a_clone_of_one_is_made(careless: Server) -> None:
+    table = Table(careless)
+    lance.write_dataset(ROWS, table.location, mode="overwrite", storage_options=table.options)
+    made, collected, found = Event(), Event(), []
+    request = ask(models.CloneTableRequest, id="copy", source_location=table.location, source_version=1)
+    enter = careless.services.store.transact
+
+    def later(work: Any) -> Any:
+        made.set()
+        collected.wait(1)  # it has to wait for this, so this is not to be
+        return enter(work)
+
+    def remove() -> None:
+        found.append(collect(table, keep_versions_days=0.0))
+        collected.set()
+
+    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "transact", lambda _, work: later(work))
+        cloning = pool.submit(clone.clone_table, careless.ctx, request)
+        assert made.wait(30)
+        collecting = pool.submit(remove)
+        location = cloning.result(60).location
+        collecting.result(60)
+    assert found[0].versions == 0 and "clones" in found[0].notes[0]
+    assert lance.dataset(location, storage_options=table.options).to_table().num_rows == 100
 
 
 def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Server) -> None:

@@ -6,12 +6,13 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.creating import CLONE_TABLE, owner
 from tiltyard.context import Context
-from tiltyard.ids import table_id
+from tiltyard.ids import Id, table_id
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.tables.managed import new_is_managed
+from tiltyard.tables.references import old_versions
 
 LEASE_MS = 60 * 60 * 1000
 
@@ -22,13 +23,20 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
 
     A shallow clone (the default) shares the data files of its source: dropping the source takes them away. A deep one
     copies them. Raises TableAlreadyExistsError, NamespaceNotFoundError, TableVersionNotFoundError,
-    TableTagNotFoundError, InvalidInputError (a source outside the roots, or a version and a tag at once).
+    TableTagNotFoundError, InvalidInputError (a source outside the roots, or a version and a tag at once),
+    ConcurrentModificationError (old versions of the source are being removed).
     """
     path = table_id(request.id)
     if request.source_version is not None and request.source_tag is not None:
         raise InvalidInputError("Name a source_version or a source_tag, not both.")
+    origin = ctx.storage.check_location(request.source_location)
+    with ctx.storage.locks.hold(old_versions(origin), ctx.settings.conflict_timeout):
+        return _clone(ctx, request, path, origin)
+
+
+def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: str) -> models.CloneTableResponse:
+    """Make the files, and enter the table: from then on gc knows that versions of its source are in use."""
     storage = ctx.storage
-    origin = storage.check_location(request.source_location)
     source = storage.datasets.reader(
         origin, storage.options(origin), version=request.source_version, tag=request.source_tag
     )

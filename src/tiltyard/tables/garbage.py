@@ -31,6 +31,7 @@ from tiltyard.tables.references import (
     TableFile,
     kind_of,
     lost_manifests,
+    old_versions,
     open_lines,
     references,
     table_files,
@@ -275,10 +276,11 @@ def _clean_versions(
             return
         needed = tracked(table.location, {MAIN_BRANCH: main})  # Lance takes abandoned files along
         if not wish.dry_run:
-            if why := _why_kept(ctx, table, now, cutoff):  # a clone that was made meanwhile
-                found.notes.append(f"Old versions are kept: {why}")
-                return
-            main.cleanup_old_versions(**age)
+            with ctx.storage.locks.hold(old_versions(table.location), ctx.settings.conflict_timeout):
+                if why := _why_kept(ctx, table, now, cutoff):  # a clone that was made meanwhile
+                    found.notes.append(f"Old versions are kept: {why}")
+                    return
+                main.cleanup_old_versions(**age)
     found.versions = plan.stats.old_versions
     plain = table.location.partition("://")[2].partition("/")[2] if "://" in table.location else table.location[1:]
     for file in plan.candidate_files:

@@ -107,6 +107,11 @@ def table_files(ctx: Context, location: str, lines: Iterable[str]) -> list[Table
     return [file for file in files if file is not None]
 
 
+def old_versions(location: str) -> str:
+    """The lock of whoever begins to use an old version, or takes some away."""
+    return f"old versions of {location}"
+
+
 def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
     """Handles of main and of all branches, by their names; none without data.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -82,6 +83,29 @@ def test_branch_by_the_client_keeps_its_own_versions(rest: Any, raw: Raw, made: 
     assert raw.post(f"/v1/table/{made[0]}/count_rows", {"branch": "try"}).text == "2"
     listed = raw.post(f"/v1/table/{made[0]}/version/list?branch=try&descending=true&limit=1").json()["versions"]
     assert listed[0]["version"] == 2
+
+
+@pytest.mark.parametrize("by", ["client", "server"])
+def test_name_of_a_deleted_branch_can_be_given_again(rest: Any, raw: Raw, made: Any, by: str) -> None:
+    path = f"/v1/table/{made[0]}"
+    for rows in (1, 2, 3):
+        if by == "client":
+            branch = opened(rest, made).create_branch("try")
+        else:
+            assert raw.post(f"{path}/branches/create", {"name": "try"}).status_code == 200
+            branch = opened(rest, made).checkout_version(("try", None))
+        branch.insert(ROWS.slice(0, rows), mode="append")
+        assert raw.post(f"{path}/count_rows", {"branch": "try"}).text == str(3 + rows)
+        listed = raw.post(f"{path}/version/list?branch=try").json()["versions"]
+        assert [entry["version"] for entry in listed] == [1, 2]
+        if by == "client":
+            opened(rest, made).branches.delete("try")
+        else:
+            assert raw.post(f"{path}/branches/delete", {"name": "try"}).status_code == 200
+        assert code(raw.post(f"{path}/version/list?branch=try")) == (404, 22)
+        if by == "client":
+            time.sleep(1)  # on an object store a branch is known by the second that it was made in
+    assert raw.post(f"/tiltyard/v1/table/{made[0]}/repair", {}).json()["findings"] == []
 
 
 def test_server_and_clients_extend_one_line_of_versions(rest: Any, remote: Any, made: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import lance
@@ -13,7 +14,7 @@ from tests.tables.served import Server, ask
 from tests.tables.test_version_commits import ROWS, create, location, stage
 
 from tiltyard.spec import models
-from tiltyard.store import VersionRecord
+from tiltyard.store import NewVersion, VersionRecord
 from tiltyard.tables import asked_versions, finalizing, repair, versions
 
 FINAL = f"{2**64 - 3}.manifest"
@@ -74,6 +75,34 @@ def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
     server.services.finished.flush()
     assert server.services.store.pending_versions() == []
     assert server.services.store.kept_manifest(record) is None
+
+
+def test_version_that_was_cleaned_up_before_it_was_noted_does_not_come_back(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    """As where another process looks, or this one was killed."""
+    staged = Path(stage(folder, 2, tmp_path))
+    recorded(server, str(staged))
+    staged.rename(folder / "_versions" / FINAL)
+    lance.write_dataset(ROWS, folder, mode="overwrite")
+    lance.dataset(folder).cleanup_old_versions(timedelta(0))
+    assert finalizing.finalize_pending(server.ctx) == 1
+    assert server.services.store.pending_versions() == []
+    assert [entry["version"] for entry in lance.dataset(folder).versions()] == [3]
+
+
+def test_version_of_a_branch_that_was_deleted_before_it_was_noted_does_not_come_back(
+    server: Server, folder: Path
+) -> None:
+    dataset, store = lance.dataset(folder), server.services.store
+    dataset.create_branch("dev", (None, None))
+    path = f"tree/dev/_versions/{2**64 - 2}.manifest"
+    table, content = store.describe_table(("t",)), (folder / path).read_bytes()
+    store.record_version(NewVersion(table.id, 1, f"{folder}/{path}-staged", path, branch="dev", manifest=content))
+    dataset.branches.delete("dev")
+    assert finalizing.finalize_pending(server.ctx) == 1
+    assert store.list_versions(table.id, "dev") == []
+    assert not (folder / path).exists()
 
 
 def test_version_whose_place_somebody_took_round_the_server_is_taken_back(

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import TableBranchNotFoundError
 
+from tests.services.s3 import s3_server
 from tiltyard.storage import datasets
 from tiltyard.storage.datasets import Datasets
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services.s3 import S3Server
+
 ROW = pa.table({"a": [1]})
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
 
 
 def append(place: str, times: int = 1) -> None:
@@ -104,3 +120,30 @@ def test_reader_of_a_table_made_again_in_its_place_has_the_new_one(opened: Datas
     lance.LanceDataset.drop(place, {"ignore_not_found": "false"})
     lance.write_dataset(pa.table({"b": ["x"]}), place)
     assert opened.reader(place, {}).schema.names == ["b"]
+
+
+def test_reader_of_a_table_that_a_copy_has_replaced_has_the_copy(opened: Datasets, place: str, tmp_path: Path) -> None:
+    lance.write_dataset(pa.table({"a": [1, 2, 3]}), tmp_path / "copy.lance")
+    assert opened.reader(place, {}).count_rows() == 1
+    shutil.rmtree(place)
+    shutil.copytree(tmp_path / "copy.lance", place)
+    assert opened.reader(place, {}).count_rows() == 3
+
+
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_reader_of_a_branch_that_was_made_anew_has_the_new_one(
+    opened: Datasets, place: str, request: pytest.FixtureRequest, where: str
+) -> None:
+    options: dict[str, str] = {}
+    if where == "s3":
+        objects: S3Server = request.getfixturevalue("objects")
+        place, options = f"{objects.new_bucket('branches')}/t.lance", objects.options
+        lance.write_dataset(ROW, place, storage_options=options)
+    for rows in (2, 3):
+        branch = lance.dataset(place, storage_options=options).create_branch("dev")
+        branch.insert(pa.table({"a": range(rows)}), mode="append")
+        assert [opened.reader(place, options, "dev").count_rows() for _ in range(2)] == [1 + rows] * 2
+        lance.dataset(place, storage_options=options).branches.delete("dev")
+        time.sleep(1)  # a branch is known by the second that it was made in
+    with pytest.raises(TableBranchNotFoundError):
+        opened.reader(place, options, "dev")

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lance
 from lance_namespace.errors import (
@@ -176,6 +176,7 @@ class Datasets:
         if not self._keeps_within(location, handle):
             return
         key = place_of(location, branch)
+        _know(handle, *key)
         with self._lock:
             self._handles[key] = handle
             self._handles.move_to_end(key)
@@ -222,17 +223,34 @@ def rows_of(handle: lance.LanceDataset) -> int:
 
 
 class _Places(NamedTuple):
-    """Where to look whether a handle is the latest version, on a local disk."""
+    """Where to look whether a handle is the latest version, on a local disk; `file` is which file `this` was."""
 
     this: str
     following: str
     versions: str
     references: str
+    file: tuple[int, int] | None
 
 
 _places: weakref.WeakKeyDictionary[lance.LanceDataset, _Places] = weakref.WeakKeyDictionary()
 _confirmed: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKeyDictionary()
 """When the folder of versions last changed, for handles found the latest since then."""
+_branches: weakref.WeakKeyDictionary[lance.LanceDataset, Any] = weakref.WeakKeyDictionary()
+"""Which branch a handle on an object store is of: another one may have its name by now, and as many versions."""
+
+
+def _know(handle: lance.LanceDataset, location: str, branch: str) -> None:
+    """Note what a handle is of, for as long as it is shared."""
+    if is_local(location):
+        _places_of(handle, location, branch)
+    elif branch != MAIN_BRANCH:
+        _branches[handle] = _contents(handle, branch)
+
+
+def _contents(handle: lance.LanceDataset, branch: str) -> Any:
+    """What Lance notes of a branch when it is made; None for one that is no more."""
+    with lance_errors(handle):
+        return handle.branches.list().get(branch)
 
 
 def _places_of(handle: lance.LanceDataset, location: str, branch: str) -> _Places:
@@ -241,8 +259,17 @@ def _places_of(handle: lance.LanceDataset, location: str, branch: str) -> _Place
     if places is None:
         folder = f"{location}/{versions_folder(branch)}"
         this, following = (_manifest(folder, handle.version + more) for more in (0, 1))
-        places = _places[handle] = _Places(this, following, folder, f"{location}/_refs")
+        places = _places[handle] = _Places(this, following, folder, f"{location}/_refs", _file(this))
     return places
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    """Which file has a path: another one with the same name, as of a branch made anew or a copy, is not the same."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  # a third of the time of a Path's
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _manifest(folder: str, version: int) -> str:
@@ -256,11 +283,13 @@ def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
     longer than most queries.
     """
     if not is_local(location):
-        return _says_latest(handle)
+        return _says_latest(handle) and (branch == MAIN_BRANCH or _is_branch(handle, branch))
     places = _places_of(handle, location, branch)
-    if not os.access(places.this, os.F_OK):  # which raises nothing for what is not there: a third of a stat's time
+    if (file := _file(places.this)) != places.file:
+        return False
+    if file is None:  # as where manifests have other names
         return _says_latest(handle)
-    if os.access(places.following, os.F_OK):
+    if os.access(places.following, os.F_OK):  # which raises nothing for what is not there: a third of a stat's time
         return False
     return not os.access(places.references, os.F_OK) or _none_beyond(handle, places.versions)
 
@@ -281,6 +310,14 @@ def _none_beyond(handle: lance.LanceDataset, versions: str) -> bool:
     if latest and time.time_ns() - changed > _SURELY_PAST_NS:
         _confirmed[handle] = changed
     return latest
+
+
+def _is_branch(handle: lance.LanceDataset, branch: str) -> bool:
+    """Whether the branch of this name is the one that a handle is of."""
+    try:
+        return handle in _branches and _contents(handle, branch) == _branches[handle]
+    except LanceNamespaceError:
+        return False
 
 
 def _says_latest(handle: lance.LanceDataset) -> bool:

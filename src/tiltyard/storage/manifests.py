@@ -2,7 +2,8 @@
 
 Follows Lance's table format: a manifest file ends with the position of its protobuf message, a format version and the
 magic `LANC`; field 1 of the message is each column, whose own field 3 is its id and 10 each pair of its metadata,
-field 2 each fragment, field 3 the table's version, field 18 each place outside its folder that has files of it, whose
+field 2 each fragment, whose own field 2 is each of its data files (1 its path, 7 the place outside, if it is in one),
+field 3 the table's version, field 18 each place outside its folder that has files of it, whose
 own field 4 is where that is.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
 from typing import TypeAlias
+from urllib.parse import quote
 
 from lance_namespace.errors import InvalidInputError
 
@@ -29,6 +31,9 @@ _COLUMNS_FIELD = 1
 _ID_FIELD = 3
 _METADATA_FIELD = 10
 _FRAGMENTS_FIELD = 2
+_FILES_FIELD = 2
+_PATH_FIELD = 1
+_BASE_FIELD = 7
 _VERSION_FIELD = 3
 _BASES_FIELD = 18
 _BASE_PATH_FIELD = 4
@@ -123,6 +128,20 @@ def column_ids(content: bytes) -> frozenset[int]:
     message = content[position + _LENGTH.size : -_FOOTER.size]
     columns = (value for key, value in takewhile(lambda pair: pair[0] == _COLUMNS_FIELD, _fields(message)))
     return frozenset(_id(column) for column in columns if isinstance(column, bytes))
+
+
+def data_files(content: bytes) -> list[str]:
+    """The data files in the table's own folder that a whole manifest needs, by their paths in the folder `data`."""
+    (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
+    message = content[position + _LENGTH.size : -_FOOTER.size]
+    files = (dict(_fields(file)) for part in _texts(message, _FRAGMENTS_FIELD) for file in _texts(part, _FILES_FIELD))
+    paths = (file[_PATH_FIELD] for file in files if _BASE_FIELD not in file)
+    return [path.decode() for path in paths if isinstance(path, bytes)]
+
+
+def branch_reference(branch: str) -> str:
+    """The file that makes a branch one, inside the table's folder."""
+    return f"_refs/branches/{quote(branch, safe='')}.json"
 
 
 def _id(column: bytes) -> int:

@@ -39,6 +39,7 @@ LIST_DOWN = f"""
     ORDER BY version DESC LIMIT ?
 """
 DELETE = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version >= ? AND version < ?"
+FORGET = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?"
 PENDING = f"""
     SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE NOT finalized{{which}}
     ORDER BY created_at, table_id, version LIMIT ?
@@ -189,6 +190,12 @@ class Versions(Scope):
         for start, end in ranges:
             deleted += self.connection.change(DELETE, table_id, branch, start, BEYOND if end is None else end)
         return deleted
+
+    @writes
+    def forget_version(self, record: VersionRecord) -> bool:
+        """Forget one version, unless another commit has its number by now; whether it was still there."""
+        key = record.table_id, record.branch, record.version, record.staged_path
+        return bool(self.connection.change(FORGET, *key))
 
     @reads
     def pending_versions(self, table_id: int | None = None, limit: int = 100) -> list[VersionRecord]:

@@ -24,6 +24,7 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.declaring import check_declared
+from tiltyard.tables.version_records import forget_branch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,8 +139,9 @@ def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None)
     if latest is None:
         record = ctx.store.table_by_id(new.table_id)
         latest = _latest_at(ctx, record, entry.branch)
-    if latest is None:
-        return  # a branch begins at the version it leaves main, and is listed once it has that
+        if latest is None:  # a branch begins at the version it leaves main, and is listed once it has that
+            forget_branch(ctx, record, new.branch)
+            return
     if new.version > latest + 1:
         raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
     if new.version <= latest and not _is_recorded(ctx, new):

@@ -13,6 +13,7 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.version_records import forget_branch
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -30,10 +31,12 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
         raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
     start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
     origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
-    dataset = open_for_writing(ctx, request.id).dataset
+    table = open_for_writing(ctx, request.id)
+    dataset = table.dataset
     with lance_errors(dataset):
         if request.name in dataset.branches.list():
             raise TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
+        forget_branch(ctx, table.record, request.name)  # of one that was deleted round the server
         dataset.create_branch(request.name, (origin, start.version))
     return models.CreateTableBranchResponse()
 
@@ -77,5 +80,6 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
         if request.name not in table.dataset.branches.list():
             raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
         table.dataset.branches.delete(request.name)
+    ctx.store.delete_versions(table.record.id, request.name, [(0, None)])
     ctx.storage.datasets.forget(table.record.location)
     return models.DeleteTableBranchResponse()

@@ -12,7 +12,9 @@ from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
+from tiltyard.storage.manifests import branch_reference, data_files
 from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, VersionRecord
+from tiltyard.tables.version_records import is_nowhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -164,6 +166,8 @@ def finalize_pending(ctx: Context, table_id: int | None = None, *, recent: bool 
                 continue
             if (found := in_place(ctx, table, record)) is not None:
                 ctx.services.finished.note([FinalManifest(record, found.size, found.e_tag)])
+            elif _is_over(ctx, table, record):
+                ctx.store.forget_version(record)
             else:
                 finalize(ctx, table, record)
             finished += 1
@@ -172,6 +176,23 @@ def finalize_pending(ctx: Context, table_id: int | None = None, *, recent: bool 
         except LanceNamespaceError as error:
             log.warning("version %s of table %s is not finished yet: %s", record.version, record.table_id, error)
     return finished
+
+
+def _is_over(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Whether a version was in its place, and went with its branch, or in a cleanup, before anybody noted it.
+
+    To put its manifest back would show a version that cannot be read. Where a loss of power took the manifest, what
+    this server wrote for it is there: that was durable first.
+    """
+    if not is_nowhere(ctx, table, record):
+        return False
+    if record.branch and ctx.storage.stat(table.location, branch_reference(record.branch)) is None:
+        return True
+    kept = ctx.store.kept_manifest(record)
+    if kept is None:
+        return False
+    folder = record.manifest_path.rpartition("_versions/")[0] + "data"
+    return any(ctx.storage.stat(table.location, f"{folder}/{path}") is None for path in data_files(kept))
 
 
 def is_noted(ctx: Context, record: VersionRecord) -> bool:

@@ -18,7 +18,7 @@ from tiltyard.tables.finalizing import finalize, in_place
 from tiltyard.tables.garbage import cutoff_of, stale_staged
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import Kind, TableFile, open_lines, table_files, tracked
-from tiltyard.tables.version_records import adopt, cleaned, forget, records_of, unrecorded
+from tiltyard.tables.version_records import adopt, cleaned, forget, is_nowhere, records_of, unrecorded
 
 if TYPE_CHECKING:
     import lance
@@ -104,11 +104,10 @@ def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findin
 
 
 def _lost(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
-    """Whether a manifest is nowhere; the final place is looked at last, for there it comes before the other goes."""
+    """Whether a manifest is nowhere, the catalog included."""
     if ctx.store.kept_manifest(record) is not None:
         return False
-    places = (record.staged_path, record.manifest_path)
-    return all(ctx.storage.stat(table.location, place) is None for place in places)
+    return is_nowhere(ctx, table, record)
 
 
 def _declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:

@@ -100,3 +100,20 @@ def forget_cleaned(ctx: Context, table: TableRecord, branch: str = "") -> int:
 def forget(ctx: Context, table: TableRecord, branch: str, records: Iterable[VersionRecord]) -> int:
     """Delete records of a branch ('' is main) in one transaction; how many were still there."""
     return ctx.store.delete_versions(table.id, branch, [(record.version, record.version + 1) for record in records])
+
+
+def forget_branch(ctx: Context, table: TableRecord, branch: str) -> None:
+    """Delete what a branch that is no more has left in the catalog: its records would keep the name from a new one.
+
+    One whose manifest is there is left: somebody may be making the branch just now.
+    """
+    for record in records_of(ctx, table, branch):
+        if is_nowhere(ctx, table, record):
+            ctx.store.forget_version(record)
+
+
+def is_nowhere(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Whether a manifest is neither staged nor final; the final place is looked at last: it is there before the other
+    goes.
+    """
+    return all(ctx.storage.stat(table.location, place) is None for place in (record.staged_path, record.manifest_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -229,7 +230,7 @@ def test_create_version_that_was_committed_round_the_server_is_a_conflict(
     lance.dataset(folder).insert(ROWS.slice(0, 1))
     if noted:
         server.services.finished.flush()
-    assert server.services.finished.placed(1, "", 1) is not noted
+    assert server.services.finished.placed(1, "", 1, "V2") is not noted
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 2, staged)
     assert [one.version for one in server.services.store.list_versions(1)] == [1]
@@ -246,11 +247,43 @@ def test_create_version_behind_one_that_a_restore_of_files_has_taken_away_is_ref
     staged = stage(folder, 3, tmp_path)
     if noted:
         server.services.finished.flush()
-    assert server.services.finished.placed(1, "", 2) is not noted
+    assert server.services.finished.placed(1, "", 2, "V2") is not noted
     (folder / "_versions" / f"{2**64 - 3}.manifest").unlink()
     with pytest.raises(InvalidInputError, match="next version is 2"):
         create(server, "t", 3, staged)
     assert [one.version for one in server.services.store.list_versions(1)] == [1, 2]
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
+def test_create_version_by_names_other_than_the_tables_is_refused(
+    server: Server, folder: Path, tmp_path: Path, noted: bool
+) -> None:
+    """Lance opens no folder with both kinds of names."""
+    create(server, "t", 1, stage(folder, 1, tmp_path))
+    if noted:
+        server.services.finished.flush()
+    staged = stage(folder, 2, tmp_path)
+    request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged, naming_scheme="V1")
+    with pytest.raises(InvalidInputError, match="V2"):
+        version_commits.create_table_version(server.ctx, request)
+    assert lance.dataset(folder).version == 1
+    assert create(server, "t", 2, staged).version == 2
+
+
+def test_create_version_without_a_naming_scheme_takes_that_of_the_staged_name(server: Server, tmp_path: Path) -> None:
+    folder = Path(server.services.storage.new_location(("old",)))
+    lance.write_dataset(ROWS, folder, enable_v2_manifest_paths=False)
+    server.services.store.insert_table(("old",), str(folder), {}, managed=True, registered=True)
+    shutil.copytree(folder, tmp_path / "copy")
+    lance.dataset(tmp_path / "copy").insert(ROWS)
+    for part in ("data", "_transactions"):
+        shutil.copytree(tmp_path / "copy" / part, folder / part, dirs_exist_ok=True)
+    for name, refused in ((f"{2**64 - 3}.manifest-a", True), ("2.manifest-b", False)):
+        staged = shutil.copy(tmp_path / "copy" / "_versions" / "2.manifest", folder / "_versions" / name)
+        request = ask(models.CreateTableVersionRequest, id="old", version=2, manifest_path=str(staged))
+        with pytest.raises(InvalidInputError, match="V1") if refused else nullcontext():
+            version_commits.create_table_version(server.ctx, request)
+    assert lance.dataset(folder).count_rows() == 6
 
 
 def test_versions_are_told_with_the_size_and_tag_that_their_files_have_in_the_end(

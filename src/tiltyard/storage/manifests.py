@@ -24,6 +24,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.virtual import PREFIX
 
 LAST_VERSION = 2**64 - 1
+_V2_DIGITS = 20
 _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"LANC"
@@ -57,9 +58,15 @@ class NamingScheme(StrEnum):
     V2 = "V2"
 
 
+def scheme_of(path: str) -> NamingScheme:
+    """How a manifest is named, staged or final: V2 gives a number all of its digits."""
+    number = path.rpartition("/")[2].partition(".")[0]
+    return NamingScheme.V2 if len(number) == _V2_DIGITS or not number.isdigit() else NamingScheme.V1
+
+
 def manifest_name(version: int, scheme: NamingScheme) -> str:
     """The file's final name."""
-    number = f"{LAST_VERSION - version:020}" if scheme is NamingScheme.V2 else str(version)
+    number = f"{LAST_VERSION - version:0{_V2_DIGITS}}" if scheme is NamingScheme.V2 else str(version)
     return f"{number}.manifest"
 
 

@@ -21,7 +21,7 @@ from tiltyard.modes import parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.manifests import NamingScheme, manifest_name, scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.declaring import check_declared
 from tiltyard.tables.version_records import forget_branch
@@ -93,7 +93,7 @@ def _version(table: TableRecord, entry: Entry, staged: str, found: WholeFile | N
     On a disk all of a small manifest is kept with its record, and moving it leaves its tag as it is. Objects are
     durable as they are, and get another tag.
     """
-    scheme = parse_mode(NamingScheme, entry.naming_scheme, NamingScheme.V2, "naming scheme")
+    scheme = parse_mode(NamingScheme, entry.naming_scheme, scheme_of(staged), "naming scheme")
     on_disk = found if is_local(table.location) else None
     return NewVersion(
         table_id=table.id,
@@ -126,7 +126,7 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
     """
     if new.version <= 1:
         return False
-    placed = ctx.services.finished.placed(table.id, new.branch, new.version - 1)
+    placed = ctx.services.finished.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
     if placed and not is_local(table.location):
         return True
     is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
@@ -142,10 +142,22 @@ def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None)
         if latest is None:  # a branch begins at the version it leaves main, and is listed once it has that
             forget_branch(ctx, record, new.branch)
             return
+        _check_scheme(ctx, record, new, latest)
     if new.version > latest + 1:
         raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
     if new.version <= latest and not _is_recorded(ctx, new):
         raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase on {latest}.")
+
+
+def _check_scheme(ctx: Context, record: TableRecord, new: NewVersion, latest: int) -> None:
+    """Raise InvalidInputError for names other than the table's: Lance opens no folder that has both."""
+    folder = f"{record.location}/{versions_folder(new.branch)}"
+    is_file = ctx.storage.files(record.location).is_file
+    for scheme in NamingScheme:
+        if latest and scheme != new.naming_scheme and is_file(f"{folder}/{manifest_name(latest, scheme)}"):
+            raise InvalidInputError(
+                f"The manifests of this table are named by the scheme {scheme}: nothing was committed."
+            )
 
 
 def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:

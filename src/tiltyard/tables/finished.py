@@ -28,6 +28,9 @@ hardly longer than few. So long other processes look whether a manifest is in pl
 """
 
 
+_NONE = -1, ""
+
+
 class Finished:
     """The notes that one process has yet to write. Safe to use from several threads."""
 
@@ -36,7 +39,7 @@ class Finished:
         self._sync = sync
         self._write = write
         self._noted: dict[Key, FinalManifest] = {}
-        self._latest: dict[tuple[int, str], int] = {}
+        self._latest: dict[tuple[int, str], tuple[int, str]] = {}
         self._waking = False
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -46,7 +49,8 @@ class Finished:
         with self._lock:
             for one in found:
                 self._noted[_key(one.record)] = one
-                self._latest[one.record.table_id, one.record.branch] = one.record.version
+                record = one.record
+                self._latest[record.table_id, record.branch] = record.version, record.naming_scheme
             if self._waking or not self._noted:
                 return
             self._waking = True
@@ -58,9 +62,11 @@ class Finished:
         """Whether this process knows a record's manifest to be in its final place."""
         return _key(record) in self._noted
 
-    def placed(self, table_id: int, branch: str, version: int) -> bool:
-        """Whether a version is the last one of its branch that this process has put into its place, a moment ago."""
-        return self._latest.get((table_id, branch)) == version
+    def placed(self, table_id: int, branch: str, version: int, scheme: str) -> bool:
+        """Whether a version, so named, is the last one of its branch that this process has put into its place, a moment
+        ago.
+        """
+        return self._latest.get((table_id, branch)) == (version, scheme)
 
     def flush(self) -> None:
         """Tell the catalog now. Raises what the storage and the store raise; what was noted is then given up."""
@@ -77,7 +83,7 @@ class Finished:
                 with self._lock:
                     for key in taken:
                         self._noted.pop(key, None)
-                        if self._latest.get(key[:2]) == key[2]:
+                        if self._latest.get(key[:2], _NONE)[0] == key[2]:
                             del self._latest[key[:2]]
 
     def close(self) -> None:

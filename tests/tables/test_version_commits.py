@@ -59,6 +59,14 @@ def stage_after(folder: Path, copy: Path) -> str:
     return str(shutil.copy(copy / "_versions" / name, folder / "_versions" / f"{name}-{uuid4()}"))
 
 
+def stage_two(folder: Path, scratch: Path) -> list[str]:
+    """The first two versions of a table, both staged."""
+    first, copy = stage(folder, 1, scratch), scratch / uuid4().hex
+    shutil.copytree(folder, copy)
+    (copy / "_versions" / Path(first).name).rename(copy / "_versions" / f"{2**64 - 2}.manifest")
+    return [first, stage_after(folder, copy)]
+
+
 def create(server: Server, name: str, version: int, path: str) -> models.TableVersion:
     request = ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
     answer = version_commits.create_table_version(server.ctx, request).version
@@ -486,12 +494,7 @@ def test_batch_commit_of_many_tables_answers_in_order_with_all_final(server: Ser
     for name in names:
         server.declare(name)
         folders[name] = location(server, name)
-        staged = [stage(folders[name], 1, tmp_path)]
-        shutil.copytree(folders[name], tmp_path / name)
-        (tmp_path / name / "_versions" / Path(staged[0]).name).rename(
-            tmp_path / name / "_versions" / f"{2**64 - 2}.manifest"
-        )
-        staged.append(stage_after(folders[name], tmp_path / name))
+        staged = stage_two(folders[name], tmp_path)
         operations += [version_of(name, number, path) for number, path in enumerate(staged, 1)]
     found = [result.create_table_version for result in commit_all(server, *operations).results]
     made = [answer.version for answer in found if answer is not None and answer.version is not None]
@@ -514,3 +517,91 @@ def test_batch_commit_holds_a_thousand_operations(server: Server) -> None:
     with pytest.raises(InvalidInputError):
         commit_all(server)
     assert len(commit_all(server, *operations[:1000]).results) == 1000
+
+
+def test_batch_commit_writes_and_deregisters_a_table_which_comes_back_written(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    """What is done once all is recorded cannot fail for a table that is gone by then."""
+    mine = folder.parent / "mine.lance"
+    answer = commit_all(
+        server,
+        version_of("t", 1, stage(folder, 1, tmp_path)),
+        {"declare_table": {"id": ["n"], "location": str(mine)}},
+        version_of("n", 1, stage(mine, 1, tmp_path)),
+        {"deregister_table": {"id": ["n"]}},
+    )
+    assert len(answer.results) == 4
+    assert (lance.dataset(folder).count_rows(), lance.dataset(mine).count_rows()) == (3, 3)
+    back = server.services.store.restore_table(("n",))
+    assert (back.location, back.declared) == (str(mine), False)
+    assert server.services.store.describe_table(("t",)).declared is False
+
+
+def test_batch_commit_declares_again_what_it_deregistered(server: Server, folder: Path, tmp_path: Path) -> None:
+    one, two = (folder.parent / f"{name}.lance" for name in ("one", "two"))
+    operations: list[dict[str, Any]] = []
+    for place in (one, two):
+        operations.append({"declare_table": {"id": ["n"], "location": str(place)}})
+        operations.append(version_of("n", 1, stage(place, 1, tmp_path)))
+    operations.insert(2, {"deregister_table": {"id": ["n"]}})
+    commit_all(server, *operations)
+    assert location(server, "n") == two
+    assert lance.dataset(two).count_rows() == 3
+
+
+def test_batch_commit_deletes_versions_as_they_are_at_that_point(server: Server, folder: Path, tmp_path: Path) -> None:
+    def delete(start: int, end: int) -> dict[str, Any]:
+        return {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": start, "end_version": end}]}}
+
+    first, second = stage_two(folder, tmp_path)
+    declared = {"declare_table": {"id": ["n"]}}
+    bad = {"delete_table_versions": {"id": ["n"], "ranges": [{"start_version": 5, "end_version": 2}]}}
+    with pytest.raises(InvalidInputError, match="none"):
+        commit_all(server, declared, bad)
+    answer = commit_all(server, delete(0, -1), version_of("t", 1, first), version_of("t", 2, second), delete(0, -1))
+    deleted = [one.delete_table_versions.deleted_count for one in answer.results if one.delete_table_versions]
+    assert deleted == [0, 1]
+    assert [one.version for one in server.services.store.list_versions(1)] == [2]
+
+
+def test_batch_create_versions_takes_several_of_one_table_in_order(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    entries = [
+        {"id": ["t"], "version": version, "manifest_path": path}
+        for version, path in enumerate(stage_two(folder, tmp_path), 1)
+    ]
+    with pytest.raises(InvalidInputError, match="next version"):
+        version_commits.batch_create_table_versions(
+            server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries[::-1])
+        )
+    made = version_commits.batch_create_table_versions(
+        server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries)
+    )
+    assert [version.version for version in made.versions] == [1, 2]
+    assert lance.dataset(folder).count_rows() == 6
+
+
+def test_batch_commit_with_a_version_that_was_committed_round_the_server_changes_nothing(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    """Right behind a commit of this server, where a single one is not looked at before it is recorded."""
+    server.declare("u")
+    first = version_of("u", 1, stage(location(server, "u"), 1, tmp_path))
+    create(server, "t", 1, stage(folder, 1, tmp_path))
+    staged = stage(folder, 2, tmp_path)
+    lance.dataset(folder).insert(ROWS)
+    assert server.services.finished.placed(1, "", 1, "V2")
+    with pytest.raises(ConcurrentModificationError):
+        commit_all(server, first, version_of("t", 2, staged))
+    assert server.services.store.list_versions(server.services.store.describe_table(("u",)).id) == []
+
+
+def test_batch_commit_by_two_naming_schemes_changes_nothing(server: Server, folder: Path, tmp_path: Path) -> None:
+    first, second = stage_two(folder, tmp_path)
+    other = version_of("t", 2, second)
+    other["create_table_version"]["naming_scheme"] = "V1"
+    with pytest.raises(InvalidInputError, match="V2"):
+        commit_all(server, version_of("t", 1, first), other)
+    assert server.services.store.list_versions(1) == []

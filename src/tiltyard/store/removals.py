@@ -93,6 +93,7 @@ RESTORE_VERSIONS = f"""
 """
 RESTORE_VERSIONS_OF = f"{RESTORE_VERSIONS} WHERE table_id = ?"
 RESTORE_VERSIONS_IN = f"{RESTORE_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"
+MARK_WRITTEN = "UPDATE removed_tables SET declared = FALSE WHERE id = ?"
 FORGET_TABLE = "DELETE FROM removed_tables WHERE id = ?"
 
 FIND_NAMESPACE = f"""
@@ -204,6 +205,11 @@ class Removals(Scope):
         if row := self.connection.row(FIND_NAMESPACE, encode(list(path)), removed_id):
             return RemovedNamespace.of(row)
         raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
+
+    @writes
+    def mark_removed_written(self, table_id: int) -> None:
+        """Note that a table that was removed has data, if it is kept: it comes back as one that has."""
+        self.connection.change(MARK_WRITTEN, table_id)
 
     @writes
     def restore_table(

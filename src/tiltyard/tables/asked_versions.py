@@ -43,10 +43,13 @@ def branch_key(branch: str | None) -> str:
     return "" if not branch or branch == MAIN_BRANCH else branch
 
 
-def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int | None = None) -> NewVersion:
+def staged_version(
+    ctx: Context, table: TableRecord, entry: Entry, before: NewVersion | int | None = None, *, alone: bool = True
+) -> NewVersion:
     """What an entry asks to record; its staged file is looked at unless it is committed already.
 
-    `latest` is the table's latest version, if the caller knows better than storage. Raises as CreateTableVersion does.
+    `before` is the table's latest version, if the caller knows better than storage. What is wrong with one that is not
+    `alone` has to be found here, before the others are recorded with it. Raises as CreateTableVersion does.
     """
     staged = _staged_path(ctx, table, entry)
     try:
@@ -60,9 +63,14 @@ def staged_version(ctx: Context, table: TableRecord, entry: Entry, latest: int |
     new = _version(table, entry, staged, found)
     if declared:
         check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
-    if latest is not None or not _follows(ctx, table, new):
-        _check_next(ctx, new, entry, latest)
+    if before is not None or not _follows(ctx, table, new, alone):
+        _check_next(ctx, new, entry, before)
     return new
+
+
+def number(version: NewVersion | int) -> int:
+    """The number of a version."""
+    return version if isinstance(version, int) else version.version
 
 
 def own_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
@@ -117,7 +125,7 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
         return False
 
 
-def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
+def _follows(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> bool:
     """Whether storage has the version before, and not this one: two files to look for; to open a table costs more.
 
     Right behind a commit of this process there is one at most: if others have taken the name since, that is seen where
@@ -126,7 +134,7 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
     """
     if new.version <= 1:
         return False
-    placed = ctx.services.finished.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
+    placed = alone and ctx.services.finished.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
     if placed and not is_local(table.location):
         return True
     is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
@@ -135,29 +143,35 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion) -> bool:
         return is_file(before) and (placed or not is_file(f"{table.location}/{new.manifest_path}"))
 
 
-def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: int | None) -> None:
-    if latest is None:
+def _check_next(ctx: Context, new: NewVersion, entry: Entry, before: NewVersion | int | None) -> None:
+    if before is None:
         record = ctx.store.table_by_id(new.table_id)
-        latest = _latest_at(ctx, record, entry.branch)
-        if latest is None:  # a branch begins at the version it leaves main, and is listed once it has that
+        found = _latest_at(ctx, record, entry.branch)
+        if found is None:  # a branch begins at the version it leaves main, and is listed once it has that
             forget_branch(ctx, record, new.branch)
             return
-        _check_scheme(ctx, record, new, latest)
+        _check_scheme(new, _scheme_at(ctx, record, new.branch, found))
+        latest = found
+    else:
+        latest = number(before)
+        _check_scheme(new, None if isinstance(before, int) else before.naming_scheme)
     if new.version > latest + 1:
         raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
     if new.version <= latest and not _is_recorded(ctx, new):
         raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase on {latest}.")
 
 
-def _check_scheme(ctx: Context, record: TableRecord, new: NewVersion, latest: int) -> None:
-    """Raise InvalidInputError for names other than the table's: Lance opens no folder that has both."""
-    folder = f"{record.location}/{versions_folder(new.branch)}"
+def _check_scheme(new: NewVersion, scheme: str | None) -> None:
+    """Raise InvalidInputError for a name by another scheme than the table's: Lance opens no folder that has both."""
+    if scheme not in (None, new.naming_scheme):
+        raise InvalidInputError(f"This table's manifests are named by the scheme {scheme}: nothing was committed.")
+
+
+def _scheme_at(ctx: Context, record: TableRecord, branch: str, version: int) -> str | None:
+    """How a version's manifest is named; None if there is none."""
+    folder = f"{record.location}/{versions_folder(branch)}"
     is_file = ctx.storage.files(record.location).is_file
-    for scheme in NamingScheme:
-        if latest and scheme != new.naming_scheme and is_file(f"{folder}/{manifest_name(latest, scheme)}"):
-            raise InvalidInputError(
-                f"The manifests of this table are named by the scheme {scheme}: nothing was committed."
-            )
+    return next((scheme for scheme in NamingScheme if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
 
 
 def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:

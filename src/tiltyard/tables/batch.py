@@ -36,11 +36,15 @@ class Batch:
 
     ctx: Context
     declared: dict[Id, str] = field(default_factory=dict)
-    latest: dict[tuple[Id, str], int] = field(default_factory=dict)
+    latest: dict[tuple[Id, str], NewVersion] = field(default_factory=dict)
     news: list[NewVersion] = field(default_factory=list)
     committed: list[tuple[TableRecord, VersionRecord, NewVersion, models.CommitTableResult]] = field(
         default_factory=list
     )
+
+    def before(self, path: Id, branch: str | None) -> NewVersion | int | None:
+        """The version that is the latest so far, as far as this batch knows: 0 of a table that it declares."""
+        return self.latest.get((path, branch_key(branch)), 0 if path in self.declared else None)
 
 
 Step: TypeAlias = Callable[[UnitOfWork, Batch], list[models.CommitTableResult]]
@@ -111,6 +115,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
+    batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
     managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
     home = batch.ctx.checked_space(path[:-1])
 
@@ -168,9 +173,8 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
 
 def _planned(batch: Batch, path: Id, known: TableRecord | None, request: models.CreateTableVersionRequest) -> _Planned:
     table = _expected(batch, path) if known is None or path in batch.declared else known
-    key = (path, branch_key(request.branch))
-    new = staged_version(batch.ctx, table, request, batch.latest.get(key, 0 if path in batch.declared else None))
-    batch.latest[key] = request.version
+    new = staged_version(batch.ctx, table, request, batch.before(path, request.branch), alone=False)
+    batch.latest[path, branch_key(request.branch)] = new
     batch.news.append(new)
     return _Planned(path, table, new)
 
@@ -191,7 +195,7 @@ def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> No
 def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsRequest) -> Step:
     path = table_id(request.id)
     table = _expected(batch, path)
-    ranges = [] if path in batch.declared else deletable_ranges(batch.ctx, request)
+    ranges = deletable_ranges(batch.ctx, request, batch.before(path, request.branch))
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.describe_table(path)

@@ -83,8 +83,12 @@ def finalize_each(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVe
 
 
 def _mark_written(catalog: UnitOfWork, tables: Iterable[int]) -> None:
+    """Tables may be gone by now, deregistered in the same batch or dropped by others: what they had is committed."""
     for table in dict.fromkeys(tables):
-        catalog.mark_written(table)
+        try:
+            catalog.mark_written(table)
+        except TableNotFoundError:
+            catalog.mark_removed_written(table)
 
 
 def _place_all(

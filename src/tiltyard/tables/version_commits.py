@@ -23,6 +23,7 @@ from tiltyard.tables.asked_versions import (
     check_same,
     created,
     not_kept,
+    number,
     own_version,
     staged_version,
     wire_version,
@@ -78,14 +79,18 @@ def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
 def batch_create_table_versions(
     ctx: Context, request: models.BatchCreateTableVersionsRequest
 ) -> models.BatchCreateTableVersionsResponse:
-    """Commit staged manifests of several tables: all of them or none.
+    """Commit staged manifests of several tables: all of them or none. Several of one table are in order.
 
     Raises what CreateTableVersion raises; the message names the table.
     """
     if not request.entries:
         raise InvalidInputError("There is no entry: give at least one.")
     tables = [find_table(ctx, entry.id) for entry in request.entries]
-    news = [staged_version(ctx, table, entry) for table, entry in zip(tables, request.entries, strict=True)]
+    news, latest = list[NewVersion](), dict[tuple[int, str], NewVersion]()
+    for table, entry in zip(tables, request.entries, strict=True):
+        line = table.id, branch_key(entry.branch)
+        news.append(staged_version(ctx, table, entry, latest.get(line), alone=False))
+        latest[line] = news[-1]
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(news)):
         records = ctx.store.transact(lambda catalog: _recorded_all(catalog, news))
@@ -113,9 +118,14 @@ def batch_delete_table_versions(
     return models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
 
 
-def deletable_ranges(ctx: Context, request: models.BatchDeleteTableVersionsRequest) -> list[tuple[int, int | None]]:
-    """The ranges of a request, without the latest version: a table without it could not be opened."""
-    latest = latest_version(ctx, request.id, request.branch)
+def deletable_ranges(
+    ctx: Context, request: models.BatchDeleteTableVersionsRequest, before: NewVersion | int | None = None
+) -> list[tuple[int, int | None]]:
+    """The ranges of a request, without the latest version: a table without it could not be opened.
+
+    That is the one `before`, if the caller knows better than storage.
+    """
+    latest = latest_version(ctx, request.id, request.branch) if before is None else number(before)
     ranges: list[tuple[int, int | None]] = []
     for given in request.ranges:
         end = None if given.end_version == -1 else given.end_version

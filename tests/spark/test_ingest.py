@@ -255,6 +255,22 @@ def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_
     assert used & files, "what was kept is used"
 
 
+def test_ingest_that_is_resumed_writes_anew_what_was_kept_and_is_gone(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("gone")
+    for shard in range(4):
+        pq.write_table(rows(100, shard * 100), tmp_path / f"{shard}.parquet")
+    run = DyingRun(keeps=1)
+    with pytest.raises(KeyboardInterrupt):
+        put(tmp_path, name, run=run)
+    for file in Path(table_of(catalog, name).place().uri).rglob("*.lance"):
+        file.unlink()
+    run.keeps = 1000
+    assert put(tmp_path, name, run=run)["rows"] == 400
+    assert stored(catalog, name) == rows(400)
+
+
 def test_ingest_tried_again_after_its_commit_adds_nothing(
     put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from lance_namespace.errors import (
 from msgspec.structs import replace
 
 from tests.store.test_races import kinds, race, won
-from tiltyard.modes import CreateMode
+from tiltyard.modes import CreateMode, TransactionStatus
 from tiltyard.store import DROPPED, NewVersion
 
 if TYPE_CHECKING:
@@ -291,6 +291,41 @@ def test_clones_are_known_by_their_sources_as_long_as_they_can_come_back(store: 
     store.claim_folders(1, HOUR)
     assert store.clones_of("mem://s") == []
     assert store.known_locations() == {"mem://s", "mem://d"}
+
+
+@pytest.mark.parametrize("parts", [True, False], ids=["with parts", "without"])
+@pytest.mark.parametrize("status", [TransactionStatus.FAILED, TransactionStatus.CANCELED, TransactionStatus.SUCCEEDED])
+def test_job_that_can_be_resumed_owns_its_files(
+    store: Store, clock: Clock, status: TransactionStatus, parts: bool
+) -> None:
+    table = store.insert_table(("t",), "mem://t", {})
+    for bound in (table.id, None):
+        began = clock.now
+        made = store.create_transaction("ingest", bound, {"arguments": {}, "table": ["t"]}, {})
+        store.claim_transaction("me", HOUR)
+        if parts:
+            store.keep_part(made.id, "me", "share-1", "{}")
+        if status is TransactionStatus.CANCELED:
+            store.alter_transaction(made.id, lambda _, properties: (status, properties))
+        else:
+            store.finish_transaction(made.id, "me", status)
+        if status is TransactionStatus.SUCCEEDED:
+            store.forget_parts(made.id)
+        goes_on = parts and status is TransactionStatus.FAILED
+        if bound:
+            assert store.oldest_work(table.id, "gc") == (began if goes_on else None)
+        else:
+            assert store.unbound_jobs("gc") == ([(began, ("t",))] if goes_on else [])
+        clock.advance(5)
+
+
+def test_jobs_of_no_table_yet_are_known_by_its_name(store: Store, clock: Clock) -> None:
+    first = clock.now
+    store.create_transaction("ingest", None, {"arguments": {}, "table": ["space", "t"]}, {})
+    clock.advance(5)
+    store.create_transaction("pipeline", None, {"arguments": {}, "table": []}, {})
+    store.create_transaction("collect_garbage", None, {"dry_run": False}, {})
+    assert sorted(store.unbound_jobs("gc")) == [(first, ("space", "t")), (clock.now, ())]
 
 
 def test_oldest_work_of_a_table_is_what_owns_its_files(store: Store, clock: Clock) -> None:

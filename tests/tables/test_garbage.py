@@ -180,6 +180,22 @@ def test_collect_leaves_alone_what_unfinished_work_may_own(careless: Server, wor
     assert [file.path for file in collect(table).garbage] == [orphan]
 
 
+@pytest.mark.parametrize(("names", "owns"), [(["t"], True), (["other"], False), ([], True)])
+def test_collect_leaves_alone_what_a_job_may_own_that_makes_its_table(
+    careless: Server, names: list[str], owns: bool
+) -> None:
+    """It was asked for when the table was not there, and may be resumed; one without a name may write any table."""
+    store = careless.services.store
+    made = store.create_transaction("ingest", None, {"arguments": {}, "table": names}, {})
+    table = Table(careless)
+    orphan = table.orphan()
+    assert [file.path for file in collect(table, dry_run=True).garbage] == ([] if owns else [orphan])
+    store.claim_transaction("me", 1000)
+    store.keep_part(made.id, "me", "share-1", "{}")
+    store.finish_transaction(made.id, "me", TransactionStatus.FAILED)
+    assert [file.path for file in collect(table).garbage] == ([] if owns else [orphan])
+
+
 def test_collect_finishes_recorded_commits_before_it_looks(careless: Server) -> None:
     table, store = Table(careless), careless.services.store
     table.dataset.insert(ROWS)

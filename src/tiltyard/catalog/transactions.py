@@ -18,10 +18,10 @@ _MOVES: Mapping[Status, frozenset[Status]] = {
     Status.QUEUED: frozenset({Status.RUNNING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
     Status.RUNNING: frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
     Status.SUCCEEDED: frozenset(),
-    Status.FAILED: frozenset({Status.QUEUED}),
+    Status.FAILED: frozenset({Status.QUEUED, Status.CANCELED}),
     Status.CANCELED: frozenset(),
 }
-"""Where each status may go; Failed → Queued tries the work again."""
+"""Where each status may go; Failed → Queued tries the work again, Failed → Canceled lets go of what it has kept."""
 
 
 def transaction_id(names: Sequence[str] | None) -> str:

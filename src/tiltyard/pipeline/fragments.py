@@ -12,7 +12,7 @@ from lance.file import LanceFileReader
 from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
-from tiltyard.pipeline.opening import delete_files
+from tiltyard.pipeline.opening import delete_files, exists
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.sound import aligned, with_decimals
@@ -97,6 +97,11 @@ def files_of(fragments: Iterable[str]) -> list[str]:
 def discard(place: Place, fragments: Iterable[str]) -> None:
     """Delete the files of fragments that nobody will commit."""
     delete_files([f"{place.uri}/{file}" for file in files_of(fragments)], place.options)
+
+
+def are_there(place: Place, fragments: Iterable[str]) -> bool:
+    """Whether all files of fragments that a run has kept are still there: nobody but `gc` takes them."""
+    return all(exists(f"{place.uri}/{file}", place.options) for file in files_of(fragments))
 
 
 def read_files(place: Place, fragments: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from tiltyard.pipeline.casts import Chosen, chosen_columns
 from tiltyard.pipeline.checks import parse_check
 from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.connecting import Table
-from tiltyard.pipeline.fragments import ROWS_PER_FILE, discard
+from tiltyard.pipeline.fragments import ROWS_PER_FILE, are_there, discard
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import Landing, WriteMode, land, let_go
 from tiltyard.pipeline.opening import absolute
@@ -138,17 +138,19 @@ def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landin
 def write_source(
     run: Run, spark: SparkSession | None, source: Source, recipe: Recipe, task_bytes: int
 ) -> list[Written]:
-    """All shares of the source, written now or by an earlier driver of this run."""
+    """All shares of the source, written now or by an earlier driver of this run, if their files are still there."""
     kept = run.kept()
     number = int(kept[_SHARES]) if _SHARES in kept else slots(spark)  # another driver may have other slots
     if _SHARES not in kept:
         run.keep(_SHARES, str(number))
     shares = [Share(pieces) for pieces in balanced(source.pieces, number, task_bytes)]
     there = _shares(run)
-    found = {share.key: there[share.key] for share in shares if share.key in there}
+    place = recipe.target.place
+    wanted = {share.key: there[share.key] for share in shares if share.key in there}
+    found = {key: part for key, part in wanted.items() if are_there(place, part.fragments)}
     left = [share for share in shares if share.key not in found]
-    stale = [part for key, part in there.items() if key not in found]
-    discard(recipe.target.place, [fragment for part in stale for fragment in part.fragments])  # of files since changed
+    stale = [part for key, part in there.items() if key not in wanted]
+    discard(place, [fragment for part in stale for fragment in part.fragments])  # of files since changed
 
     def done(position: int, written: Written) -> None:
         run.keep(left[position].key, written.kept())

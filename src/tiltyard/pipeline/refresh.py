@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import check_udfs
-from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, opened
+from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, are_there, opened
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.refusing import RefusedError
@@ -172,6 +172,13 @@ class _Refresh:
         throw_away(target, left)
         return self._figures(plan, version, rows, len(fragments))
 
+    def _kept(self, key: str, target: Target) -> Written | None:
+        """What an earlier driver made of a part, if its files are still there."""
+        if (text := self.run.kept().get(key)) is None:
+            return None
+        found = Written.from_kept(text)
+        return found if are_there(target.place, found.fragments) else None
+
     def _made(
         self, plan: Plan, sources: Mapping[str, Source], target: Target, most: int | None
     ) -> tuple[list[Written], bool]:
@@ -183,8 +190,8 @@ class _Refresh:
         for number, key in enumerate(self._keys(plan)):
             if most is not None and sum(one.rows for one in done) >= most:
                 return done, False
-            if key in (kept := self.run.kept()):
-                done.append(Written.from_kept(kept[key]))
+            if (earlier := self._kept(key, target)) is not None:
+                done.append(earlier)
             else:
                 done.append(maker.make(plan.parts[number], number))
                 self.run.keep(key, done[-1].kept())

@@ -1,20 +1,30 @@
 """What looking after storage has to know of the catalog."""
 
+# ruff: noqa: S608 - only constants of the code are put into SQL, never values
+
 from __future__ import annotations
 
+import json
+
+from tiltyard.store.records import Path
 from tiltyard.store.scope import Scope, reads, writes
 
 # The folders of all tables that there are or that wait to be deleted, and those that can be brought back.
 KNOWN = (
     "SELECT location FROM tables UNION SELECT location FROM doomed_folders UNION SELECT location FROM removed_tables"
 )
-UNFINISHED = """
+# A job that failed can be resumed, and then uses what it has kept of its parts.
+GOES_ON = """
+    (status IN ('Queued', 'Running') AND kind <> ?
+        OR status = 'Failed' AND EXISTS (SELECT 1 FROM job_parts WHERE transaction_id = transactions.id))
+"""
+UNFINISHED = f"""
     SELECT MIN(since) FROM (
-        SELECT created_at AS since FROM transactions
-        WHERE table_id = ? AND status IN ('Queued', 'Running') AND kind <> ?
+        SELECT created_at AS since FROM transactions WHERE table_id = ? AND {GOES_ON}
         UNION ALL SELECT created_at FROM uploads WHERE table_id = ?
     ) work
 """
+UNBOUND = f"SELECT created_at, payload FROM transactions WHERE table_id IS NULL AND {GOES_ON}"
 ADD_CLONE = "INSERT INTO clone_sources (table_id, location) VALUES (?, ?) ON CONFLICT DO NOTHING"
 # A source may be a folder inside a table's: that of its data, or of a branch.
 CLONES = """
@@ -62,9 +72,17 @@ class Upkeep(Scope):
 
     @reads
     def oldest_work(self, table_id: int, besides: str) -> int | None:
-        """Return when the oldest unfinished transaction or upload of a table began, those of one kind aside."""
+        """Return when the oldest unfinished transaction, resumable job or upload of a table began, one kind aside."""
         row = self.connection.row(UNFINISHED, table_id, besides, table_id)
         return row[0] if row else None
+
+    @reads
+    def unbound_jobs(self, besides: str) -> list[tuple[int, Path]]:
+        """Return when each job began that was asked for before its table was there, and the table's name; no name for
+        one that may write any table.
+        """
+        told = [(since, json.loads(payload)) for since, payload in self.connection.rows(UNBOUND, besides)]
+        return [(since, tuple(payload["table"])) for since, payload in told if "table" in payload]
 
     @reads
     def recorded_branches(self, table_id: int) -> list[str]:

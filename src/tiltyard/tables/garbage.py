@@ -23,6 +23,7 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import is_detached, versions_folder
+from tiltyard.store.grants import TABLE
 from tiltyard.tables.asked_versions import branch_key
 from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.opening import find_table
@@ -210,7 +211,11 @@ def cutoff_of(ctx: Context, table: TableRecord, now: int) -> int:
     """The time before which a file must have been written to be garbage."""
     cutoff = now - int(ctx.settings.gc_safety_days * DAY_MS)
     oldest = ctx.store.oldest_work(table.id, COLLECT_TABLE_GARBAGE)
-    return cutoff if oldest is None else min(cutoff, oldest - CLOCKS_MS)
+    began = [] if oldest is None else [oldest]
+    if unbound := ctx.store.unbound_jobs(COLLECT_TABLE_GARBAGE):
+        path = ctx.store.path_of(TABLE, table.id)
+        began += [since for since, names in unbound if names in ((), path)]
+    return min([cutoff, *(since - CLOCKS_MS for since in began)])
 
 
 def stale_staged(ctx: Context, table: TableRecord, old: Sequence[TableFile]) -> list[TableFile]:

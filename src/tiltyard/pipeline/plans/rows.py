@@ -12,7 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.fragments import Rows
+from tiltyard.pipeline.fragments import Rows, are_there
 from tiltyard.pipeline.frames import frame_recipe, write_partitions
 from tiltyard.pipeline.ingest import WITHDRAWN, forgotten, source_recipe, write_source
 from tiltyard.pipeline.landing import Landing, land
@@ -55,14 +55,25 @@ def fill(run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan
     """
     landing = land(run, connecting.table(where, name), plan.asked().mode)
     try:
-        filled = _kept(run, name, plan, landing) or _written(run, where, spark, name, plan, landing)
+        filled = _kept(run, name, plan, landing)
+        if filled is None or not are_there(landing.place, filled.fragments):
+            filled = _written(run, where, spark, name, plan, landing)
     except (RefusedError, InvalidInputError) as error:
         landing.withdraw(forgotten(run))
         raise InvalidInputError(f"{name}: {error}") from error
     return filled
 
 
+def filled_before(run: PartOfRun, where: Connection, name: str, plan: TablePlan) -> Filled | None:
+    """A table that this run has filled, to see whether it was published: if not, its files may be gone by now.
+
+    None if it was withdrawn.
+    """
+    return _kept(run, name, plan, land(run, connecting.table(where, name), plan.asked().mode))
+
+
 def _kept(run: PartOfRun, name: str, plan: TablePlan, landing: Landing) -> Filled | None:
+    """The rows that an earlier driver of this run wrote, whether their files are still there or not."""
     text = run.kept().get(_WRITTEN)
     if text in (None, WITHDRAWN):
         return None

@@ -20,7 +20,7 @@ from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.plans.model import Plan, plan_of
 from tiltyard.pipeline.plans.parts import PartOfRun
 from tiltyard.pipeline.plans.publishing import publish_all, published, tag_all
-from tiltyard.pipeline.plans.rows import Filled, discard_all, fill, frame_of, show, views
+from tiltyard.pipeline.plans.rows import Filled, discard_all, fill, filled_before, frame_of, show, views
 from tiltyard.pipeline.recipes import figures
 from tiltyard.pipeline.runs import Run
 from tiltyard.publishing import PublishConflictError
@@ -69,8 +69,10 @@ def _run(run: Run, where: Connection, spark: SparkSession, plan: Plan) -> Mappin
     attempt = mark["attempt"] if mark else 1
     steps = _Steps(run, len(plan.tables) + sum(len(table.indexes) for table in plan.tables.values()) + 1)
     if mark:
-        tables = [_filled(run, attempt, where, spark, plan, name) for name in plan.tables]
-        versions = published(tables, mark["bases"])
+        parts = {name: PartOfRun(run, attempt, name) for name in plan.tables}
+        before = [filled_before(part, where, name, plan.tables[name]) for name, part in parts.items()]
+        tables = [table for table in before if table is not None]
+        versions = published(tables, mark["bases"]) if len(tables) == len(before) else None
         if versions is not None:
             return _ended(plan, tables, versions)
         attempt += 1
@@ -102,11 +104,6 @@ def _rows(run: Run, attempt: int, where: Connection, spark: SparkSession, plan: 
         discard_all(tables)
         raise
     return tables
-
-
-def _filled(run: Run, attempt: int, where: Connection, spark: SparkSession, plan: Plan, name: str) -> Filled:
-    """A table that an earlier driver has filled; nothing is written."""
-    return fill(PartOfRun(run, attempt, name), where, spark, name, plan.tables[name])
 
 
 def _ended(plan: Plan, tables: list[Filled], versions: Mapping[str, int]) -> Mapping[str, object]:

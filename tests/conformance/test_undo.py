@@ -135,6 +135,20 @@ def test_undrop_namespace_brings_back_all_that_was_in_it(world: World, fresh: Fr
     assert world.post(f"/tiltyard/v1/namespace/{new}/undrop")["tables"] == 2
 
 
+def test_a_namespace_undropped_below_a_newer_one_is_dropped_and_undropped_with_it(world: World, fresh: Fresh) -> None:
+    [old] = world.namespace()
+    world.post(f"/v1/table/{old}$d/declare")
+    world.post(f"/v1/namespace/{old}/drop", {"behavior": "Cascade"})
+    [home] = world.namespace()
+    world.post(f"/tiltyard/v1/namespace/{old}/undrop", {"new_namespace_id": [home, old]})
+    world.post(f"/v1/namespace/{home}/drop", {"behavior": "Cascade"})
+    assert world.post(f"/tiltyard/v1/namespace/{home}/undrop")["tables"] == 1
+    world.post(f"/v1/namespace/{home}/create", {"mode": "Overwrite"})
+    new = fresh("back")
+    assert world.post(f"/tiltyard/v1/namespace/{home}/undrop", {"new_namespace_id": [new]})["tables"] == 1
+    assert world.post(f"/v1/table/{new}${old}$d/exists") == {}
+
+
 def test_gc_and_repair_by_http(world: World) -> None:
     [name] = world.table()
     found = world.post(f"/tiltyard/v1/table/{name}/gc", {"dry_run": True})

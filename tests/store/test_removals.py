@@ -184,6 +184,40 @@ def test_restore_namespace_under_another_name_without_what_came_back_before(stor
     assert store.list_tables(("z", "y", "b", "c"), None, 10) == ["u", "v"]
 
 
+@pytest.fixture
+def older_below(store: Store, tree: list[int]) -> list[int]:
+    """The same tree as `new$a`, brought back below a namespace that is newer than all of it."""
+    store.drop_namespace(("a",), cascade=True, keep_ms=KEEP)
+    store.create_namespace(("new",), {})
+    store.restore_namespace(("a",), ("new", "a"))
+    return tree
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_restore_namespace_brings_back_what_lies_below_a_newer_one(
+    store: Store, older_below: list[int], overwritten: bool
+) -> None:
+    if overwritten:
+        store.create_namespace(("new",), {}, CreateMode.OVERWRITE, KEEP)
+        store.drop_namespace(("new",))
+    else:
+        assert store.drop_namespace(("new",), cascade=True, keep_ms=KEEP).tables == 3
+    store.create_namespace(("newest",), {})
+    assert store.restore_namespace(("new",), ("newest", "again"))[1] == 3
+    found = [store.describe_table(("newest", "again", "a", *names)).id for names in (("t",), ("b", "c", "u"))]
+    assert found == older_below[:2]
+    assert len(store.list_versions(older_below[0])) == 2
+    assert store.describe_namespace(("newest", "again", "a", "b", "c")).properties == {"deep": "yes"}
+    assert store.drop_namespace(("newest",), cascade=True, keep_ms=KEEP).tables == 3
+
+
+def test_drop_namespace_for_good_takes_what_lies_below_a_newer_one(store: Store, older_below: list[int]) -> None:
+    assert store.drop_namespace(("new",), cascade=True).tables == len(older_below)
+    assert store.list_namespaces((), None, 10) == []
+    with pytest.raises(NamespaceNotFoundError):
+        store.restore_namespace(("new",))
+
+
 def test_a_namespace_whose_tables_are_being_deleted_does_not_come_back(
     store: Store, clock: Clock, tree: list[int]
 ) -> None:

@@ -54,12 +54,13 @@ KEEP_VERSIONS = f"""
 """
 KEEP_VERSIONS_OF = f"{KEEP_VERSIONS} WHERE table_id = ?"
 KEEP_VERSIONS_IN = f"{KEEP_VERSIONS} WHERE table_id IN (SELECT id FROM removed_tables WHERE removal = ?)"
+# Parents come before their children by depth: by id they do not, since undrop may put one below a newer one.
 TREE = f"""
-    WITH RECURSIVE tree (id) AS (
-        SELECT id FROM namespaces WHERE id = ?
-        UNION ALL SELECT child.id FROM namespaces child JOIN tree ON child.parent_id = tree.id
+    WITH RECURSIVE tree (id, depth) AS (
+        SELECT id, 0 FROM namespaces WHERE id = ?
+        UNION ALL SELECT child.id, tree.depth + 1 FROM namespaces child JOIN tree ON child.parent_id = tree.id
     )
-    SELECT {NamespaceRecord.COLUMNS} FROM namespaces WHERE id IN (SELECT id FROM tree) ORDER BY id
+    SELECT {NamespaceRecord.COLUMNS} FROM namespaces JOIN tree USING (id) ORDER BY depth
 """
 KEEP_NAMESPACE = """
     INSERT INTO removed_namespaces (removal, top, removed_at, due_at, id, parent_id, path, properties, created_at)
@@ -116,7 +117,7 @@ RESTORE_NAMESPACE = f"""
     INSERT INTO namespaces ({NamespaceRecord.COLUMNS}) /*+ OVERRIDING SYSTEM VALUE */ VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (parent_id, name) DO NOTHING RETURNING {NamespaceRecord.COLUMNS}
 """
-NAMESPACES_IN = f"SELECT {RemovedNamespace.COLUMNS} FROM removed_namespaces WHERE removal = ? ORDER BY id"
+NAMESPACES_IN = f"SELECT {RemovedNamespace.COLUMNS} FROM removed_namespaces WHERE removal = ?"
 FORGET_TABLES_IN = "DELETE FROM removed_tables WHERE removal = ?"
 FORGET_NAMESPACES_IN = "DELETE FROM removed_namespaces WHERE removal = ?"
 
@@ -142,7 +143,7 @@ def keep_tree(connection: Connection, path: Path, top: int, removed_at: int, due
     removal = str(uuid4())
     paths: dict[int, Path] = {}
     rows = []
-    for row in connection.rows(TREE, top):  # parents are older than their children, so they come first
+    for row in connection.rows(TREE, top):
         record = NamespaceRecord.of(row)
         assert record.parent_id is not None
         paths[record.id] = path if record.id == top else (*paths[record.parent_id], record.name)
@@ -277,8 +278,8 @@ class Removals(Scope):
     def _restore_tree(self, removed: RemovedNamespace, home: int, name: str) -> NamespaceRecord | None:
         """Put the namespaces back, the top one under a name; None if that is taken."""
         top: NamespaceRecord | None = None
-        for row in self.connection.rows(NAMESPACES_IN, removed.removal):
-            below = RemovedNamespace.of(row)
+        kept = [RemovedNamespace.of(row) for row in self.connection.rows(NAMESPACES_IN, removed.removal)]
+        for below in sorted(kept, key=lambda one: len(one.path)):  # parents first
             parent, own_name = (home, name) if below.top else (below.parent_id, below.path[-1])
             values = below.id, parent, own_name, encode(below.properties), below.created_at
             try:

@@ -98,6 +98,17 @@ def test_register_where_a_dropped_table_lies_is_told_of_undrop(world: World, fre
     assert code(response) == (400, 13) and "undrop" in response.json()["error"]
 
 
+def test_declare_around_or_inside_a_deregistered_table_is_told_of_undrop(world: World, fresh: Fresh) -> None:
+    name, root = fresh("kept"), world.describe(world.table())["location"].rpartition("/")[0]
+    folder = f"{root}/{name}"
+    world.post(f"/v1/table/{name}/declare", {"location": f"{folder}/a"})
+    world.post(f"/v1/table/{name}/deregister")
+    for location in (folder, f"{folder}/a/b"):
+        response = world.raw.post(f"/v1/table/{fresh('r')}/declare", {"location": location})
+        assert code(response) == (400, 13) and "undrop" in response.json()["error"]
+    assert world.post(f"/tiltyard/v1/table/{name}/undrop")["location"] == f"{folder}/a"
+
+
 def test_undrop_table_after_deregister_or_replacement(world: World) -> None:
     [name] = world.table()
     old = world.post(f"/v1/table/{name}/deregister")["location"]

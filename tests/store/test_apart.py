@@ -10,6 +10,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.store.test_races import race, won
 
 if TYPE_CHECKING:
+    from tests.store.conftest import Clock
     from tiltyard.store import Store
 
 INSIDE_OR_AROUND = ("s3://b/x", "s3://b/x/t/data", "s3://b/x/t/a/b/c", "s3://b", "s3://b/x/t/ ")
@@ -59,10 +60,29 @@ def test_replace_registration_inside_another_is_refused_and_changes_nothing(stor
     assert store.describe_table(("u",)) == old
 
 
+def test_insert_table_around_or_inside_a_deregistered_one_is_refused_while_that_is_kept(
+    store: Store, clock: Clock
+) -> None:
+    store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
+    store.remove_table(("t",), doom=False, keep_ms=1000)
+    for location in INSIDE_OR_AROUND:
+        with pytest.raises(InvalidInputError, match=r"inside or around .* deregistered.* undrop"):
+            store.insert_table(("u",), location, {}, declared=True, registered=True)
+    for number, location in enumerate(SIBLINGS):
+        store.insert_table((f"s{number}",), location, {}, registered=True)
+    again = store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
+    store.remove_table(("t",), doom=False)
+    assert store.restore_table(("t",)).id < again.id
+    store.remove_table(("t",), doom=False, keep_ms=1000)
+    clock.advance(1000)
+    store.claim_folders(1, 1000)  # which forgets what is kept no longer
+    store.insert_table(("u",), "s3://b/x/t/data", {}, registered=True)
+
+
 def test_restore_table_into_the_folder_of_another_is_refused(store: Store) -> None:
     store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
     store.remove_table(("t",), doom=False, keep_ms=1000)
-    store.insert_table(("u",), "s3://b/x", {}, registered=True)
+    store.insert_table(("u",), "s3://b/x", {})  # the server's own places are not looked at
     with pytest.raises(InvalidInputError, match="inside or around"):
         store.restore_table(("t",))
     store.remove_table(("u",), doom=False)

@@ -13,17 +13,25 @@ if TYPE_CHECKING:
 
 # One after the other, until the transaction ends: each then sees what the one before has entered.
 IN_TURN = "SELECT id FROM namespaces WHERE id = 1 /*+ FOR NO KEY UPDATE */"
+# What was dropped is doomed as well; what was deregistered is not, and would go with the folder around it.
 OVERLAPS = """
-    SELECT 1 FROM tables WHERE location IN ({above})
-    UNION ALL SELECT 1 FROM doomed_folders WHERE location IN ({above})
-    UNION ALL SELECT 1 FROM tables WHERE location > ? AND location < ?
-    UNION ALL SELECT 1 FROM doomed_folders WHERE location > ? AND location < ?
+    SELECT FALSE FROM tables WHERE location IN ({above})
+    UNION ALL SELECT FALSE FROM doomed_folders WHERE location IN ({above})
+    UNION ALL SELECT FALSE FROM tables WHERE location > ? AND location < ?
+    UNION ALL SELECT FALSE FROM doomed_folders WHERE location > ? AND location < ?
+    UNION ALL SELECT TRUE FROM removed_tables WHERE location IN ({above})
+    UNION ALL SELECT TRUE FROM removed_tables WHERE location > ? AND location < ?
     LIMIT 1
 """
+IN_USE = "The location is inside or around the folder of another table: choose one beside it."
+KEPT = (
+    "The location is inside or around the folder of a table that was deregistered, and is kept for a while:"
+    " choose one beside it, undrop that table, or wait until its time is over (`tiltyard undrop` lists it)."
+)
 
 
 def check_apart(connection: Connection, location: str) -> None:
-    """Raise InvalidInputError if a folder lies inside or around that of a table, or of one that is being deleted.
+    """Raise InvalidInputError if a folder lies inside or around that of a table, or of one that is kept or doomed.
 
     Whether it is the very folder of another table is left to the unique key.
     """
@@ -31,5 +39,5 @@ def check_apart(connection: Connection, location: str) -> None:
     above = folders_above(location)
     below = f"{location}/", f"{location}0"  # "0" is what follows "/"
     sql = OVERLAPS.format(above=among(above))
-    if connection.row(sql, *above, *above, *below, *below):
-        raise InvalidInputError("The location is inside or around the folder of another table: choose one beside it.")
+    if found := connection.row(sql, *above, *above, *below, *below, *above, *below):
+        raise InvalidInputError(KEPT if found[0] else IN_USE)

@@ -362,6 +362,19 @@ def test_jobs_of_no_table_yet_are_known_by_its_name(store: Store, clock: Clock) 
     assert sorted(store.unbound_jobs("gc")) == [(first, ("space", "t")), (clock.now, ())]
 
 
+@pytest.mark.parametrize("doom", [True, False])
+def test_a_clone_of_a_removed_clone_is_known_by_the_first_source(store: Store, clock: Clock, doom: bool) -> None:
+    first = store.insert_table(("c",), "mem://c", {})
+    store.add_clone(first.id, "mem://s")
+    store.remove_table(("c",), doom=doom, keep_ms=KEEP)
+    second = store.insert_table(("d",), "mem://d", {})
+    store.add_clone(second.id, "mem://c")
+    clock.advance(KEEP)
+    store.claim_folders(1, HOUR)
+    assert store.clones_of("mem://s") == ["mem://d"]
+    assert store.shares("mem://d", "mem://s")
+
+
 def test_oldest_work_of_a_table_is_what_owns_its_files(store: Store, clock: Clock) -> None:
     table = store.insert_table(("t",), "mem://t", {})
     assert store.oldest_work(table.id, "gc") is None

@@ -371,6 +371,23 @@ def test_old_versions_are_not_removed_while_a_clone_of_one_is_made(careless: Ser
     assert lance.dataset(location, storage_options=table.options).to_table().num_rows == 100
 
 
+def test_collect_spares_the_files_of_a_clone_of_a_deregistered_clone(careless: Server) -> None:
+    table, store = Table(careless), careless.services.store
+    clone.clone_table(careless.ctx, ask(models.CloneTableRequest, id="copy", source_location=table.location))
+    copy = store.remove_table(("copy",), doom=False, keep_ms=1).location
+    clone.clone_table(careless.ctx, ask(models.CloneTableRequest, id="second", source_location=copy))
+    kept_until = careless.ctx.clock() + 1
+    while careless.ctx.clock() <= kept_until:
+        pass
+    sweep(careless.ctx)
+    assert store.list_removed_tables(None, 10) == []
+    lance.write_dataset(ROWS, table.location, mode="overwrite", storage_options=table.options)
+    found = collect(table, keep_versions_days=0.0)
+    assert (found.garbage, found.versions) == ([], 0) and "clones" in found.notes[0]
+    second = store.describe_table(("second",)).location
+    assert lance.dataset(second, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
+
+
 def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Server) -> None:
     careless.declare("d")
     record = careless.services.store.describe_table(("d",))

@@ -41,7 +41,9 @@ SHARES = """
 """
 INHERIT = """
     INSERT INTO clone_sources (table_id, location) SELECT ?, location FROM clone_sources
-    WHERE table_id IN (SELECT id FROM tables WHERE location = ?) ON CONFLICT DO NOTHING
+    WHERE table_id IN (
+        SELECT id FROM tables WHERE location = ? UNION ALL SELECT id FROM removed_tables WHERE location = ?
+    ) ON CONFLICT DO NOTHING
 """
 # Index builds, drops and the like: what a version or a folder that waits to be deleted names is still told apart.
 SWEEP_TRANSACTIONS = """
@@ -103,7 +105,7 @@ class Upkeep(Scope):
     def add_clone(self, table_id: int, source: str) -> None:
         """Note that a table is a shallow clone of the one at a location, and so uses its files and its sources'."""
         self.connection.change(ADD_CLONE, table_id, source)
-        self.connection.change(INHERIT, table_id, source)
+        self.connection.change(INHERIT, table_id, source, source)
 
     @reads
     def clones_of(self, location: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -292,6 +293,26 @@ def test_create_version_without_a_naming_scheme_takes_that_of_the_staged_name(se
         with pytest.raises(InvalidInputError, match="V1") if refused else nullcontext():
             version_commits.create_table_version(server.ctx, request)
     assert lance.dataset(folder).count_rows() == 6
+
+
+def test_commits_round_the_server_behind_a_gap_are_found(server: Server, folder: Path, tmp_path: Path) -> None:
+    """Versions 1 and 2 are kept by a tag, 3 was cleaned up, 4 is the latest."""
+    for version in (1, 2):
+        create(server, "t", version, stage(folder, version, tmp_path))
+    dataset = lance.dataset(folder)
+    dataset.tags.create("a", 1)
+    dataset.tags.create("b", 2)
+    server.services.finished.flush()
+    staged = stage(folder, 3, tmp_path)
+    for _ in range(2):
+        lance.dataset(folder).insert(ROWS)
+    lance.dataset(folder).cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+    newest = ask(models.ListTableVersionsRequest, id="t", descending=True, limit=1)
+    assert [one.version for one in versions.list_table_versions(server.ctx, newest).versions] == [4]
+    with pytest.raises(ConcurrentModificationError):
+        create(server, "t", 3, staged)
+    assert create(server, "t", 5, stage(folder, 5, tmp_path)).version == 5
+    assert lance.dataset(folder).count_rows() == 15
 
 
 def test_versions_are_told_with_the_size_and_tag_that_their_files_have_in_the_end(

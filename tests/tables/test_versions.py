@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -236,3 +237,17 @@ def test_stats_of_a_table_without_rows_are_zero(server: Server) -> None:
     server.create("t", pa.table({"a": pa.array([], pa.int64())}))
     found = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
     assert (found.num_rows, found.fragment_stats.num_fragments, found.fragment_stats.lengths.max) == (0, 0, 0)
+
+
+def test_list_leaves_out_a_version_that_is_cleaned_up_meanwhile(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = versions._readings
+
+    def cleaned(*given: Any) -> Any:
+        for number, read in readings(*given):
+            if number == 2:
+                folder = Path(table.dataset.uri) / "_versions"
+                (folder / f"{2**64 - 1 - number}.manifest").unlink()
+            yield number, read
+
+    monkeypatch.setattr(versions, "_readings", cleaned)
+    assert table.list() == [1, 3, 4, 5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -247,6 +248,13 @@ class Storage:
         """Size and tag of a file inside a table's folder; None if there is none."""
         with lance_errors():
             return self.files(location).stat(self.inside(location, path))
+
+    def may_have_gaps(self, location: str) -> bool:
+        """Whether tags or branches of a table on a disk may keep versions behind which others were cleaned up.
+
+        On an object store it costs each commit a request to know, and is not looked for.
+        """
+        return is_local(location) and os.access(f"{location}/_refs", os.F_OK)
 
     def finalize_manifest(self, location: str, staged_path: str, final_path: str) -> FileStat:
         """Give a staged manifest its final name, if none has it yet. Done twice, it is done once.

@@ -137,6 +137,8 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> 
     placed = alone and ctx.services.finished.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
     if placed and not is_local(table.location):
         return True
+    if not placed and ctx.storage.may_have_gaps(table.location):
+        return False  # a later version may be the latest, behind one that was cleaned up
     is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
     before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
     with lance_errors():

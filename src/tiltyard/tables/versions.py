@@ -76,6 +76,16 @@ def _version(ctx: Context, table: TableRecord, branch: str | None, version: int,
     )
 
 
+def _if_there(
+    ctx: Context, table: TableRecord, branch: str | None, version: int, read: Read
+) -> models.TableVersion | None:
+    """The same; None for a version that was cleaned up since the list was begun."""
+    try:
+        return _version(ctx, table, branch, version, read)
+    except TableVersionNotFoundError:
+        return None
+
+
 def _told(ctx: Context, table: TableRecord, branch: str | None, version: int) -> VersionRecord | None:
     """The record of a version that was committed through the catalog."""
     if not table.managed:
@@ -135,8 +145,8 @@ def list_versions(
         return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
 
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
-    found = [_version(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page)]
-    return models.ListTableVersionsResponse(versions=found, page_token=token)
+    found = (_if_there(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page))
+    return models.ListTableVersionsResponse(versions=[one for one in found if one], page_token=token)
 
 
 def _asks_for_newest(request: models.ListTableVersionsRequest) -> bool:
@@ -147,13 +157,16 @@ def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
     """The latest version as its record has it, like CreateTableVersion's answer: nothing is opened.
 
     Committers of one table wait for each other while they ask for this. None where storage has more to say: the
-    manifest is not in place, another follows it or the one before it is gone.
+    manifest is not in place, another follows it or the one before it is gone, or others may follow behind a gap.
     """
     if not record.managed or record.declared:
         return None
     check_name(branch or MAIN_BRANCH, "branch")
     found = ctx.store.latest_version(record.id, branch_key(branch))
     if found is None or not is_noted(ctx, found):
+        return None
+    placed = ctx.services.finished.placed(found.table_id, found.branch, found.version, found.naming_scheme)
+    if not placed and ctx.storage.may_have_gaps(record.location):
         return None
     folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(found.naming_scheme)
 

@@ -295,6 +295,13 @@ def test_create_version_without_a_naming_scheme_takes_that_of_the_staged_name(se
     assert lance.dataset(folder).count_rows() == 6
 
 
+def test_create_version_from_a_file_whose_name_no_disk_has_is_refused(server: Server, folder: Path) -> None:
+    path = f"{folder}/_versions/{2**64 - 2}.manifest-{'x' * 300}"
+    for call in (lambda: create(server, "t", 1, path), lambda: commit_all(server, version_of("t", 1, path))):
+        with pytest.raises(InvalidInputError, match="too long"):
+            call()
+
+
 def test_commits_round_the_server_behind_a_gap_are_found(server: Server, folder: Path, tmp_path: Path) -> None:
     """Versions 1 and 2 are kept by a tag, 3 was cleaned up, 4 is the latest."""
     for version in (1, 2):

@@ -209,6 +209,9 @@ def test_branches_that_cannot_be_are_refused(table: Table) -> None:
     for name in ("one", "main"):
         with pytest.raises(TableBranchAlreadyExistsError):
             table.call(branches.create_table_branch, name=name)
+    with pytest.raises(InvalidInputError, match="too long"):
+        table.call(branches.create_table_branch, name="b" * 201)
+    table.call(branches.create_table_branch, name="b" * 200)
     with pytest.raises(TableBranchNotFoundError):
         table.call(branches.create_table_branch, name="x", from_branch="nope")
     with pytest.raises(TableVersionNotFoundError):

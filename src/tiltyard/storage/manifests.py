@@ -25,6 +25,8 @@ from tiltyard.virtual import PREFIX
 
 LAST_VERSION = 2**64 - 1
 _V2_DIGITS = 20
+LONGEST_NAME = 255
+"""Bytes of a file's name, on any disk."""
 _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"LANC"

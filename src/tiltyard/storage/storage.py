@@ -33,7 +33,7 @@ from tiltyard.storage.locations import (
     new_folder,
 )
 from tiltyard.storage.locks import Locks
-from tiltyard.storage.manifests import FINAL, Code, check_manifest
+from tiltyard.storage.manifests import FINAL, LONGEST_NAME, Code, check_manifest
 from tiltyard.storage.places import Places, StorageError
 
 if TYPE_CHECKING:
@@ -279,6 +279,8 @@ class Storage:
         folder, _, name = target.rpartition("/")
         if not folder.endswith("/_versions") or not _MANIFEST.match(name):
             raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
+        if len(name.encode()) > LONGEST_NAME:
+            raise InvalidInputError(f"The name of the manifest is too long: {LONGEST_NAME} bytes at most.")
         return target
 
     def syncing(self, places: Iterable[str]) -> AbstractContextManager[None]:

@@ -18,6 +18,9 @@ from tiltyard.tables.version_records import forget_branch
 if TYPE_CHECKING:
     from tiltyard.context import Context
 
+LONGEST_BRANCH = 200
+"""A file has its name, and while Lance writes that, a name that is longer by 40; a disk takes 255."""
+
 
 @operation(needs=on_table(Privilege.WRITE))
 def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) -> models.CreateTableBranchResponse:
@@ -27,6 +30,8 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     begin), InvalidInputError (a name that no branch can have).
     """
     check_name(request.name, "branch")
+    if len(request.name) > LONGEST_BRANCH:
+        raise InvalidInputError(f"The branch's name is too long: {LONGEST_BRANCH} characters at most.")
     if request.name == MAIN_BRANCH:
         raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
     start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset

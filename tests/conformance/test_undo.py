@@ -17,7 +17,9 @@ from click.testing import CliRunner
 from tests.conformance.cases import World
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
-from tiltyard.cli import main
+from tiltyard.catalog.garbage import UnknownFolder, unknown_folders
+from tiltyard.cli import main, upkeep
+from tiltyard.context import Context
 
 ROWS = pa.table({"id": [1, 2, 3]})
 Fresh = Callable[[str], str]
@@ -231,3 +233,19 @@ def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -
             tiltyard(tmp_path, command, "", status=1)
     finally:
         server.stop()
+
+
+def test_gc_command_counts_the_unknown_folders_that_it_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    back, gone = (str(tmp_path / f"{name}.lance") for name in ("back", "gone"))
+    for folder in (back, gone):
+        lance.write_dataset(ROWS, folder)
+
+    def look_and_let_register(ctx: Context) -> list[UnknownFolder]:
+        found = unknown_folders(ctx)
+        ctx.store.insert_table(("back",), back, {}, registered=True)
+        return found
+
+    monkeypatch.setattr(upkeep, "unknown_folders", look_and_let_register)
+    told = tiltyard(tmp_path, "gc", "--unknown-folders", "--gc-safety-days", "0")
+    assert back in told and gone in told and "Removed 1 unknown folders" in told
+    assert lance.dataset(back).count_rows() == 3 and not Path(gone).exists()

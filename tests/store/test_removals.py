@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from lance_namespace.errors import (
@@ -16,12 +18,15 @@ from msgspec.structs import replace
 
 from tests.store.test_races import kinds, race, won
 from tiltyard.modes import CreateMode, TransactionStatus
-from tiltyard.store import DROPPED, NewVersion
+from tiltyard.store import CREATING, DROPPED, NewVersion
 
 if TYPE_CHECKING:
-    from tests.store.conftest import Clock
-    from tiltyard.store import Store, TableRecord
+    from collections.abc import Callable
 
+    from tests.store.conftest import Clock
+    from tiltyard.store import Store, TableRecord, UnitOfWork
+
+T = TypeVar("T")
 KEEP = 1000
 HOUR = 3_600_000
 
@@ -103,6 +108,93 @@ def test_doom_spares_the_folder_of_a_table_that_is_kept(store: Store, clock: Clo
     store.doom("mem://t", clock.now, DROPPED)  # a write that came too late has its leftovers swept
     assert store.claim_folders(10, HOUR) == []
     store.restore_table(("a", "t"))
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_doom_spares_the_folder_of_a_table_and_marks_it_for_no_later_day(
+    store: Store, clock: Clock, registered: bool
+) -> None:
+    store.insert_table(("t",), "mem://t", {}, registered=registered)
+    assert not store.doom("mem://t", clock.now, DROPPED)  # as whoever does not know that the table was entered
+    assert not store.doom_unknown("mem://t", clock.now, "gc")
+    store.remove_table(("t",), doom=False, keep_ms=KEEP)
+    assert store.claim_folders(10, HOUR) == []
+    store.restore_table(("t",))
+    store.remove_table(("t",), doom=False)
+    assert store.doom("mem://t", clock.now, DROPPED)
+    assert [folder.location for folder in store.claim_folders(10, HOUR)] == ["mem://t"]
+
+
+def test_doom_of_a_folder_whose_table_is_being_entered_waits_and_spares_it(store: Store, clock: Clock) -> None:
+    store.doom("mem://t", clock.now + HOUR, CREATING)
+    outcome = during(
+        store,
+        lambda catalog: catalog.insert_table(("t",), "mem://t", {}, in_creation=True),
+        lambda: store.doom("mem://t", clock.now, CREATING),
+    )
+    assert not outcome
+    store.remove_table(("t",), doom=False)
+    assert store.claim_folders(10, HOUR) == []
+
+
+def during(store: Store, change: Callable[[UnitOfWork], object], call: Callable[[], T]) -> T:
+    """What a call returns that was made while a change was not committed yet, and had its time to see that."""
+    made, seen = Event(), Event()
+
+    def work(catalog: UnitOfWork) -> None:
+        change(catalog)
+        made.set()
+        seen.wait(0.5)
+
+    with ThreadPoolExecutor(2) as pool:
+        changing = pool.submit(store.transact, work)
+        made.wait(10)
+        calling = pool.submit(call)
+        calling.add_done_callback(lambda _: seen.set())
+        changing.result()
+        return calling.result()
+
+
+def test_doom_unknown_marks_only_what_is_still_unknown(store: Store, clock: Clock) -> None:
+    store.insert_table(("a",), "mem://around/t", {}, registered=True)
+    store.insert_table(("i",), "mem://in", {}, registered=True)
+    store.insert_table(("k",), "mem://kept", {})
+    store.remove_table(("k",), doom=False, keep_ms=KEEP)
+    store.add_clone(store.insert_table(("c",), "mem://c", {}).id, "mem://copied")
+    store.add_clone(store.insert_table(("d",), "mem://d", {}).id, "mem://copied and dropped")
+    store.remove_table(("d",), doom=True, keep_ms=KEEP)
+    store.add_clone(store.insert_table(("g",), "mem://g", {}).id, "mem://copied once")
+    store.remove_table(("g",), doom=False)
+    store.doom("mem://doomed", clock.now + HOUR, CREATING)
+    names = "around", "in/side", "kept", "copied", "copied and dropped", "doomed", "copied once", "unknown"
+    marked = [name for name in names if store.doom_unknown(f"mem://{name}", clock.now, "gc")]
+    assert marked == ["copied once", "unknown"]
+    assert {folder.location for folder in store.claim_folders(10, HOUR)} == {f"mem://{name}" for name in marked}
+
+
+@pytest.mark.parametrize("place", ["t", "t/inside"])
+def test_doom_unknown_waits_for_a_registration_and_spares_its_folder(store: Store, clock: Clock, place: str) -> None:
+    outcome = during(
+        store,
+        lambda catalog: catalog.insert_table(("t",), f"mem://{place}", {}, registered=True),
+        lambda: store.doom_unknown("mem://t", clock.now, "gc"),
+    )
+    assert not outcome
+    store.remove_table(("t",), doom=False)
+    assert store.claim_folders(10, HOUR) == []
+
+
+def test_doom_unknown_against_a_registration_has_one_winner(store: Store, clock: Clock) -> None:
+    for number in range(20):
+        location = f"mem://{number}"
+        entered, marked = race(
+            lambda location=location: store.insert_table(("t",), location, {}, registered=True),
+            lambda location=location: store.doom_unknown(location, clock.now, "gc"),
+        )
+        assert isinstance(entered, InvalidInputError) == marked
+        if not marked:
+            store.remove_table(("t",), doom=False)
+        assert len(store.claim_folders(10, HOUR)) == marked
 
 
 def test_a_deregistered_table_comes_back_unless_its_location_was_taken(

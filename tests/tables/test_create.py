@@ -15,6 +15,7 @@ from tests.tables.served import Server
 from tiltyard.api.uploads import MemoryBody
 from tiltyard.bodies import ArrowBody
 from tiltyard.spec import models
+from tiltyard.tables import create as module
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table
 
@@ -137,6 +138,35 @@ def test_create_table_many_at_once_one_wins(server: Server, declared: bool) -> N
     assert len(folders(server)) == 1
     assert sorted(path.name for path in Path(server.open("t").uri).iterdir()) == ["_transactions", "_versions", "data"]
     assert len(list(Path(server.open("t").uri, "data").iterdir())) == 1
+
+
+def test_create_table_interrupted_once_it_is_entered_keeps_its_rows(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def enter(*args: Any) -> None:
+        entered(*args)
+        raise KeyboardInterrupt
+
+    entered = module._enter
+    monkeypatch.setattr(module, "_enter", enter)
+    with pytest.raises(KeyboardInterrupt):
+        create(server, small(rows(3)))
+    assert server.open("t").to_table().equals(rows(3))
+    server.ctx.store.remove_table(("t",), doom=False)
+    assert server.ctx.store.claim_folders(10, 0) == []
+
+
+def test_create_table_interrupted_before_it_is_entered_leaves_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_enter", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        create(server, small(rows(3)))
+    assert folders(server) == []
+    assert server.ctx.store.claim_folders(10, 0) == []
 
 
 def test_create_table_at_a_location_lies_there(server: Server) -> None:

@@ -20,6 +20,7 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog import garbage as everywhere
 from tiltyard.catalog import tables
 from tiltyard.catalog.deletion import sweep
+from tiltyard.jobs import Job
 from tiltyard.modes import TransactionStatus
 from tiltyard.spec import models
 from tiltyard.store import NewVersion, Store
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.services.s3 import S3Server
 
+    from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
 ROWS = pa.table({"id": range(100)})
@@ -437,3 +439,38 @@ def test_gc_of_everything_knows_every_folder_and_removes_others_only_if_told(car
         assert bool(gone.files) is not told
     assert dropped.files and storage.files(storage.root).read(f"{storage.root}/other/file") == b"x"
     assert table.dataset.count_rows() == 100
+
+
+def test_gc_of_everything_leaves_a_folder_that_was_registered_since_it_looked(careless: Server) -> None:
+    store = careless.services.store
+    back, gone = Table(careless, "back"), Table(careless, "gone")
+    for name in ("back", "gone"):
+        store.remove_table((name,), doom=False)
+    found = everywhere.unknown_folders(careless.ctx)
+    assert {folder.location for folder in found} == {back.location, gone.location}
+    store.insert_table(("back",), back.location, {}, registered=True)
+    assert [folder.location for folder in everywhere.remove_folders(careless.ctx, found)] == [gone.location]
+    assert sweep(careless.ctx) == 1
+    store.remove_table(("back",), doom=False, keep_ms=60_000)
+    assert sweep(careless.ctx) == 0
+    store.restore_table(("back",))
+    assert back.dataset.count_rows() == 100 and not gone.files
+
+
+def test_gc_of_everything_tells_of_the_folders_that_it_removed(
+    careless: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back, store = Table(careless, "back"), careless.services.store
+    store.remove_table(("back",), doom=False)
+    look = everywhere.unknown_folders
+
+    def look_and_let_register(ctx: Context) -> list[everywhere.UnknownFolder]:
+        found = look(ctx)
+        store.insert_table(("back",), back.location, {}, registered=True)
+        return found
+
+    monkeypatch.setattr(everywhere, "unknown_folders", look_and_let_register)
+    payload = {"dry_run": False, "keep_versions_days": None, "unknown_folders": True}
+    running = Job("j", everywhere.COLLECT_GARBAGE, None, payload, lambda _: True)
+    assert everywhere.collect_everywhere(careless.ctx, running)["unknown_folders"] == "0"
+    assert back.files

@@ -65,7 +65,7 @@ def collect_everywhere(ctx: Context, running: Job) -> Mapping[str, str]:
         running.progress(tables=tables, files=files, bytes=size)
     folders = unknown_folders(ctx)
     if running.payload["unknown_folders"] and not wish.dry_run:
-        remove_folders(ctx, folders)
+        folders = remove_folders(ctx, folders)
     numbers = {
         "tables": tables,
         "files": files,
@@ -110,7 +110,9 @@ def unknown_folders(ctx: Context) -> list[UnknownFolder]:
         return found
 
 
-def remove_folders(ctx: Context, folders: list[UnknownFolder]) -> None:
-    """Delete folders, by the way of all folders to delete: whatever happens, the next sweep finishes it."""
-    for folder in folders:
-        ctx.store.doom(folder.location, ctx.clock(), COLLECT_GARBAGE)
+def remove_folders(ctx: Context, folders: list[UnknownFolder]) -> list[UnknownFolder]:
+    """Delete folders, by the way of all folders to delete: whatever happens, the next sweep finishes it.
+
+    Those that somebody has come to know since they were looked for stay; the others are returned.
+    """
+    return [one for one in folders if ctx.store.doom_unknown(one.location, ctx.clock(), COLLECT_GARBAGE)]

@@ -136,10 +136,10 @@ def _gc_folders(ctx: Context, *, remove: bool) -> None:
     for folder in folders:
         click.echo(f"{_size(folder.size):>12}  {'unknown folder':<16}  {folder.location}")
     if remove:
-        remove_folders(ctx, folders)
+        removed = remove_folders(ctx, folders)
         while sweep(ctx):
             pass
-        click.echo(f"Removed {len(folders)} unknown folders, {_size(sum(folder.size for folder in folders))}.")
+        click.echo(f"Removed {len(removed)} unknown folders, {_size(sum(folder.size for folder in removed))}.")
 
 
 def run_repair(settings: Settings, refuse: Refuse, tables: tuple[str, ...], *, dry_run: bool) -> None:

@@ -35,9 +35,17 @@ def check_apart(connection: Connection, location: str) -> None:
 
     Whether it is the very folder of another table is left to the unique key.
     """
+    if refusal := overlap(connection, location):
+        raise InvalidInputError(refusal)
+
+
+def overlap(connection: Connection, location: str) -> str | None:
+    """Say why a folder does not lie apart, or nothing; until the transaction ends no client's location is entered."""
     connection.row(IN_TURN)
     above = folders_above(location)
     below = f"{location}/", f"{location}0"  # "0" is what follows "/"
     sql = OVERLAPS.format(above=among(above))
-    if found := connection.row(sql, *above, *above, *below, *below, *above, *below):
-        raise InvalidInputError(KEPT if found[0] else IN_USE)
+    found = connection.row(sql, *above, *above, *below, *below, *above, *below)
+    if found is None:
+        return None
+    return KEPT if found[0] else IN_USE

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from lance_namespace.errors import ConcurrentModificationError
 
+from tiltyard.store.apart import overlap
 from tiltyard.store.records import DoomedFolder
 from tiltyard.store.removals import forget_expired, forget_removed
 from tiltyard.store.scope import Scope, reads, writes
@@ -22,12 +23,26 @@ DOOM = """
     ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
         transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
 """
-# What a removed table holds, and no sweeper has begun to delete, stays for its time.
+# Whoever enters the table of a folder at this moment is waited for, so that the next statement sees it.
+HOLD = "SELECT 1 FROM doomed_folders WHERE location = ? /*+ FOR UPDATE */"
+# What a table uses stays; and for its time what a removed one holds, and no sweeper has begun to delete.
 DOOM_UNLESS_KEPT = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) SELECT ?, ?, ?, ?, 0
-    WHERE NOT EXISTS (SELECT 1 FROM removed_tables WHERE location = ?)
+    WHERE NOT EXISTS (SELECT 1 FROM tables WHERE location = ?)
+        AND NOT EXISTS (SELECT 1 FROM removed_tables WHERE location = ?)
     ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
         transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
+"""
+# Beside all that, what shallow clones use.
+DOOM_UNKNOWN = """
+    INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) SELECT ?, ?, NULL, ?, 0
+    WHERE NOT EXISTS (SELECT 1 FROM tables WHERE location = ?)
+        AND NOT EXISTS (SELECT 1 FROM removed_tables WHERE location = ?)
+        AND NOT EXISTS (SELECT 1 FROM tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?))
+        AND NOT EXISTS (
+            SELECT 1 FROM removed_tables WHERE id IN (SELECT table_id FROM clone_sources WHERE location = ?)
+        )
+    ON CONFLICT (location) DO NOTHING
 """
 EXTEND = "UPDATE doomed_folders SET due_at = ? WHERE location = ? AND claims = 0"
 # A folder that a table uses is never handed out, whatever happened.
@@ -50,12 +65,25 @@ class Folders(Scope):
     __slots__ = ()
 
     @writes
-    def doom(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> None:
+    def doom(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> bool:
         """Mark a folder as one to delete once `due_at` has passed; mark it anew if it is marked already.
 
-        The folder of a removed table that can be brought back is left as it is.
+        That of a table, or of a removed one that can be brought back, is left as it is: False says so.
         """
-        self.connection.change(DOOM_UNLESS_KEPT, location, due_at, transaction_id, reason, location)
+        self.connection.row(HOLD, location)
+        values = location, due_at, transaction_id, reason
+        return bool(self.connection.change(DOOM_UNLESS_KEPT, *values, location, location))
+
+    @writes
+    def doom_unknown(self, location: str, due_at: int, reason: str) -> bool:
+        """Mark a folder that nobody was found to know; return whether it was marked.
+
+        It is not if by now a table lies there, inside or around, can be brought back, or is a shallow clone of what
+        lies there, or if the folder is marked already.
+        """
+        if overlap(self.connection, location):
+            return False
+        return bool(self.connection.change(DOOM_UNKNOWN, location, due_at, reason, *[location] * 4))
 
     @writes
     def extend_doom(self, location: str, due_at: int) -> None:

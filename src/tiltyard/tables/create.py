@@ -25,7 +25,7 @@ from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.writing import count_rows, discard_failed, fragments_of, publish_first, write_first
-from tiltyard.store import CREATING
+from tiltyard.store import CREATING, DROPPED
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import overwrite
 from tiltyard.tables.managed import new_is_managed
@@ -222,11 +222,14 @@ class _Lease:
 
 
 def _sweep(ctx: Context, location: str) -> None:
-    """Delete a folder that became no table: at once if that works, else with the next sweep."""
+    """Delete a folder that became no table: at once if that works, else with the next sweep.
+
+    Whoever was interrupted may have entered the table all the same: then it stays.
+    """
     try:
-        ctx.store.doom(location, ctx.clock(), CREATING)
-        ctx.storage.delete_folder(location)
-        ctx.store.forget_folder(location)
+        if ctx.store.doom(location, ctx.clock(), DROPPED):  # from here on it cannot be entered
+            ctx.storage.delete_folder(location)
+            ctx.store.forget_folder(location)
     except (LanceNamespaceError, OSError) as error:
         log.warning("cannot delete %s yet: %s", location, error)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +203,19 @@ def test_branches_are_made_from_versions_and_branches(table: Table) -> None:
     assert all(branch.createAt > 0 and branch.manifestSize > 0 for branch in found.values())
     table.call(branches.delete_table_branch, name="two")
     assert list(table.call(branches.list_table_branches).branches) == ["one"]
+
+
+def test_branch_that_several_make_at_once_exists_for_all_but_one(table: Table) -> None:
+    def make(_: int) -> bool:
+        with suppress(TableBranchAlreadyExistsError):
+            table.call(branches.create_table_branch, name="dev")
+            return True
+        return False
+
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            assert sorted(pool.map(make, range(4))) == [False, False, False, True]
+        table.call(branches.delete_table_branch, name="dev")
 
 
 def test_branches_that_cannot_be_are_refused(table: Table) -> None:

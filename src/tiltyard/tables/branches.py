@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, TableBranchAlreadyExistsError, TableBranchNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableAlreadyExistsError,
+    TableBranchAlreadyExistsError,
+    TableBranchNotFoundError,
+)
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
@@ -38,11 +43,15 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
     table = open_for_writing(ctx, request.id)
     dataset = table.dataset
-    with lance_errors(dataset):
-        if request.name in dataset.branches.list():
-            raise TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
-        forget_branch(ctx, table.record, request.name)  # of one that was deleted round the server
-        dataset.create_branch(request.name, (origin, start.version))
+    exists = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
+    try:
+        with lance_errors(dataset):
+            if request.name in dataset.branches.list():
+                raise exists
+            forget_branch(ctx, table.record, request.name)  # of one that was deleted round the server
+            dataset.create_branch(request.name, (origin, start.version))
+    except TableAlreadyExistsError as error:  # somebody else is making it: Lance finds a dataset in its folder
+        raise exists from error
     return models.CreateTableBranchResponse()
 
 

@@ -236,6 +236,42 @@ def folder(shelf: Shelf, name: str) -> str:
     return shelf.location(name).rpartition("/")[2]
 
 
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_publish_that_writes_on_after_others_names_the_table_and_deletes_none_of_their_files(
+    client: Any, shelf: Shelf, others: int
+) -> None:
+    """Lance finds their versions in storage, and stages a version on top of them."""
+    shelf.make("a")
+    shelf.let_the_clock_tick()
+    with pytest.raises(tiltyard.PublishConflictError) as conflict, tiltyard.publish(client) as tables:
+        write(tables, shelf.id("a"), "append")
+        for _ in range(others):
+            write(client, shelf.id("a"), "append", ROWS.slice(2))
+        if others > 1:
+            write(tables, shelf.id("a"), "append")
+    assert conflict.value.tables == (tuple(shelf.id("a")),)
+    found = lance.dataset(namespace_client=client, table_id=shelf.id("a"))
+    assert found.to_table().num_rows == 3 + others
+    files = {file.path for part in found.get_fragments() for file in part.data_files()}
+    assert {path.rpartition("/")[2] for path in shelf.files() if "/data/" in path} == files
+
+
+def test_publish_that_is_interrupted_after_a_refusal_is_interrupted(client: Any, shelf: Shelf) -> None:
+    shelf.make("a")
+    with pytest.raises(KeyboardInterrupt), tiltyard.publish(client) as tables:
+        with suppress(OSError, ValueError):
+            lance.dataset(namespace_client=tables, table_id=shelf.id("a")).create_branch("new")
+        raise KeyboardInterrupt
+
+
+def test_publish_that_fails_leaves_nothing_to_undrop(client: Any, shelf: Shelf, raw: Raw) -> None:
+    with suppress(Stop), tiltyard.publish(client) as tables:
+        write(tables, shelf.id("new"))
+        raise Stop
+    dropped = raw.post("/tiltyard/v1/table/dropped", {"limit": 1000}).json()["tables"]
+    assert shelf.id("new") not in [one["id"] for one in dropped]
+
+
 @pytest.mark.parametrize("change", ["taken", "dropped"])
 def test_publish_meets_another_table_of_the_name_or_none(client: Any, shelf: Shelf, change: str) -> None:
     shelf.make("old")

@@ -12,8 +12,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -102,6 +103,7 @@ class Repeats:
         self._running: dict[str, Once] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._beating = False
+        self._waiting = 0
 
     def find(
         self, operation: Operation, scope: Any, headers: Headers, principal: Principal, speaks_remote: bool
@@ -142,18 +144,24 @@ class Repeats:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def beat(self) -> None:
-        """See that leases are kept for as long as requests run; runs on the event loop."""
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """See that leases are kept, from before a request has one: it may wait for a thread. For the event loop."""
+        self._waiting += 1
         if not self._beating:
             self._beating = True
             self.spawn(self._keep_leases())
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     async def _keep_leases(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
                 await asyncio.sleep(self.lease_ms / 3000)
-                if not self._running:
+                if not self._running and not self._waiting:
                     return
                 try:
                     await loop.run_in_executor(self.pool, self.services.store.keep_requests, self.owner, self.lease_ms)
@@ -188,16 +196,14 @@ class Once:
         self._body, self._request = body, request
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + PATIENCE_SECONDS, _FIRST_PAUSE
-        self._home.beat()
-        while True:
-            outcome = await loop.run_in_executor(pool, self._attempt, ctx, work)
-            if outcome is not _WAITING:
-                return outcome
-            if loop.time() > deadline:
-                self._give_up()
-                raise ConcurrentModificationError("The first request with this key still runs: try again later.")
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+        with self._home.keeping():
+            while (outcome := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _WAITING:
+                if loop.time() > deadline:
+                    self._give_up()
+                    raise ConcurrentModificationError("The first request with this key still runs: try again later.")
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        return outcome
 
     def settle(self, status: int, body: bytes) -> None:
         """Keep the answer, beside sending it: a repeat that comes too early for it waits."""

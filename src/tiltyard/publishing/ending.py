@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -15,6 +15,7 @@ from lance_namespace.errors import (
     NamespaceNotFoundError,
     TableBranchNotFoundError,
     TableNotFoundError,
+    TableVersionNotFoundError,
 )
 
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
@@ -60,7 +61,7 @@ def roll_back(client: upstream.LanceNamespace, changes: Changes) -> None:
     for line in changes.lines():
         if not line.table.declared:
             with _at_best(line.table):
-                line.discard(_base_manifest(client, line))
+                line.discard(_base_manifest(client, line), _later_manifests(client, line))
     for table in changes.new_tables():
         with _at_best(table):
             table.delete()
@@ -81,6 +82,18 @@ def _base_manifest(client: upstream.LanceNamespace, line: Line) -> str | None:
         return _manifest(client, line, line.base) if line.base else None
     except LanceNamespaceError:
         return None
+
+
+def _later_manifests(client: upstream.LanceNamespace, line: Line) -> list[str]:
+    """Those of the versions that others have committed behind it; of one that is cleaned up by now, nothing is needed.
+
+    Raises what the client raises.
+    """
+    found = []
+    for version in range(line.base + 1, latest_version(client, line) + 1):
+        with suppress(TableVersionNotFoundError):
+            found.append(_manifest(client, line, version))
+    return found
 
 
 def _manifest(client: upstream.LanceNamespace, line: Line, version: int) -> str:
@@ -157,8 +170,11 @@ def latest_version(client: upstream.LanceNamespace, line: Line) -> int:
 
 
 def _is_committed(client: upstream.LanceNamespace, changes: Changes) -> bool:
-    """Whether the batch took effect; as far as it is known, which one of its operations tells."""
-    first = changes.operations[0]
+    """Whether the batch took effect; as far as it is known, which one of its operations tells.
+
+    That a table is gone tells less than the others, of which nobody else can have made the same.
+    """
+    first = next((one for one in changes.operations if one.deregister_table is None), changes.operations[0])
     try:
         if first.declare_table is not None:
             return _location(client, tuple(first.declare_table.id or ())) == first.declare_table.location

@@ -20,7 +20,7 @@ from lance_namespace.errors import (
 
 from tiltyard.publishing.changes import Changes, Path, shown
 from tiltyard.publishing.ending import commit, latest_version, roll_back
-from tiltyard.publishing.errors import PublishUncertainError
+from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
 from tiltyard.publishing.sending import sender
 from tiltyard.publishing.staged import Line, Staged, Table
 
@@ -38,6 +38,8 @@ SERVED = (
     "query_table",
 )  # fmt: skip
 """What the server reads by itself: it does not see what a block has written."""
+_LANCE_SAYS = OSError, RuntimeError, ValueError
+"""How Lance says that a commit failed, and no more."""
 
 
 def publish(client: upstream.LanceNamespace, *, headers: Mapping[str, str] | None = None) -> Publication:
@@ -90,7 +92,7 @@ class Publication(upstream.LanceNamespace):
         changes, self._changes, self._open = self._changes, Changes(), False
         if error is not None or self._refusal is not None:
             roll_back(self._client, changes)
-            if self._refusal is not None and not isinstance(error, LanceNamespaceError):
+            if self._refusal is not None and (error is None or isinstance(error, _LANCE_SAYS)):
                 raise self._refusal from error
             return
         try:
@@ -222,6 +224,9 @@ class Publication(upstream.LanceNamespace):
             self._check_open()
             asked = upstream.CreateTableVersionRequest.model_validate(_fields(request))
             staged = self._stage(self._changes.line(self._table(_path(asked)), asked.branch), asked)
+        except PublishConflictError as error:
+            self._refusal = self._refusal or error
+            raise InvalidInputError(str(error)) from error  # for Lance, which repeats a conflict twenty times
         except ConcurrentModificationError:
             raise
         except LanceNamespaceError as error:
@@ -254,6 +259,8 @@ class Publication(upstream.LanceNamespace):
             return _unmanaged(path)
         if line.branch and not line.latest:
             return InvalidInputError(f"Make the branch {line.branch} of {shown(path)} before the block.")
+        if asked.version > line.latest + 1:  # on top of versions that Lance has found in storage
+            return PublishConflictError([path])
         if asked.version != line.latest + 1:
             return InvalidInputError(f"The next version of {shown(path)} is {line.latest + 1}, not {asked.version}.")
         return None

@@ -109,16 +109,21 @@ class Line:
         """Delete the copies: the versions are committed."""
         _delete(self.table.files(), [self._copy(staged) for staged in self.staged.values()])
 
-    def discard(self, base_manifest: str | None) -> None:
+    def discard(self, base_manifest: str | None, later_manifests: Iterable[str]) -> None:
         """Delete what was staged, and the files that came with it; `base_manifest` is that of the version `base`.
 
         Without that, nobody can tell which files are older versions' as well: only the commits themselves go then.
+        `later_manifests` are those of the versions that others have committed since: Lance finds them in storage, and
+        what it staged on top of them names their files, too.
         """
         files = self.table.files()
         lost = [*self.staged.values(), *self.refused]
         datasets = [self._dataset(staged.copy) for staged in lost]
         if base_manifest or not self.base:
-            _delete(files, self._brought(files, datasets, base_manifest))
+            brought = self._brought(files, datasets, base_manifest)
+            others = (upstream.TableVersion(version=0, manifest_path=path) for path in later_manifests)
+            kept = {self.home + path for version in others for path in _named(self._dataset(version))}
+            _delete(files, [path for path in brought if not _is_in(path, kept)])
         _delete(files, [self.home + path for dataset in datasets for path in _transaction_files(dataset)])
         _delete(files, [self.relative(staged.request.manifest_path) for staged in lost])
         _delete(files, [self._copy(staged) for staged in lost])
@@ -183,6 +188,11 @@ def _named(dataset: lance.LanceDataset) -> set[str]:
     for index in dataset.describe_indices():
         named.update(f"_indices/{segment.uuid}/" for segment in index.segments)
     return named
+
+
+def _is_in(path: str, named: set[str]) -> bool:
+    """Whether a file is named, or lies in a folder that is."""
+    return path in named or any(path.startswith(folder) for folder in named if folder.endswith("/"))
 
 
 def _transaction_files(dataset: lance.LanceDataset) -> list[str]:

@@ -208,7 +208,9 @@ def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsReque
 
 
 def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
-    path, keep_ms = table_id(request.id), batch.ctx.settings.retention_ms
+    path = table_id(request.id)
+    nothing = path in batch.declared and all(key[0] != path for key in batch.latest)  # for anybody to bring back
+    keep_ms = 0 if nothing else batch.ctx.settings.retention_ms
     only = None if path in batch.declared else batch.ctx.checked_table(path)
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:

@@ -168,6 +168,10 @@ def _created(ctx: Context, request: models.CreateTableRequest, commit: Commit) -
     return created(ctx, table, commit.version)
 
 
+def _restored(ctx: Context, request: models.RestoreTableRequest, commit: Commit) -> models.RestoreTableResponse:
+    return models.RestoreTableResponse()
+
+
 def _columns_added(ctx: Context, request: Any, commit: Commit) -> models.AlterTableAddColumnsResponse:
     return models.AlterTableAddColumnsResponse(version=commit.version)
 
@@ -186,6 +190,7 @@ _ANSWERS: Mapping[str, Callable[[Context, Any, Commit], Any]] = {
     "UpdateTable": _updated,
     "DeleteFromTable": _deleted,
     "CreateTable": _created,
+    "RestoreTable": _restored,
     "AlterTableAddColumns": _columns_added,
     "AlterTableAlterColumns": _columns_altered,
     "AlterTableDropColumns": _columns_dropped,

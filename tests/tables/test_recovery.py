@@ -18,6 +18,7 @@ from tiltyard.store import NewRequest
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table
 from tiltyard.tables.recovery import recovered
+from tiltyard.tables.versions import restore_table
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -58,6 +59,18 @@ def test_insert_recorded_and_not_finished_keeps_its_files_and_is_recognised(
     answer = recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t", mode=mode), record)
     assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
     assert table.open("t").to_table().num_rows == rows
+
+
+def test_restore_that_has_committed_is_recognised_whatever_came_after(table: Server) -> None:
+    insert(table.ctx, small(ROWS))
+    ctx, _ = keyed(table)
+    request = ask(models.RestoreTableRequest, id="t", version=1)
+    restore_table(ctx, request)
+    insert(table.ctx, small(ROWS))
+    record = ctx.store.describe_request("key")
+    assert record is not None
+    assert recovered(ctx, "RestoreTable", request, record) == models.RestoreTableResponse()
+    assert table.open("t").count_rows() == 6
 
 
 def test_insert_struck_before_its_record_is_not_recognised(table: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,22 @@
-"""Which operations are run once: all but those that only read."""
+"""Which operations are run once, and that their leases are kept."""
 
 from __future__ import annotations
 
-from tiltyard.api.repeats import changes
-from tiltyard.spec import operations
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from tiltyard.api.repeats import Once, Repeats, changes
+from tiltyard.config import Settings
+from tiltyard.context import Context
+from tiltyard.services import open_services
+from tiltyard.spec import models, operations
+from tiltyard.store import NewRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 READS = {
     "AnalyzeTableQueryPlan",
@@ -37,3 +50,17 @@ def test_changes_is_true_of_all_operations_that_do_not_only_read() -> None:
     reads = {name for name, operation in operations().items() if not changes(operation)}
     assert reads >= READS
     assert all(name.startswith(("Describe", "Get", "List")) for name in reads - READS)
+
+
+def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path) -> None:
+    services = open_services(Settings(root=str(tmp_path), repeat_lease=0.5))
+    with closing(services.store), ThreadPoolExecutor(1) as busy, ThreadPoolExecutor(1) as records:
+
+        def others_get_it(ctx: Context) -> bool:
+            time.sleep(1.2)
+            return services.store.begin_request(NewRequest("id", "scope", None, "other", 1000, 1000))[1]
+
+        once = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=False)
+        busy.submit(time.sleep, 1.0)
+        request = models.InsertIntoTableRequest(id=["t"])
+        assert asyncio.run(once.run(Context(services, "test"), request, b"", others_get_it, busy)) is False

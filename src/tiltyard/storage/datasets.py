@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import lance
@@ -240,11 +241,12 @@ _branches: weakref.WeakKeyDictionary[lance.LanceDataset, Any] = weakref.WeakKeyD
 
 
 def _know(handle: lance.LanceDataset, location: str, branch: str) -> None:
-    """Note what a handle is of, for as long as it is shared."""
+    """Note what a handle is of, for as long as it is shared; one that nothing is noted of is opened anew."""
     if is_local(location):
         _places_of(handle, location, branch)
     elif branch != MAIN_BRANCH:
-        _branches[handle] = _contents(handle, branch)
+        with suppress(LanceNamespaceError):  # it may come from a commit, which has been made
+            _branches[handle] = _contents(handle, branch)
 
 
 def _contents(handle: lance.LanceDataset, branch: str) -> Any:

@@ -268,3 +268,11 @@ def test_list_leaves_out_a_version_that_is_cleaned_up_meanwhile(table: Table, mo
 
     monkeypatch.setattr(versions, "_readings", cleaned)
     assert table.list() == [1, 3, 4, 5]
+
+
+def test_list_of_which_all_is_cleaned_up_meanwhile_does_not_say_that_there_is_no_data(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_if_there", lambda *_: None)
+    with pytest.raises(TableVersionNotFoundError, match="cleaned up"):
+        table.list(descending=True, limit=1)

@@ -145,8 +145,11 @@ def list_versions(
         return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
 
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
-    found = (_if_there(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page))
-    return models.ListTableVersionsResponse(versions=[one for one in found if one], page_token=token)
+    looked = (_if_there(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page))
+    found = [one for one in looked if one]
+    if page and not found:  # an empty list would say that the table has no data
+        raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
+    return models.ListTableVersionsResponse(versions=found, page_token=token)
 
 
 def _asks_for_newest(request: models.ListTableVersionsRequest) -> bool:

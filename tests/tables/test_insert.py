@@ -20,8 +20,9 @@ from tiltyard.bodies import ArrowBody
 from tiltyard.spec import models
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.locks import TooBusyError
-from tiltyard.tables import appends
+from tiltyard.tables import appends, own_commits
 from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.own_commits import OwnCommits
 
 
 def insert(server: Server, body: ArrowBody, name: str = "t", **fields: Any) -> models.InsertIntoTableResponse:
@@ -339,6 +340,61 @@ def test_insert_into_a_table_dropped_meanwhile_is_swept(server: Server) -> None:
     with pytest.raises(errors.TableNotFoundError):
         insert(server, Dropped(rows(2)))
     assert [folder.location for folder in server.ctx.store.claim_folders(10, 1000)] == [location]
+
+
+def drop(server: Server, name: str) -> None:
+    server.services.store.remove_table((name,), doom=True, keep_ms=0)
+
+
+def test_insert_into_a_managed_table_dropped_before_the_commit_is_told_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.declare("t", managed=True)
+    insert(server, small(rows(3)))
+    written = data_files(server)
+    create = OwnCommits.create_table_version
+
+    def late(self: OwnCommits, request: Any) -> Any:
+        drop(server, "t")
+        return create(self, request)
+
+    monkeypatch.setattr(OwnCommits, "create_table_version", late)
+    with pytest.raises(errors.TableNotFoundError, match="dropped"):
+        insert(server, small(rows(2)))
+    assert data_files(server) == written
+
+
+def test_insert_into_a_managed_table_dropped_once_it_may_have_been_committed_is_not_known(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.declare("t", managed=True)
+    insert(server, small(rows(3)))
+    written = data_files(server)
+    commit = own_commits.commit_staged
+
+    def torn(*args: Any, **options: Any) -> None:
+        commit(*args, **options)
+        drop(server, "t")
+        raise errors.TableNotFoundError("It is gone by now.")
+
+    monkeypatch.setattr(own_commits, "commit_staged", torn)
+    with pytest.raises(errors.ServiceUnavailableError, match="not known"):
+        insert(server, small(rows(2)))
+    assert len(data_files(server)) == len(written) + 1
+
+
+def test_own_commit_that_asks_again_once_the_table_is_gone_is_no_sure_refusal(server: Server) -> None:
+    server.declare("t", managed=True)
+    insert(server, small(rows(3)))
+    road = server.ctx.road(server.services.store.describe_table(("t",)), durable=True)
+    assert road is not None
+    request = {"id": list(road.table_id), "version": 2, "manifest_path": "_versions/2.manifest-x"}
+    with pytest.raises(errors.InvalidInputError):
+        road.client.create_table_version(request)  # type: ignore[arg-type]  # as pylance hands it over
+    drop(server, "t")
+    with pytest.raises(errors.TableNotFoundError):
+        road.client.create_table_version(request)  # type: ignore[arg-type]  # as above
+    assert road.refusals == []
 
 
 def test_insert_missing_table_or_mode_is_told(server: Server) -> None:

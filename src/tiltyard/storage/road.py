@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
+    from lance_namespace.errors import TableNotFoundError
 
 Check = Callable[[int, Callable[[], bytes]], None]
 """Looks at a version that Lance has staged, and, if it calls for that, at its manifest; raises to have it withdrawn."""
@@ -21,3 +22,5 @@ class Road:
     table_id: tuple[str, ...]
     checks: list[Check] = field(default_factory=list)
     """What a version has to pass before it is recorded."""
+    refusals: list[TableNotFoundError] = field(default_factory=list)
+    """Why nothing of a commit was recorded, where that is sure: Lance calls the outcome unknown then."""

@@ -193,7 +193,8 @@ def commit_append(
     `dataset` is a plain handle, and so is the one returned: on a road, only the commit itself is told to the catalog.
     `read_version` is what the fragments were written against. Raises what Lance raises; OvertakenError where Lance
     itself would give the rows nulls, for a column that got another type after they were written. Off the road that is
-    seen once it is done: the rows are withdrawn in another version.
+    seen once it is done: the rows are withdrawn in another version. TableNotFoundError where the road tells that for
+    sure nothing was recorded.
     """
     operation = lance.LanceOperation.Append(list(fragments))
     transaction = lance.Transaction(read_version, operation, transaction_properties=dict(properties or {}))
@@ -221,6 +222,8 @@ def commit_append(
     except Exception as error:
         if overtaken:
             raise OvertakenError from error
+        if road and road.refusals:
+            raise road.refusals[0] from error
         raise
     reach(Point.AFTER_FINALIZE)
     changed = road is None and committed.version > read_version + 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from lance.commit import CommitConflictError
-from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
+from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError, TableNotFoundError
 from msgspec import structs
 
 from tiltyard.storage.errors import lance_errors
@@ -102,12 +102,19 @@ def _run(group: Sequence[Waiting[Addition]]) -> None:
                 part = _after_the_first(part)
                 _append(part, patience)
         except LanceNamespaceError as error:
-            if len(part) > 1 and not isinstance(error, ServiceUnavailableError | TooBusyError):
+            if len(part) > 1 and not _for_all(error, part):
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
                 continue
             for member in part:
                 member.error = error
+
+
+def _for_all(error: LanceNamespaceError, part: Sequence[Waiting[Addition]]) -> bool:
+    """Whether each of a group would fail like this: their storage does not answer, or the table of all is gone."""
+    if isinstance(error, TableNotFoundError):
+        return len({member.item.target.record.id for member in part}) == 1
+    return isinstance(error, ServiceUnavailableError | TooBusyError)
 
 
 def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lance_namespace as upstream
 import msgspec
-from lance_namespace.errors import ConcurrentModificationError, TableVersionNotFoundError
+from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.clocks import wall_clock
 from tiltyard.spec import models
@@ -36,11 +36,22 @@ _COARSE_MS = 2000
 class OwnCommits(upstream.LanceNamespace):
     """The part of a namespace that commits need."""
 
-    def __init__(self, ctx: Context, written_since: int | None = None, checks: Sequence[Check] = ()) -> None:
-        """`written_since` is when Lance began to write what a commit brings; None if that is durable already."""
+    def __init__(
+        self,
+        ctx: Context,
+        written_since: int | None = None,
+        checks: Sequence[Check] = (),
+        refusals: list[TableNotFoundError] | None = None,
+    ) -> None:
+        """`written_since` is when Lance began to write what a commit brings; None if that is durable already.
+
+        `refusals` gets why nothing was recorded, while that is sure.
+        """
         self._ctx = ctx
         self._written_since = written_since
         self._checks = checks
+        self._refusals = [] if refusals is None else refusals
+        self._asked = False
 
     def namespace_id(self) -> str:
         """What tells this namespace from others."""
@@ -75,7 +86,7 @@ class OwnCommits(upstream.LanceNamespace):
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
         """Commit what Lance staged. Raises ConcurrentModificationError, and what the checks of the road raise."""
-        record, asked = self._table(request), _read(request, models.CreateTableVersionRequest)
+        record, asked = self._still_there(request), _read(request, models.CreateTableVersionRequest)
         self._check(record, asked)
         if self._written_since is not None:
             base = f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions")
@@ -97,6 +108,18 @@ class OwnCommits(upstream.LanceNamespace):
         except ConcurrentModificationError:
             storage.delete_files([staged()])
             raise
+
+    def _still_there(self, request: Any) -> TableRecord:
+        """The table to commit to. One that is gone before Lance has asked for any version has got none."""
+        self._refusals.clear()
+        try:
+            return self._table(request)
+        except TableNotFoundError as error:
+            if not self._asked:
+                self._refusals.append(error)
+            raise
+        finally:
+            self._asked = True
 
     def _table(self, request: Any) -> TableRecord:
         return self._ctx.store.table_by_id(int(_fields(request)["id"][0]))
@@ -120,5 +143,6 @@ def road(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
     if not record.managed:
         return None
     checks: list[Check] = []
+    refusals: list[TableNotFoundError] = []
     since = None if durable else wall_clock() - _COARSE_MS
-    return Road(OwnCommits(ctx, since, checks), (str(record.id),), checks)
+    return Road(OwnCommits(ctx, since, checks, refusals), (str(record.id),), checks, refusals)

@@ -19,7 +19,9 @@ from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tiltyard.catalog.garbage import UnknownFolder, unknown_folders
 from tiltyard.cli import main, upkeep
+from tiltyard.config import Settings
 from tiltyard.context import Context
+from tiltyard.services import open_services
 
 ROWS = pa.table({"id": [1, 2, 3]})
 Fresh = Callable[[str], str]
@@ -245,6 +247,7 @@ def test_gc_command_counts_the_unknown_folders_that_it_removed(tmp_path: Path, m
         ctx.store.insert_table(("back",), back, {}, registered=True)
         return found
 
+    open_services(Settings(root=str(tmp_path))).store.close()  # as a server has left it
     monkeypatch.setattr(upkeep, "unknown_folders", look_and_let_register)
     told = tiltyard(tmp_path, "gc", "--unknown-folders", "--gc-safety-days", "0")
     assert back in told and gone in told and "Removed 1 unknown folders" in told

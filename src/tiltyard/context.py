@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from tiltyard.paging import Paging
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
-    from tiltyard.store import Claim, Store, TableRecord
+    from tiltyard.store import Claim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.finished import Finished
     from tiltyard.tables.known import KnownTables
     from tiltyard.tables.opening import OpenTable
+
+
+Answer = TypeVar("Answer")
 
 
 class Roads(Protocol):
@@ -136,6 +139,21 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     def checked_space(self, path: Id) -> int | None:
         """The id of the namespace that the check has found, likewise."""
         return None if self.found is None else self.found.spaces.get(path)
+
+    def once(self, work: Callable[[UnitOfWork], Answer]) -> Answer:
+        """What `work` answers, in one transaction that keeps it for a repeat of the request: see `Store.transact`.
+
+        For what the catalog alone fulfils; storage may be tidied up after it. Raises what `work` raises,
+        ConcurrentModificationError if a repeat of the request was begun by now.
+        """
+
+        def noted(catalog: UnitOfWork) -> Answer:
+            answer = work(catalog)
+            if self.claims:
+                catalog.note_answer(self.claims, msgspec.json.encode(answer).decode())
+            return answer
+
+        return self.store.transact(noted)
 
     def road(self, record: TableRecord, *, durable: bool) -> Road | None:
         """Which way commits to a table take: see Roads."""

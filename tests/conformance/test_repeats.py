@@ -361,6 +361,25 @@ def test_create_table_killed_before_its_record_and_repeated_makes_one(
     assert (again.status_code, struck.rows(name), struck.version(name)) == (200, 3, 1)
 
 
+def test_drop_killed_before_its_answer_and_repeated_leaves_the_next_table_of_that_name(
+    struck: Struck, table: str
+) -> None:
+    key, location = next(keys), struck.post(table, "describe").json()["location"]
+    struck.held.touch()
+    struck.held.with_name("held.reached").unlink(missing_ok=True)
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(struck.post, table, "drop", None, key)
+        wait_for(struck.held.with_name("held.reached").exists)
+        struck.process.kill()
+        assert isinstance(lost.exception(), httpx.TransportError)
+    struck.held.unlink()
+    struck.restart()
+    struck.create(table, MORE)
+    again = struck.post(table, "drop", None, key)
+    assert (again.status_code, again.json()["location"]) == (200, location)
+    assert struck.rows(table) == 2
+
+
 def test_create_table_killed_after_its_record_answers_as_if_it_had_not(
     struck: Struck, fresh: Callable[[str], str]
 ) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import ServiceUnavailableError
+from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
 from msgspec import structs
 from tests.tables.bodies import Streamed, small
 from tests.tables.served import Server, ask
 
 from tiltyard import faults
+from tiltyard.catalog.namespaces import create_namespace, drop_namespace
+from tiltyard.catalog.tables import deregister_table, drop_table, rename_table
+from tiltyard.catalog.transactions import describe_transaction
 from tiltyard.faults import FaultError
 from tiltyard.spec import models
 from tiltyard.store import NewRequest
+from tiltyard.tables.batch import batch_commit_tables
+from tiltyard.tables.columns import update_table_schema_metadata
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table
 from tiltyard.tables.recovery import recovered
@@ -71,6 +79,106 @@ def test_restore_that_has_committed_is_recognised_whatever_came_after(table: Ser
     assert record is not None
     assert recovered(ctx, "RestoreTable", request, record) == models.RestoreTableResponse()
     assert table.open("t").count_rows() == 6
+
+
+def test_schema_metadata_that_was_replaced_is_recognised_whatever_came_after(table: Server) -> None:
+    ctx, _ = keyed(table)
+    request = ask(models.UpdateTableSchemaMetadataRequest, id="t", metadata={"by": "me"})
+    answer = update_table_schema_metadata(ctx, request)
+    update_table_schema_metadata(
+        table.ctx, ask(models.UpdateTableSchemaMetadataRequest, id="t", metadata={"by": "you"})
+    )
+    record = ctx.store.describe_request("key")
+    assert record is not None
+    assert recovered(ctx, "UpdateTableSchemaMetadata", request, record) == answer
+    assert answer == models.UpdateTableSchemaMetadataResponse(metadata={"by": "me"})
+
+
+def test_insert_whose_version_was_cleaned_up_since_is_recognised_without_its_count(table: Server) -> None:
+    ctx, _ = keyed(table)
+    insert(ctx, small(ROWS))
+    insert(table.ctx, small(ROWS))
+    table.open("t").cleanup_old_versions(older_than=timedelta(0))
+    record = ctx.store.describe_request("key")
+    assert record is not None
+    request = ask(models.InsertIntoTableRequest, id="t")
+    assert recovered(ctx, "InsertIntoTable", request, record) == models.InsertIntoTableResponse(version=2)
+    deleted = recovered(ctx, "DeleteFromTable", ask(models.DeleteFromTableRequest, id="t", predicate="id = 1"), record)
+    assert deleted == models.DeleteFromTableResponse(version=2)
+    merge = ask(models.MergeInsertIntoTableRequest, id="t", on=["id"])
+    assert recovered(ctx, "MergeInsertIntoTable", merge, record).num_inserted_rows is None
+
+
+@pytest.mark.parametrize(
+    "name, call, fields",
+    [
+        ("DropTable", drop_table, {"id": ["t"]}),
+        ("DeregisterTable", deregister_table, {"id": ["t"]}),
+        ("RenameTable", rename_table, {"id": ["t"], "new_table_name": "u"}),
+        ("CreateNamespace", create_namespace, {"id": ["a"], "mode": "Overwrite", "properties": {"é": "\x00"}}),
+        ("DropNamespace", drop_namespace, {"id": ["a"]}),
+        ("DropNamespace", drop_namespace, {"id": ["a"], "behavior": "Cascade"}),
+        (
+            "BatchCommitTables",
+            batch_commit_tables,
+            {"operations": [{"declare_table": {"id": ["v"]}}, {"deregister_table": {"id": ["t"]}}]},
+        ),
+    ],
+)
+def test_what_the_catalog_alone_fulfils_is_answered_again_and_not_done_again(
+    table: Server, name: str, call: Any, fields: dict[str, Any]
+) -> None:
+    create_namespace(table.ctx, ask(models.CreateNamespaceRequest, id="a"))
+    ctx, first = keyed(table)
+    request = ask(getattr(models, f"{name}Request"), **fields)
+    answer = call(ctx, request)
+    ctx.store.release_request(first.claim)  # the server is gone before it answers
+    record, ours = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
+    assert ours and record.attempts == 2
+    assert recovered(ctx, name, request, record) == answer
+
+
+def test_batch_that_was_recorded_and_not_finished_is_answered_with_its_versions(
+    table: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, _ = keyed(table)
+    table.declare("n", managed=True)
+    location = Path(table.ctx.store.describe_table(("n",)).location)
+    lance.write_dataset(ROWS, location / "draft")
+    (location / "draft" / "data").rename(location / "data")
+    (location / "_versions").mkdir()
+    [written] = (location / "draft" / "_versions").glob("*.manifest")
+    staged = location / "_versions" / f"{written.name}-staged"
+    written.rename(staged)
+    version = {"id": ["n"], "version": 1, "manifest_path": str(staged), "naming_scheme": "V2"}
+    request = ask(models.BatchCommitTablesRequest, operations=[{"create_table_version": version}])
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        with pytest.raises(ServiceUnavailableError):
+            batch_commit_tables(ctx, request)
+    record = ctx.store.describe_request("key")
+    assert record is not None
+    answer = recovered(ctx, "BatchCommitTables", request, record)
+    [result] = answer.results
+    assert result.create_table_version.version.manifest_path == str(location / "_versions" / written.name).lstrip("/")
+    assert describe_transaction(ctx, ask(models.DescribeTransactionRequest, id=answer.transaction_id)).status
+
+
+def test_drop_whose_repeat_was_begun_drops_nothing(table: Server) -> None:
+    ctx, first = keyed(table)
+    ctx.store.release_request(first.claim)
+    ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
+    with pytest.raises(ConcurrentModificationError):
+        drop_table(ctx, ask(models.DropTableRequest, id="t"))
+    assert table.open("t").count_rows() == 3
+
+
+def test_answer_noted_a_day_ago_is_not_the_answer_to_a_new_request(table: Server) -> None:
+    new = NewRequest("key", "POST", None, "me", 0, 0)
+    record, _ = table.ctx.store.begin_request(new)
+    table.ctx.store.note_answer([record.claim], "{}")
+    again, ours = table.ctx.store.begin_request(new)
+    assert ours and again.attempts == 1 and again.body is None
 
 
 def test_insert_struck_before_its_record_is_not_recognised(table: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,12 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
     keep_ms, made_by = ctx.settings.retention_ms, owner(ctx, path[:-1])
     home = ctx.checked_space(path[:-1])
-    record = ctx.store.create_namespace(path, request.properties or {}, mode, keep_ms, made_by, home)
-    return models.CreateNamespaceResponse(properties=record.properties)
+
+    def work(catalog: UnitOfWork) -> models.CreateNamespaceResponse:
+        record = catalog.create_namespace(path, request.properties or {}, mode, keep_ms, made_by, home)
+        return models.CreateNamespaceResponse(properties=record.properties)
+
+    return ctx.once(work)
 
 
 @operation(needs=SEEING_NAMESPACE, inline=short)
@@ -90,12 +94,18 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
     try:
         if behavior is DropBehavior.CASCADE:
             return _drop_all(ctx, path)
-        dropped = ctx.store.drop_namespace(path, only=ctx.checked_space(path))
+        return _drop_empty(ctx, path)
     except NamespaceNotFoundError:
         if mode is DropMode.SKIP:
             return models.DropNamespaceResponse()
         raise
-    return models.DropNamespaceResponse(properties=dropped.properties)
+
+
+def _drop_empty(ctx: Context, path: Id) -> models.DropNamespaceResponse:
+    only = ctx.checked_space(path)
+    return ctx.once(
+        lambda catalog: models.DropNamespaceResponse(properties=catalog.drop_namespace(path, only=only).properties)
+    )
 
 
 def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
@@ -109,4 +119,4 @@ def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
         dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, only=only)
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 
-    return ctx.store.transact(work)
+    return ctx.once(work)

@@ -85,7 +85,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.checked_space(path[:-1])
     managed = registered_is_managed(properties)
 
-    def work(catalog: UnitOfWork) -> TableRecord:
+    def work(catalog: UnitOfWork) -> models.RegisterTableResponse:
         if mode is RegisterMode.OVERWRITE:
             keep_ms = ctx.settings.retention_ms
             made = catalog.replace_registration(
@@ -97,10 +97,9 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
             )
         for base in bases:
             catalog.add_clone(made.id, base)
-        return made
+        return models.RegisterTableResponse(location=made.location, properties=made.properties)
 
-    record = ctx.store.transact(work) if bases else work(ctx.store)
-    return models.RegisterTableResponse(location=record.location, properties=record.properties)
+    return ctx.once(work)
 
 
 def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> bool:
@@ -233,8 +232,13 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     path = table_id(request.id)
     home = new_home(path, request.new_namespace_id)
     new_path = table_id([*home, request.new_table_name])
-    ctx.store.rename_table(path, new_path, only=ctx.checked_table(path), home=ctx.checked_space(home))
-    return models.RenameTableResponse()
+    only, into = ctx.checked_table(path), ctx.checked_space(home)
+
+    def work(catalog: UnitOfWork) -> models.RenameTableResponse:
+        catalog.rename_table(path, new_path, only=only, home=into)
+        return models.RenameTableResponse()
+
+    return ctx.once(work)
 
 
 @operation(needs=on_table(Privilege.DROP, narrowed=True))
@@ -245,9 +249,14 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     """
     path = table_id(request.id)
     only, keep_ms = ctx.checked_table(path), ctx.settings.retention_ms
-    record = ctx.store.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
-    ctx.storage.datasets.forget(record.location)
-    return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
+
+    def work(catalog: UnitOfWork) -> models.DeregisterTableResponse:
+        record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
+        return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
+
+    answer = ctx.once(work)
+    ctx.storage.datasets.forget(str(answer.location))
+    return answer
 
 
 @operation(needs=on_table(Privilege.DROP, narrowed=True))
@@ -260,9 +269,15 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     """
     path = table_id(request.id)
     only, keep_ms = ctx.checked_table(path), ctx.settings.retention_ms
-    record = ctx.store.remove_table(path, doom=True, keep_ms=keep_ms, only=only)
-    ctx.storage.datasets.forget(record.location)
-    if not ctx.settings.retention_ms:
-        ctx.storage.delete_folder(record.location)
-        ctx.store.forget_folder(record.location)
-    return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)
+
+    def work(catalog: UnitOfWork) -> models.DropTableResponse:
+        record = catalog.remove_table(path, doom=True, keep_ms=keep_ms, only=only)
+        return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)
+
+    answer = ctx.once(work)
+    location = str(answer.location)
+    ctx.storage.datasets.forget(location)
+    if not keep_ms:
+        ctx.storage.delete_folder(location)
+        ctx.store.forget_folder(location)
+    return answer

@@ -27,9 +27,10 @@ BEGIN = f"""
         owner = excluded.owner, lease_until = excluded.lease_until, scope = excluded.scope,
         fingerprint = CASE WHEN requests.expires_at <= excluded.created_at THEN excluded.fingerprint
             ELSE COALESCE(excluded.fingerprint, requests.fingerprint) END,
-        status = NULL, body = NULL, heard = FALSE,
+        status = NULL, heard = FALSE,
         created_at = excluded.created_at, expires_at = excluded.expires_at,
         attempts = CASE WHEN requests.expires_at <= excluded.created_at THEN 1 ELSE requests.attempts + 1 END,
+        body = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.body END,
         table_id = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.table_id END,
         branch = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.branch END,
         version = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.version END
@@ -56,6 +57,7 @@ FORGET = f"DELETE FROM requests {OURS}"
 RELEASE = f"UPDATE requests SET lease_until = 0 {OURS}"
 IDENTIFY = f"UPDATE requests SET fingerprint = ? {OURS}"
 COMMITTED = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {OURS}"
+ANSWERED = f"UPDATE requests SET body = ? {OURS}"
 KEEP = "UPDATE requests SET lease_until = ? WHERE owner = ? AND status IS NULL AND lease_until > 0"
 HEAR = "UPDATE requests SET heard = ? WHERE id = ? AND heard <> ? AND status IS NOT NULL"
 SWEEP = """
@@ -125,6 +127,13 @@ class Requests(Scope):
         """
         for claim in claims:
             if not self.connection.change(COMMITTED, table_id, branch, version, *_ours(claim)):
+                raise _lost()
+
+    @writes
+    def note_answer(self, claims: Iterable[Claim], body: str) -> None:
+        """Note, in the transaction that fulfils requests, what they are answered. Raises as `mark_committed` does."""
+        for claim in claims:
+            if not self.connection.change(ANSWERED, body, *_ours(claim)):
                 raise _lost()
 
     @writes

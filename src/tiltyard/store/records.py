@@ -285,7 +285,11 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """A request with a key: running while `status` is None. `version` is what it has committed to a table's branch."""
+    """A request with a key: running while `status` is None.
+
+    `version` is what it has committed to a table's branch. `body` is its answer; without a status that of an operation
+    whose work is done, as far as the catalog goes.
+    """
 
     id: str
     scope: str

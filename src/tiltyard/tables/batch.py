@@ -65,22 +65,26 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     batch = Batch(ctx)
     steps = list(_steps(batch, request.operations))
 
-    def work(catalog: UnitOfWork) -> tuple[str, list[models.CommitTableResult]]:
+    def work(catalog: UnitOfWork) -> models.BatchCommitTablesResponse:
         batch.committed.clear()  # the work may be run again
         properties = {"operations": str(len(request.operations))}
         made = catalog.create_transaction(
             BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, asked_by=ctx.principal.name
         )
-        return made.id, [result for step in steps for result in step(catalog, batch)]
+        results = [result for step in steps for result in step(catalog, batch)]
+        for table, record, _, result in batch.committed:
+            version = wire_version(table, record)
+            result.create_table_version = models.CreateTableVersionResponse(transaction_id=made.id, version=version)
+        return models.BatchCommitTablesResponse(transaction_id=made.id, results=results)
 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(batch.news)):
-        transaction, results = ctx.store.transact(work)
+        answer = ctx.once(work)
     final = finalize_all(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
     for (table, _, _, result), record in zip(batch.committed, final, strict=True):
-        version = wire_version(table, record)
-        result.create_table_version = models.CreateTableVersionResponse(transaction_id=transaction, version=version)
-    return models.BatchCommitTablesResponse(transaction_id=transaction, results=results)
+        assert result.create_table_version is not None
+        result.create_table_version.version = wire_version(table, record)
+    return answer
 
 
 def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:

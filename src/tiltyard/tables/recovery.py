@@ -1,7 +1,8 @@
 """What a request with a key did before its server went away: the answer it would have got, made from its commit.
 
-On a managed table the commit's record names the request, whatever kind of commit it is; elsewhere Lance's own
-transaction does, for appends and overwrites (`docs/exactly-once.md` has the table).
+What the catalog alone fulfils is kept there with its answer. On a managed table the commit's record names the request,
+whatever kind of commit it is; elsewhere Lance's own transaction does, for appends and overwrites
+(`docs/exactly-once.md` has the table).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lance
+import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
-    LanceNamespaceError,
     NamespaceNotFoundError,
     TableBranchNotFoundError,
     TableNotFoundError,
@@ -49,11 +50,14 @@ RECENT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A version that a request made; `rows` is what it brought, as far as the transaction says."""
+    """A version that a request made; `rows` is what it brought, as far as the transaction says.
+
+    Of one that was cleaned up since there is no `dataset`, and nobody knows its counts.
+    """
 
     target: Target
     version: int
-    dataset: lance.LanceDataset
+    dataset: lance.LanceDataset | None
     transaction: lance.Transaction | None
     rows: int | None
 
@@ -66,15 +70,17 @@ class Commit:
         return sum(fragment.physical_rows for fragment in operation.new_fragments)
 
     @property
-    def growth(self) -> int:
-        """By how many rows the table grew; 0 where the version before is gone."""
+    def growth(self) -> int | None:
+        """By how many rows the table grew; None where it or the version before is gone."""
+        if self.dataset is None:
+            return None
         branch = None if self.target.branch in (None, MAIN_BRANCH) else self.target.branch
         try:
             with lance_errors(self.dataset):
                 before = self.dataset.checkout_version((branch, self.version - 1))
                 return int(self.dataset.count_rows() - before.count_rows())
-        except LanceNamespaceError:
-            return 0
+        except TableVersionNotFoundError:
+            return None
 
 
 def recovered(ctx: Context, operation: str, request: Any, record: RequestRecord) -> Any | None:
@@ -82,6 +88,8 @@ def recovered(ctx: Context, operation: str, request: Any, record: RequestRecord)
 
     Raises ServiceUnavailableError and what else keeps a table from being looked at.
     """
+    if record.body is not None:
+        return msgspec.json.decode(record.body, type=getattr(models, f"{operation}Response"))
     answer = _ANSWERS.get(operation)
     if answer is None:
         return None
@@ -98,9 +106,14 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
         finalize_pending(ctx, table.id)
         target = Target(ctx, table, record.branch or None)
         latest = target.own()
+    except (*GONE, InvalidInputError):
+        return None
+    try:
         with lance_errors(latest):
             at = latest.checkout_version((target.branch, record.version))
             transaction = latest.read_transaction(record.version)
+    except TableVersionNotFoundError:
+        return Commit(target, record.version, None, None, None) if latest.version > record.version else None
     except (*GONE, InvalidInputError):
         return None
     return Commit(target, record.version, at, transaction, marked_rows(transaction, record.id))
@@ -131,8 +144,10 @@ def _merged(
     if commit.rows is not None:  # into a table without data: an append
         inserted = written = commit.rows
         deleted = 0
+    elif (growth := commit.growth) is None:
+        return models.MergeInsertIntoTableResponse(version=commit.version, num_attempts=1)
     else:
-        inserted, deleted, written = max(commit.growth, 0), max(-commit.growth, 0), commit.written
+        inserted, deleted, written = max(growth, 0), max(-growth, 0), commit.written
     return models.MergeInsertIntoTableResponse(
         version=commit.version,
         num_inserted_rows=inserted,
@@ -152,7 +167,9 @@ def _updated(ctx: Context, request: models.UpdateTableRequest, commit: Commit) -
 
 
 def _deleted(ctx: Context, request: models.DeleteFromTableRequest, commit: Commit) -> models.DeleteFromTableResponse:
-    return models.DeleteFromTableResponse(version=commit.version, num_deleted_rows=max(-commit.growth, 0))
+    growth = commit.growth
+    deleted = None if growth is None else max(-growth, 0)
+    return models.DeleteFromTableResponse(version=commit.version, num_deleted_rows=deleted)
 
 
 def _created(ctx: Context, request: models.CreateTableRequest, commit: Commit) -> models.CreateTableResponse:
@@ -170,6 +187,12 @@ def _created(ctx: Context, request: models.CreateTableRequest, commit: Commit) -
 
 def _restored(ctx: Context, request: models.RestoreTableRequest, commit: Commit) -> models.RestoreTableResponse:
     return models.RestoreTableResponse()
+
+
+def _metadata_replaced(
+    ctx: Context, request: models.UpdateTableSchemaMetadataRequest, commit: Commit
+) -> models.UpdateTableSchemaMetadataResponse:
+    return models.UpdateTableSchemaMetadataResponse(metadata=dict(request.metadata or {}))
 
 
 def _columns_added(ctx: Context, request: Any, commit: Commit) -> models.AlterTableAddColumnsResponse:
@@ -191,6 +214,7 @@ _ANSWERS: Mapping[str, Callable[[Context, Any, Commit], Any]] = {
     "DeleteFromTable": _deleted,
     "CreateTable": _created,
     "RestoreTable": _restored,
+    "UpdateTableSchemaMetadata": _metadata_replaced,
     "AlterTableAddColumns": _columns_added,
     "AlterTableAlterColumns": _columns_altered,
     "AlterTableDropColumns": _columns_dropped,

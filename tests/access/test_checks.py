@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lance
 import pytest
 from lance_namespace.errors import (
     LanceNamespaceError,
@@ -14,7 +15,9 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
+import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
+from tests.conformance.cases import ROWS
 
 
 def refusal(call: Any, *arguments: Any) -> LanceNamespaceError:
@@ -105,6 +108,36 @@ def test_creator_owns_what_it_made_and_nobody_else_sees_it(catalog: Catalog) -> 
     again = catalog.table("s", "t")
     assert catalog.store.grants_on("table", again, None, 5) == []
     assert type(refusal(ann.count_table_rows, {"id": ["s", "t"]})) is PermissionDeniedError
+
+
+def test_publish_a_new_table_needs_no_more_than_to_create_it(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    catalog.grant("ann", "create", namespace=("s",))
+    ann = catalog.as_("ann")
+    with tiltyard.publish(ann) as tables:
+        lance.write_dataset(ROWS, namespace_client=tables, table_id=["s", "t"])
+    assert ann.count_table_rows({"id": ["s", "t"]}).count == ROWS.num_rows
+    assert catalog.store.claim_folders(9, 1000) == []
+    ann.drop_table({"id": ["s", "t"]})
+
+
+def test_location_that_was_reserved_for_somebody_is_nobody_elses(catalog: Catalog) -> None:
+    catalog.namespace("s")
+    for name in ("ann", "bob"):
+        catalog.grant(name, "create", namespace=("s",))
+    ann, bob = catalog.as_("ann"), catalog.as_("bob")
+    operations: list[dict[str, Any]] = [{"declare_table": {"id": ["s", "t"]}}, {"deregister_table": {"id": ["s", "t"]}}]
+    location = ann.batch_commit_tables({"operations": operations}).results[0].declare_table.location
+    named = {"id": ["s", "u"], "location": location}
+    assert type(refusal(bob.batch_commit_tables, {"operations": [{"declare_table": named}]})) is PermissionDeniedError
+    assert type(refusal(ann.declare_table, named)) is PermissionDeniedError  # alone there is no need for it
+    beside = named | {"location": f"{location}-beside"}
+    assert type(refusal(ann.batch_commit_tables, {"operations": [{"declare_table": beside}]})) is PermissionDeniedError
+    ann.batch_commit_tables({"operations": [{"declare_table": named}]})
+    assert ann.describe_table({"id": ["s", "u"]}).location == location
+    assert type(refusal(ann.batch_commit_tables, {"operations": [{"declare_table": named | {"id": ["s", "v"]}}]})) is (
+        PermissionDeniedError
+    )
 
 
 def test_create_table_over_one_that_is_there_needs_rights_on_it(catalog: Catalog) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pytest
 from botocore.exceptions import ClientError
 
+import tiltyard
 from tests.services.guarded_s3 import SECRETS, GuardedS3, guarded_s3
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
@@ -253,3 +255,40 @@ def test_vended_secrets_and_own_ones_are_in_no_log(lake: Lake) -> None:
     log = "".join(lake.server.log)
     assert options["aws_secret_access_key"] not in log and options["aws_session_token"] not in log
     assert lake.post("/v1/table/quiet/describe", vend_credentials=False).text.count("testing") == 0
+
+
+def test_publish_new_and_old_tables_with_vended_credentials(lake: Lake) -> None:
+    lake.new_table("published_old")
+    with tiltyard.publish(lake.namespace()) as tables:
+        for name, mode in (("published_old", "append"), ("published_new", "create")):
+            lance.write_dataset(ROWS, namespace_client=tables, table_id=[name], mode=mode)
+    with suppress(ZeroDivisionError), tiltyard.publish(lake.namespace()) as tables:
+        location = lance.write_dataset(ROWS, namespace_client=tables, table_id=["published_not"]).uri
+        raise ZeroDivisionError
+    counts = [
+        lance.dataset(namespace_client=lake.namespace(), table_id=[f"published_{name}"]).count_rows()
+        for name in ("old", "new")
+    ]
+    assert counts == [6, 3]
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    assert "Contents" not in lake.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_publish_outlasts_the_credentials_of_the_tables_that_are_there(hasty: Lake, fails: bool) -> None:
+    name = f"outlasting_{fails}".lower()
+    location = hasty.new_table(name)
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    before = hasty.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+    time.sleep(1.1)  # object stores date files to the second: what the block writes is younger
+    with suppress(ZeroDivisionError), tiltyard.publish(hasty.namespace()) as tables:
+        lance.write_dataset(ROWS, namespace_client=tables, table_id=[name], mode="append")
+        time.sleep(SECONDS + 1)
+        lance.write_dataset(ROWS, namespace_client=tables, table_id=[name], mode="append")
+        time.sleep(SECONDS + 1)
+        if fails:
+            raise ZeroDivisionError
+    assert lance.dataset(namespace_client=hasty.namespace(), table_id=[name]).count_rows() == (3 if fails else 9)
+    after = hasty.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+    assert not any("_publishing" in entry["Key"] for entry in after)
+    assert not fails or [entry["Key"] for entry in after] == [entry["Key"] for entry in before]

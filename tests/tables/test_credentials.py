@@ -145,12 +145,25 @@ def test_vended_location_that_is_not_canonical_or_a_root_is_refused(lake: Lake) 
             places.vended(location, writable=False)
 
 
-def test_declare_table_in_a_batch_answers_no_credentials(lake: Lake) -> None:
-    declared = lake.owner.batch_commit_tables(
-        {"operations": [{"declare_table": {"id": ["u"], "vend_credentials": True}}]}
-    )
-    told = declared.results[0].declare_table.storage_options
-    assert set(told) == {"aws_endpoint", "aws_region", "allow_http"}
+@pytest.mark.parametrize("kept", [True, False])
+def test_declare_table_in_a_batch_answers_credentials_to_its_maker(
+    lake: Lake, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = lake.as_(ANN, "create")
+
+    def declare(name: str, vend: bool | None) -> Any:
+        operations: list[dict[str, Any]] = [{"declare_table": {"id": [name], "vend_credentials": vend}}]
+        if not kept:
+            operations.append({"deregister_table": {"id": [name]}})
+        return maker.batch_commit_tables({"operations": operations}).results[0].declare_table
+
+    made = declare("u", True)
+    assert lance.write_dataset(ROWS, made.location, storage_options=made.storage_options).count_rows() == 3
+    for vend in (None, False):
+        assert set(declare(f"v{vend}", vend).storage_options) == {"aws_endpoint", "aws_region", "allow_http"}
+    monkeypatch.setattr(credentials, "_rules", [*credentials._rules])
+    credentials.raw_rule(lambda ctx, record: Raw.NOTHING)
+    assert set(declare("w", True).storage_options) == {"aws_endpoint", "aws_region", "allow_http"}
 
 
 def test_describe_table_provider_that_does_not_answer_is_503(objects: GuardedS3, tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ def _commit(ctx: Context, request: models.BatchCommitTablesRequest) -> Context:
 
     for entry in request.operations:
         if entry.declare_table is not None:
-            path = table_id(entry.declare_table.id)
-            spaces.update(check_new_table(ctx, path, entry.declare_table.location))
+            path, location = table_id(entry.declare_table.id), entry.declare_table.location
+            if location and ctx.store.is_reserved(location, ctx.principal.name):
+                location = None  # the server has chosen it, for this very principal
+            spaces.update(check_new_table(ctx, path, location))
             declared.add(path)
         if entry.create_table_version is not None:
             check(entry.create_table_version.id, Privilege.WRITE)
@@ -49,8 +51,8 @@ def _create_versions(ctx: Context, request: models.BatchCreateTableVersionsReque
 
 
 COMMITTING = Needs(
-    "for each entry: to declare `create` on the namespace (with a location `administer` on the server), to create or "
-    "delete versions `write`, to deregister `drop` on the table",
+    "for each entry: to declare `create` on the namespace (with a location that no batch of one's own has reserved "
+    "`administer` on the server), to create or delete versions `write`, to deregister `drop` on the table",
     _commit,
 )
 BATCH_CREATE_VERSIONS = Needs("`write` on each table", _create_versions)

@@ -52,6 +52,7 @@ def commit(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str
     transaction = _sent(client, send, changes)
     for line in changes.lines():
         with _at_best(line.table):
+            line.table.renew(client)
             line.forget_copies()
     return transaction
 
@@ -61,6 +62,7 @@ def roll_back(client: upstream.LanceNamespace, changes: Changes) -> None:
     for line in changes.lines():
         if not line.table.declared:
             with _at_best(line.table):
+                line.table.renew(client)
                 line.discard(_base_manifest(client, line), _later_manifests(client, line))
     for table in changes.new_tables():
         with _at_best(table):

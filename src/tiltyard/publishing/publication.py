@@ -243,6 +243,8 @@ class Publication(upstream.LanceNamespace):
                 if staged is not None and staged.request.manifest_path == asked.manifest_path:
                     return staged  # Lance asks again
                 raise ConcurrentModificationError(f"Version {asked.version} exists: describe it, and rebase.")
+            if not line.table.declared:
+                line.table.renew(self._client)
             staged = line.hold(asked)
             if error := self._objection(line, asked):
                 line.refused.append(staged)
@@ -273,15 +275,20 @@ class Publication(upstream.LanceNamespace):
         return self._changes.remember(_table(path, described))
 
     def _placed(self, path: Path, fields: Mapping[str, Any]) -> Table:
-        """Learn where the server puts a new table: declared and deregistered in one batch, nobody sees it."""
+        """Learn where the server puts a new table: declared and deregistered in one batch, nobody sees it.
+
+        The folder is reserved for this principal by that. No key: the answer has credentials, and is not to be kept.
+        """
         declared = upstream.DeclareTableRequest(
-            id=list(path), properties=fields.get("properties"), vend_credentials=fields.get("vend_credentials")
+            id=list(path),
+            properties=fields.get("properties"),
+            vend_credentials=fields.get("vend_credentials") is not False,
         )
         operations = [
             upstream.CommitTableOperation(declare_table=declared),
             upstream.CommitTableOperation(deregister_table=upstream.DeregisterTableRequest(id=list(path))),
         ]
-        answer = self._send(upstream.BatchCommitTablesRequest(operations=operations), uuid4().hex)
+        answer = self._send(upstream.BatchCommitTablesRequest(operations=operations), None)
         return _table(path, answer.results[0].declare_table, declared=True)
 
     def _check_open(self) -> None:

@@ -22,8 +22,8 @@ from lance_namespace_urllib3_client.configuration import Configuration
 from lance_namespace_urllib3_client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-Send: TypeAlias = Callable[[upstream.BatchCommitTablesRequest, str], upstream.BatchCommitTablesResponse]
-"""Sends a batch under a key: with the same key, it is the same batch again."""
+Send: TypeAlias = Callable[[upstream.BatchCommitTablesRequest, str | None], upstream.BatchCommitTablesResponse]
+"""Sends a batch under a key: with the same key, it is the same batch again. Without one credentials are answered."""
 
 ANSWER_SECONDS = 120.0
 _ENDPOINT = re.compile(r'endpoint: "([^"]+)"')
@@ -43,11 +43,10 @@ def _by_http(endpoint: str, headers: Mapping[str, str]) -> Send:
     """pylance's RestNamespace (14) has no batch; the generated client is asked in its place."""
     api = TableApi(ApiClient(Configuration(host=endpoint.rstrip("/"))))
 
-    def send(request: upstream.BatchCommitTablesRequest, key: str) -> upstream.BatchCommitTablesResponse:
+    def send(request: upstream.BatchCommitTablesRequest, key: str | None) -> upstream.BatchCommitTablesResponse:
+        sent = {**headers, "Idempotency-Key": key} if key else dict(headers)
         try:
-            return api.batch_commit_tables(
-                request, _request_timeout=ANSWER_SECONDS, _headers={**headers, "Idempotency-Key": key}
-            )
+            return api.batch_commit_tables(request, _request_timeout=ANSWER_SECONDS, _headers=sent)
         except ApiException as error:
             raise _told(error) from error
         except HTTPError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Table:
-    """Where a table lies; `declared` in this very publication, which then owns all of its files."""
+    """Where a table lies; `declared` in this very publication, which then owns all of its files.
+
+    `options` open its files, and may have an end: see `renew`.
+    """
 
     path: tuple[str, ...]
     location: str
@@ -33,6 +37,17 @@ class Table:
     managed: bool
     declared: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    def renew(self, client: upstream.LanceNamespace) -> None:
+        """Take other credentials where these are about to end. Raises what the client raises.
+
+        Of a table that is declared in this publication there are none until that has ended.
+        """
+        if (end := self.options.get("expires_at_millis")) is None:
+            return
+        if time.time() * 1000 >= int(end) - int(self.options.get("refresh_offset_millis", 0)):
+            described = client.describe_table(upstream.DescribeTableRequest(id=list(self.path)))
+            self.options = described.storage_options or {}
 
     def files(self) -> Any:
         """Its files, as an object store."""

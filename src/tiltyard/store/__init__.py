@@ -2,7 +2,7 @@
 
 from tiltyard.clocks import wall_clock
 from tiltyard.store.audit import AuditFilter, AuditRecord
-from tiltyard.store.folders import CREATING, DROPPED
+from tiltyard.store.folders import CREATING, DROPPED, RESERVED
 from tiltyard.store.grants import GrantRecord, Owner
 from tiltyard.store.identity_records import KeyRecord, PrincipalRecord, SigningKey
 from tiltyard.store.principals import IDENTITY
@@ -35,6 +35,7 @@ __all__ = [
     "DROPPED",
     "GRANTS",
     "IDENTITY",
+    "RESERVED",
     "AuditFilter",
     "AuditRecord",
     "Claim",

@@ -1,7 +1,7 @@
 """Folders that will be deleted: marked first, deleted by a sweeper once due, and only then forgotten.
 
 A table in creation has its folder here too, due when the lease of its creator runs out: what a crash leaves behind
-is swept like all the rest.
+is swept like all the rest. So is a folder that a batch chose for a table that a later one of the same principal makes.
 """
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
@@ -17,6 +17,7 @@ from tiltyard.store.scope import Scope, reads, writes
 
 CREATING = "creating"
 DROPPED = "dropped"
+RESERVED = "reserved"
 
 DOOM = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) VALUES (?, ?, ?, ?, 0)
@@ -56,6 +57,10 @@ CLAIM = f"""
     RETURNING {DoomedFolder.COLUMNS}
 """
 FORGET = "DELETE FROM doomed_folders WHERE location = ?"
+IS_RESERVED = f"""
+    SELECT 1 FROM doomed_folders JOIN transactions ON transactions.id = doomed_folders.transaction_id
+    WHERE location = ? AND reason = '{RESERVED}' AND asked_by = ?
+"""
 COUNT = "SELECT count(*) FROM doomed_folders WHERE transaction_id = ?"
 
 
@@ -109,6 +114,11 @@ class Folders(Scope):
     def forget_folder(self, location: str) -> None:
         """Note that a folder is deleted."""
         self.connection.change(FORGET, location)
+
+    @reads
+    def is_reserved(self, location: str, principal: str) -> bool:
+        """Whether a folder waits for a table that a principal makes."""
+        return self.connection.row(IS_RESERVED, location, principal) is not None
 
     @reads
     def count_folders(self, transaction_id: str) -> int:

@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.store.apart import check_apart
 from tiltyard.store.database import ForeignKeyError, UniqueError
-from tiltyard.store.folders import CREATING, DOOM, DROPPED
+from tiltyard.store.folders import CREATING, DOOM, DROPPED, RESERVED
 from tiltyard.store.grants import TABLE, forget, own
 from tiltyard.store.paths import (
     NESTED,
@@ -90,6 +90,7 @@ FOUND_AT_ONCE = 32
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 PUBLISH = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
+TAKE_RESERVED = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{RESERVED}' AND claims = 0"
 # Whether a folder is doomed, and whether its table can still be brought back.
 IS_DOOMED = """
     SELECT (SELECT name FROM removed_tables kept WHERE kept.location = doomed.location AND kept.dropped)
@@ -138,6 +139,7 @@ class Tables(Scope):
         if row is None:
             raise InvalidInputError(f"Another table has this location: {location}")
         if registered:
+            self.connection.change(TAKE_RESERVED, location)
             check_apart(self.connection, location)
         if in_creation and not self.connection.change(PUBLISH, location):
             raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")

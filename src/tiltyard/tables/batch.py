@@ -17,8 +17,9 @@ from tiltyard.ids import Id, display, table_id
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
-from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
+from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.asked_versions import branch_key, check_same, not_kept, staged_version, wire_version
+from tiltyard.tables.credentials import own_options
 from tiltyard.tables.finalizing import finalize_all
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.version_commits import deletable_ranges
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_OPERATIONS = 1000
 BATCH_COMMIT = "batch_commit"
+RESERVED_MS = 7 * 24 * 3600 * 1000
+"""How long a folder waits for its table, where a batch has declared and deregistered that to learn of its location."""
 
 
 @dataclass(slots=True)
@@ -35,7 +38,12 @@ class Batch:
     """A batch on its way: what was looked up on storage before, and what the transaction made."""
 
     ctx: Context
+    transaction: str = ""
     declared: dict[Id, str] = field(default_factory=dict)
+    chosen: set[str] = field(default_factory=set)
+    """The locations among them that are the server's choice."""
+    made: list[tuple[TableRecord, models.DeclareTableResponse, bool | None]] = field(default_factory=list)
+    """The tables declared, what is answered of them, and whether credentials were asked for."""
     latest: dict[tuple[Id, str], NewVersion] = field(default_factory=dict)
     news: list[NewVersion] = field(default_factory=list)
     committed: list[tuple[TableRecord, VersionRecord, NewVersion, models.CommitTableResult]] = field(
@@ -55,8 +63,10 @@ Step: TypeAlias = Callable[[UnitOfWork, Batch], list[models.CommitTableResult]]
 def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) -> models.BatchCommitTablesResponse:
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
-    A table declared in a batch may get its first version in it. Raises what each operation raises (all are refused
-    then), InvalidInputError (none, more than 1,000, or an entry that does not do exactly one thing).
+    A table declared in a batch may get its first version in it. One that is declared without a location, and then
+    deregistered, leaves its folder reserved for RESERVED_MS: a later batch of the same principal may name it.
+    Raises what each operation raises (all are refused then), InvalidInputError (none, more than 1,000, or an entry that
+    does not do exactly one thing), ServiceUnavailableError (no credentials can be made; the batch is committed).
     """
     if not 0 < len(request.operations) <= MOST_OPERATIONS:
         raise InvalidInputError(
@@ -67,10 +77,12 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
 
     def work(catalog: UnitOfWork) -> models.BatchCommitTablesResponse:
         batch.committed.clear()  # the work may be run again
+        batch.made.clear()
         properties = {"operations": str(len(request.operations))}
         made = catalog.create_transaction(
             BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, asked_by=ctx.principal.name
         )
+        batch.transaction = made.id
         results = [result for step in steps for result in step(catalog, batch)]
         for table, record, _, result in batch.committed:
             version = wire_version(table, record)
@@ -84,6 +96,8 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     for (table, _, _, result), record in zip(batch.committed, final, strict=True):
         assert result.create_table_version is not None
         result.create_table_version.version = wire_version(table, record)
+    for table, declared, vend in batch.made:
+        declared.storage_options = own_options(ctx, table, vend)
     return answer
 
 
@@ -119,6 +133,8 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
+    if not request.location:
+        batch.chosen.add(location)
     batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
     managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
     home = batch.ctx.checked_space(path[:-1])
@@ -140,6 +156,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
             properties=record.properties,
             managed_versioning=record.managed,
         )
+        batch.made.append((record, declared, request.vend_credentials))
         return [models.CommitTableResult(declare_table=declared)]
 
     return step
@@ -219,6 +236,8 @@ def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
+        if nothing and record.location in batch.chosen:
+            catalog.doom(record.location, batch.ctx.clock() + RESERVED_MS, RESERVED, batch.transaction)
         answer = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
         return [models.CommitTableResult(deregister_table=answer)]
 

@@ -65,6 +65,21 @@ def may_wait(ctx: Context, vend: bool | None) -> bool:
     return vend is not False and ctx.storage.places.vend
 
 
+def own_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
+    """The options of a table that this very request has made, and may have taken away again: its maker has the files.
+
+    Credentials are in there if they were asked for, and no rule but that of the grants is against it. Raises
+    ServiceUnavailableError.
+    """
+    public = ctx.storage.public_options(record.location) or None
+    if not vend or ctx.claims:
+        return public
+    access = min(rule(ctx, record) for rule in _rules if rule is not granted)
+    if access is Raw.NOTHING:
+        return public
+    return ctx.storage.places.vended(record.location, writable=access is Raw.WRITE) or public
+
+
 def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
     """The options to answer; `vend` is what the request says of credentials, None for nothing.
 

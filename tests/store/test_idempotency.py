@@ -34,7 +34,7 @@ def seen(store: Store, id_: str = "k") -> RequestRecord:
 
 def test_begin_request_twice_gives_it_to_the_first(store: Store) -> None:
     first, ours = store.begin_request(NEW)
-    assert ours and (first.status, first.attempts, first.heard) == (None, 1, False)
+    assert ours and (first.status, first.attempts, first.heard) == (None, 1, True)
     again, ours = store.begin_request(replace(NEW, owner="two"))
     assert not ours and again == first
 
@@ -133,6 +133,39 @@ def test_claim_unheard_finds_the_same_request_under_another_key(store: Store, cl
     assert store.hear_request("k", False)
     clock.advance(60_001)
     assert store.claim_unheard(twin, 60_000, (), clock.now + 1) is None
+
+
+@pytest.mark.parametrize("sign", ["a younger request", "a longer lease", "the end"])
+def test_claim_unheard_leaves_out_what_a_living_server_runs_for_a_client_that_is_there(
+    store: Store, clock: Clock, sign: str
+) -> None:
+    twin, claim = replace(NEW, id="other", owner="two"), begun(store)
+    clock.advance(1)
+    began = clock.now
+    clock.advance(201)
+    assert store.claim_unheard(twin, 60_000, (), began)
+    if sign == "a younger request":
+        begun(store, replace(NEW, id="younger", fingerprint="g"))
+    elif sign == "a longer lease":
+        store.keep_requests("one", LEASE)
+    else:
+        store.finish_request(claim, 200, "{}", "f", True)
+    assert store.claim_unheard(twin, 60_000, (), began) is None
+    store.leave_request(claim)
+    assert bool(store.claim_unheard(twin, 60_000, (), began)) is (sign != "the end")
+
+
+def test_leave_request_that_is_done_changes_nothing(store: Store) -> None:
+    claim = begun(store)
+    store.finish_request(claim, 200, "{}", "f", True)
+    store.leave_request(claim)
+    assert seen(store).heard
+
+
+def test_claim_unheard_takes_what_was_released(store: Store, clock: Clock) -> None:
+    store.release_request(begun(store))
+    found = store.claim_unheard(replace(NEW, id="other", owner="two"), 60_000, (), clock.now + 1)
+    assert found is not None and found[1]
 
 
 def test_claim_unheard_after_a_lease_takes_over(store: Store, clock: Clock) -> None:

@@ -64,3 +64,33 @@ def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path
         busy.submit(time.sleep, 1.0)
         request = models.InsertIntoTableRequest(id=["t"])
         assert asyncio.run(once.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
+
+
+def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> None:
+    services = open_services(Settings(root=str(tmp_path)))
+    with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
+        home = Repeats(services, records)
+
+        def heard(ctx: Context) -> list[bool]:
+            seen = []
+            for _ in range(200):
+                record = services.store.describe_request("id")
+                assert record is not None
+                seen.append(record.heard)
+                if not record.heard:
+                    break
+                time.sleep(0.01)
+            return seen
+
+        async def gone() -> None:
+            await asyncio.sleep(0.1)
+
+        async def run() -> list[bool]:
+            once = Once(home, "id", "scope", "InsertIntoTable", renewed=True)
+            once.watch(gone())
+            seen: list[bool] = await once.run(
+                Context(services, "test"), models.InsertIntoTableRequest(id=["t"]), b"", heard, pool
+            )
+            return seen
+
+        assert set(asyncio.run(run())) == {True, False}

@@ -176,6 +176,7 @@ class Once:
 
     def __init__(self, home: Repeats, id_: str, scope: str, operation: str, renewed: bool) -> None:
         self.gone = False
+        self._settled = False
         self._home = home
         self._store = home.services.store
         self._id = id_
@@ -207,6 +208,7 @@ class Once:
 
     def settle(self, status: int, body: bytes) -> None:
         """Keep the answer, beside sending it: a repeat that comes too early for it waits."""
+        self._settled = True
         self._home.spawn(self._settle(status, body, not self.gone))
 
     async def _settle(self, status: int, body: bytes, heard: bool) -> None:
@@ -220,6 +222,8 @@ class Once:
     async def _watch(self, gone: Coroutine[Any, Any, None]) -> None:
         await gone
         self.gone = True
+        if not self._settled:
+            await asyncio.get_running_loop().run_in_executor(self._home.pool, self._leave)
 
     def repeated(self, replay: Replay) -> None:
         """Note, if it is so, that the client left before it was sent the answer of the first request."""
@@ -296,9 +300,8 @@ class Once:
         mine = self._record
         if not self._renewed or mine is None or fingerprint is None:
             return None
-        found = self._store.claim_unheard(
-            structs.replace(self._new(), fingerprint=fingerprint), UNHEARD_MS, self._home.attended(), mine.created_at
-        )
+        new = structs.replace(self._new(), fingerprint=fingerprint)
+        found = self._store.claim_unheard(new, UNHEARD_MS, self._home.attended(), mine.created_at)
         if found is None:
             return None
         twin, ours = found
@@ -331,6 +334,16 @@ class Once:
     def _hold(self, record: RequestRecord) -> None:
         self._record = record
         self._home.enter(record.id, self)
+        if self.gone:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Note that the client has left: what it sends again, to whichever process, is a repeat of this."""
+        if self._renewed and (record := self._record) is not None:
+            try:
+                self._store.leave_request(record.claim)
+            except LanceNamespaceError as error:
+                log.warning("cannot note that the client of request %s has left: %s", record.id, error)
 
     def _drop(self, claim: Claim) -> None:
         self._record = None

@@ -19,15 +19,18 @@ from tiltyard.store.scope import Scope, reads, writes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+LEAVING_MS = 200
+"""How soon it is noted that the client of a request has left."""
+
 # An expired record is as good as none, one whose lease ran out is taken over with what is known of its commit.
 BEGIN = f"""
     INSERT INTO requests ({RequestRecord.COLUMNS})
-    VALUES (?, ?, ?, ?, ?, 1, NULL, NULL, NULL, NULL, NULL, FALSE, ?, ?)
+    VALUES (?, ?, ?, ?, ?, 1, NULL, NULL, NULL, NULL, NULL, TRUE, ?, ?)
     ON CONFLICT (id) DO UPDATE SET
         owner = excluded.owner, lease_until = excluded.lease_until, scope = excluded.scope,
         fingerprint = CASE WHEN requests.expires_at <= excluded.created_at THEN excluded.fingerprint
             ELSE COALESCE(excluded.fingerprint, requests.fingerprint) END,
-        status = NULL, heard = FALSE,
+        status = NULL, heard = TRUE,
         created_at = excluded.created_at, expires_at = excluded.expires_at,
         attempts = CASE WHEN requests.expires_at <= excluded.created_at THEN 1 ELSE requests.attempts + 1 END,
         body = CASE WHEN requests.expires_at <= excluded.created_at THEN NULL ELSE requests.body END,
@@ -43,9 +46,15 @@ BEGIN = f"""
     RETURNING {RequestRecord.COLUMNS}
 """
 DESCRIBE = f"SELECT {RequestRecord.COLUMNS} FROM requests WHERE id = ?"
+# Not one that is attended at a server which has shown later that it lives: by a younger request, or a longer lease.
 UNHEARD = f"""
     SELECT {RequestRecord.COLUMNS} FROM requests
-    WHERE NOT heard AND fingerprint = ? AND scope = ? AND created_at >= ? ORDER BY created_at, id
+    WHERE (NOT heard OR status IS NULL) AND fingerprint = ? AND scope = ? AND created_at >= ?
+        AND (NOT heard OR lease_until <= ? OR owner = ? OR NOT (lease_until > ? OR EXISTS (
+            SELECT 1 FROM requests younger
+            WHERE younger.owner = requests.owner AND younger.status IS NULL AND younger.created_at > ?
+        )))
+    ORDER BY created_at, id
 """
 TAKE_OVER = f"""
     UPDATE requests SET owner = ?, lease_until = ?, attempts = attempts + 1
@@ -59,6 +68,7 @@ IDENTIFY = f"UPDATE requests SET fingerprint = ? {OURS}"
 COMMITTED = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {OURS}"
 ANSWERED = f"UPDATE requests SET body = ? {OURS}"
 KEEP = "UPDATE requests SET lease_until = ? WHERE owner = ? AND status IS NULL AND lease_until > 0"
+LEAVE = f"UPDATE requests SET heard = FALSE {OURS}"
 HEAR = "UPDATE requests SET heard = ? WHERE id = ? AND heard <> ? AND status IS NOT NULL"
 SWEEP = """
     DELETE FROM requests WHERE id IN (
@@ -93,11 +103,13 @@ class Requests(Scope):
     ) -> tuple[RequestRecord, bool] | None:
         """Find a request like this one, under another key, whose client did not hear of its end; not one of `but`.
 
+        One that runs counts if its client has left, or if its server may be gone: it has not been heard of since.
         It is claimed, and returned with True, if its lease ran out; else it runs elsewhere, or is done. Only those
         begun earlier than `before` (or then, with a lesser id) count, so that of two none waits for the other.
         """
         now = self._clock()
-        for row in self.connection.rows(UNHEARD, new.fingerprint, new.scope, now - since_ms):
+        what, lives = (new.fingerprint, new.scope, now - since_ms), before + LEAVING_MS
+        for row in self.connection.rows(UNHEARD, *what, now, new.owner, lives + new.lease_ms, lives):
             found = RequestRecord.of(row)
             if found.id in but or (found.created_at, found.id) >= (before, new.id):
                 continue
@@ -155,6 +167,11 @@ class Requests(Scope):
     def keep_requests(self, owner: str, lease_ms: int) -> None:
         """Extend the leases of all that a server runs."""
         self.connection.change(KEEP, self._clock() + lease_ms, owner)
+
+    @writes
+    def leave_request(self, claim: Claim) -> None:
+        """Note that the client has left while the request runs: from now on another may be its repeat."""
+        self.connection.change(LEAVE, *_ours(claim))
 
     @writes
     def hear_request(self, id_: str, heard: bool) -> bool:

@@ -288,7 +288,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """A request with a key: running while `status` is None.
 
     `version` is what it has committed to a table's branch. `body` is its answer; without a status that of an operation
-    whose work is done, as far as the catalog goes.
+    whose work is done, as far as the catalog goes. `heard` says whether its client heard of its end, or is there to.
     """
 
     id: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiltyard.access import Access
 from tiltyard.clocks import wall_clock
-from tiltyard.config import Settings
+from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.paging import Paging
 from tiltyard.storage import Storage
@@ -22,7 +22,10 @@ def open_services(settings: Settings) -> Services:
     database = settings.database_url
     storage = Storage(settings, wall_clock)
     storage.prepare()
-    store = open_store(database, clock=wall_clock)
+    try:
+        store = open_store(database, clock=wall_clock)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     storage.datasets.shares = store.shares
     paging = Paging(store.secret("paging"), settings.max_page_size)
     finished = Finished(storage.sync, store.mark_final)

@@ -96,8 +96,8 @@ class Namespace(upstream.LanceNamespace):
 
         Raises lance_namespace.errors, UnsupportedOperationError for an operation that is not served.
         """
-        operation, served = self._bound[name]
-        if served is None:
+        operation, served = self._bound.get(name, (None, None))
+        if operation is None or served is None:
             raise UnsupportedOperationError(f"{name} is not supported.")
         ctx = Context(self._services, uuid.uuid4().hex, principal=self._principal)
         try:
@@ -113,7 +113,10 @@ class Namespace(upstream.LanceNamespace):
         ctx = served.admit(ctx, asked)
         if operation.request_shape is not Shape.ARROW:
             return served.function(ctx, asked)
-        body = MemoryBody(data or b"")
+        try:
+            body = MemoryBody(bytes(memoryview(data or b"")))
+        except TypeError:
+            raise InvalidInputError(f"{operation.name} takes an Arrow IPC stream as bytes.") from None
         try:
             return served.function(ctx, asked, body)
         except Exception as error:

@@ -34,6 +34,7 @@ from lance_namespace import (
     TableExistsRequest,
 )
 from lance_namespace.errors import (
+    ConcurrentModificationError,
     InternalError,
     InvalidInputError,
     NamespaceNotFoundError,
@@ -459,7 +460,11 @@ def test_publish_refuses_what_would_be_seen_at_once_or_not_be_seen(client: Any, 
     assert tables.transaction_id is None
 
 
-def test_publish_needs_a_client_with_batches() -> None:
+def test_publish_needs_a_client_with_batches(cut: Cut) -> None:
+    with tiltyard.publish(cut) as tables, pytest.raises(UnsupportedOperationError, match="part of another"):
+        tiltyard.publish(tables)
+    with pytest.raises(TypeError, match="LanceNamespace, not NoneType"):
+        tiltyard.publish(None)  # type: ignore[arg-type]  # what a forgotten connection gives
     with pytest.raises(UnsupportedOperationError, match="DirectoryNamespace cannot commit several tables"):
         tiltyard.publish(rust.DirectoryNamespace(root="memory://none"))
 
@@ -496,6 +501,22 @@ def test_publish_whose_answer_is_lost_is_published_once(cut: Cut, fates: list[An
     assert lance.dataset(namespace_client=cut, table_id=["t"]).count_rows() == 6
     assert (tables.transaction_id is None) is (None in fates)
     assert cut.list_tables({"id": []}).tables == (["t", "u"] if new else ["t"])
+
+
+def test_publish_refused_by_a_server_that_goes_away_leaves_nothing(cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        monkeypatch.setattr(Cut, "describe_table", gone)
+        raise ConcurrentModificationError("taken")
+
+    def gone(*_: Any) -> None:
+        raise RuntimeError("error sending request")
+
+    with pytest.raises(tiltyard.PublishConflictError) as raised, tiltyard.publish(cut) as tables:
+        location = write(tables, ["u"]).uri
+        monkeypatch.setattr(Cut, "batch_commit_tables", refused)
+        tables._send = refused
+    assert raised.value.tables == ()
+    assert not Path(location).exists()
 
 
 def test_publish_that_nobody_answers_says_so_and_keeps_its_files(cut: Cut) -> None:

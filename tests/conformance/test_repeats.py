@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,6 +243,22 @@ def test_key_of_somebody_else_is_another_key(struck: Struck, table: str) -> None
 @pytest.mark.parametrize("key", ["", "k" * 256])
 def test_key_of_impossible_length_is_400(struck: Struck, table: str, key: str) -> None:
     assert struck.post(table, "delete", {"predicate": "id = 1"}, key).status_code == 400
+
+
+@pytest.mark.parametrize("identity", ["", "i" * 256])
+def test_request_id_of_impossible_length_is_no_key(struck: Struck, table: str, identity: str) -> None:
+    headers = {"x-request-id": identity, "x-lancedb-database": "tests", **ARROW}
+    for count in (5, 7):
+        assert struck.http.post(f"/v1/table/{table}/insert/", content=stream(MORE), headers=headers).status_code == 200
+        assert struck.rows(table) == count
+
+
+def test_key_of_a_creation_with_other_properties_is_409(struck: Struck, fresh: Callable[[str], str]) -> None:
+    name, headers = fresh("t"), {"idempotency-key": next(keys), **ARROW}
+    for owner, status, again in (("ann", 200, False), ("bob", 409, False), ("ann", 200, True)):
+        sent = {**headers, "x-lance-table-properties": json.dumps({"owner": owner})}
+        answer = struck.http.post(f"/v1/table/{name}/create", content=stream(ROWS), headers=sent)
+        assert (answer.status_code, replayed(answer)) == (status, again)
 
 
 def test_key_on_a_read_means_nothing(struck: Struck, table: str) -> None:

@@ -19,6 +19,8 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError, Unsupp
 
 import tiltyard
 from tests.services.server import ServerProcess
+from tests.services.wire import stream
+from tiltyard.config import ConfigError
 
 ROWS = pa.table(
     {"id": pa.array([1, 2, 3], pa.int64()), "vector": pa.array([[1.0, 0.0]] * 3, pa.list_(pa.float32(), 2))}
@@ -82,6 +84,21 @@ def test_errors_are_those_of_the_specification(namespace: Any) -> None:
     namespace.delete_from_table({"id": ["t"], "predicate": "true"})
     with pytest.raises(UnsupportedOperationError, match="no rows"):
         namespace.call("PrewarmTablePageCache", {"id": ["t"]})
+
+
+def test_call_of_no_operation_and_bodies_that_are_no_bytes(namespace: Any) -> None:
+    with pytest.raises(UnsupportedOperationError, match="MakeCoffee"):
+        namespace.call("MakeCoffee", {})
+    for kind in (bytes, bytearray, memoryview):
+        namespace.create_table({"id": [kind.__name__]}, kind(stream(ROWS)))
+        assert namespace.count_table_rows({"id": [kind.__name__]}).count == ROWS.num_rows
+    with pytest.raises(InvalidInputError, match="as bytes"):
+        namespace.create_table({"id": ["text"]}, "rows")
+
+
+def test_database_of_another_kind_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sqlite:/// or postgresql://"):
+        tiltyard.Namespace(str(tmp_path), "mysql://there")
 
 
 def test_pickled_it_opens_the_same_catalog(namespace: Any) -> None:

@@ -28,7 +28,7 @@ from lance_namespace.errors import (
 from msgspec import structs
 
 from tiltyard.api.problems import STATUS, HttpError
-from tiltyard.api.requests import Headers
+from tiltyard.api.requests import TABLE_LOCATION, TABLE_PROPERTIES, Headers
 from tiltyard.api.uploads import MemoryBody, StreamedBody, fingerprint_of
 from tiltyard.context import Context, Services
 from tiltyard.principals import EVERYBODY, Principal
@@ -118,8 +118,12 @@ class Repeats:
         if key is None or not self.memory_ms or not changes(operation) or operation.name in UNKEPT:
             return None
         if not 0 < len(key) <= LONGEST_KEY:
+            if by_id:
+                return None  # whoever put it there asked for nothing
             raise InvalidInputError(f"The header Idempotency-Key has 1 to {LONGEST_KEY} bytes.")
         what = b"%s %s?%s" % (scope["method"].encode(), scope["raw_path"], scope["query_string"])
+        if fields := [headers[name] for name in (TABLE_LOCATION, TABLE_PROPERTIES) if name in headers]:
+            what += b" %s" % hashlib.blake2b(b"\0".join(fields), digest_size=16).hexdigest().encode()
         # Nobody is told another's answers; a principal is the same one when it comes again with a newer token.
         who = [headers.get(name, b"") for name in SHOWN] if principal is EVERYBODY else [principal.name.encode()]
         parts = [key, *who, headers.get(DATABASE, b""), what if by_id else b""]

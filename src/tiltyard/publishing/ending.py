@@ -117,7 +117,7 @@ def _sent(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str 
             return send(request, key).transaction_id
         except Exception as error:
             if certain and is_refusal(error):
-                tables = _conflicting(client, changes)
+                tables = _conflicting_as_far_as_told(client, changes)
                 if tables or isinstance(error, ConcurrentModificationError):
                     raise PublishConflictError(tables) from error
                 raise
@@ -130,6 +130,15 @@ def _sent(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str 
                     "The server did not say whether it published: look at the tables before you run the block again."
                 ) from error
         time.sleep(pause)
+
+
+def _conflicting_as_far_as_told(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
+    """Those tables, or none when nobody answers: that the batch was refused is what its caller has to hear."""
+    try:
+        return _conflicting(client, changes)
+    except Exception as error:  # noqa: BLE001  # see above
+        log.warning("cannot tell which tables kept a publication from taking effect: %s", error)
+        return []
 
 
 def _conflicting(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:

@@ -47,7 +47,7 @@ def publish(client: upstream.LanceNamespace, *, headers: Mapping[str, str] | Non
 
     `client` is any namespace that has BatchCommitTables: pylance's `RestNamespace` on a Tiltyard server, or
     `tiltyard.Namespace`. `headers` go with the batch, where a RestNamespace needs any (it keeps its own to itself).
-    Raises UnsupportedOperationError for a client without BatchCommitTables.
+    Raises UnsupportedOperationError for a client without BatchCommitTables, and for another publication.
     """
     return Publication(client, headers or {})
 
@@ -59,6 +59,8 @@ class Publication(upstream.LanceNamespace):
     """
 
     def __init__(self, client: upstream.LanceNamespace, headers: Mapping[str, str]) -> None:
+        if isinstance(client, Publication):
+            raise UnsupportedOperationError("A publication cannot be part of another: write in the block that is open.")
         self.transaction_id: str | None = None
         self._client = client
         self._send = sender(client, headers)

@@ -30,7 +30,11 @@ _ENDPOINT = re.compile(r'endpoint: "([^"]+)"')
 
 
 def sender(client: upstream.LanceNamespace, headers: Mapping[str, str]) -> Send:
-    """The way to send batches through a client. Raises UnsupportedOperationError if it has none."""
+    """The way to send batches through a client. Raises UnsupportedOperationError if it has none, TypeError."""
+    if not isinstance(client, upstream.LanceNamespace):
+        raise TypeError(
+            f"A publication needs a LanceNamespace, not {type(client).__name__}: see lance_namespace.connect."
+        )
     if type(client).batch_commit_tables is not upstream.LanceNamespace.batch_commit_tables:
         return lambda request, key: client.batch_commit_tables(request)
     endpoint = _ENDPOINT.search(client.namespace_id()) if isinstance(client, RestNamespace) else None

@@ -18,6 +18,7 @@ from tiltyard import faults
 from tiltyard.catalog.namespaces import create_namespace, drop_namespace
 from tiltyard.catalog.tables import deregister_table, drop_table, rename_table
 from tiltyard.catalog.transactions import describe_transaction
+from tiltyard.catalog.undo import undrop_namespace, undrop_table
 from tiltyard.faults import FaultError
 from tiltyard.spec import models
 from tiltyard.store import NewRequest
@@ -114,6 +115,8 @@ def test_insert_whose_version_was_cleaned_up_since_is_recognised_without_its_cou
     [
         ("DropTable", drop_table, {"id": ["t"]}),
         ("DeregisterTable", deregister_table, {"id": ["t"]}),
+        ("UndropTable", undrop_table, {"id": ["gone"]}),
+        ("UndropNamespace", undrop_namespace, {"id": ["past"]}),
         ("RenameTable", rename_table, {"id": ["t"], "new_table_name": "u"}),
         ("CreateNamespace", create_namespace, {"id": ["a"], "mode": "Overwrite", "properties": {"é": "\x00"}}),
         ("DropNamespace", drop_namespace, {"id": ["a"]}),
@@ -129,6 +132,10 @@ def test_what_the_catalog_alone_fulfils_is_answered_again_and_not_done_again(
     table: Server, name: str, call: Any, fields: dict[str, Any]
 ) -> None:
     create_namespace(table.ctx, ask(models.CreateNamespaceRequest, id="a"))
+    create_namespace(table.ctx, ask(models.CreateNamespaceRequest, id="past"))
+    drop_namespace(table.ctx, ask(models.DropNamespaceRequest, id="past", behavior="Cascade"))
+    create_table(table.ctx, ask(models.CreateTableRequest, id="gone"), small(ROWS))
+    drop_table(table.ctx, ask(models.DropTableRequest, id="gone"))
     ctx, first = keyed(table)
     request = ask(getattr(models, f"{name}Request"), **fields)
     answer = call(ctx, request)

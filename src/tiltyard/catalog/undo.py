@@ -15,6 +15,7 @@ from tiltyard.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
+    from tiltyard.store import UnitOfWork
 
 DROPPED, DEREGISTERED = "dropped", "deregistered"
 
@@ -79,9 +80,15 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     home = new_home(path, request.new_namespace_id)
     name = path[-1] if request.new_table_name is None else request.new_table_name
     new_path = table_id([*home, name])
-    record = ctx.store.restore_table(path, new_path, request.dropped_id, home=ctx.checked_space(home))
-    ctx.storage.datasets.forget(record.location)
-    return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
+    into = ctx.checked_space(home)
+
+    def work(catalog: UnitOfWork) -> models.UndropTableResponse:
+        record = catalog.restore_table(path, new_path, request.dropped_id, home=into)
+        return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
+
+    answer = ctx.once(work)
+    ctx.storage.datasets.forget(answer.location)
+    return answer
 
 
 @operation(needs=UNDROP_NAMESPACE)
@@ -96,5 +103,9 @@ def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> mo
     if not path or not new_path:
         raise InvalidInputError("The root namespace is never dropped: name a namespace in it.")
     home = ctx.checked_space(new_path[:-1])
-    record, tables = ctx.store.restore_namespace(path, new_path, request.dropped_id, home=home)
-    return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)
+
+    def work(catalog: UnitOfWork) -> models.UndropNamespaceResponse:
+        record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, home=home)
+        return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)
+
+    return ctx.once(work)

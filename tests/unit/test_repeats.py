@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from tests.services.lossy import wait_for
 from tiltyard.api.repeats import Once, Repeats, changes
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -67,30 +69,28 @@ def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path
 
 
 def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> None:
-    services = open_services(Settings(root=str(tmp_path)))
+    services, seen = open_services(Settings(root=str(tmp_path))), threading.Event()
     with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
         home = Repeats(services, records)
 
-        def heard(ctx: Context) -> list[bool]:
-            seen = []
-            for _ in range(200):
-                record = services.store.describe_request("id")
-                assert record is not None
-                seen.append(record.heard)
-                if not record.heard:
-                    break
-                time.sleep(0.01)
-            return seen
+        def heard() -> bool:
+            record = services.store.describe_request("id")
+            assert record is not None
+            return record.heard
+
+        def work(ctx: Context) -> tuple[bool, bool]:
+            before = heard()
+            seen.set()
+            wait_for(lambda: not heard())
+            return before, heard()
 
         async def gone() -> None:
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(seen.wait)
 
-        async def run() -> list[bool]:
-            once = Once(home, "id", "scope", "InsertIntoTable", renewed=True)
+        async def run() -> tuple[bool, bool]:
+            once, request = Once(home, "id", "scope", "InsertIntoTable", renewed=True), models.InsertIntoTableRequest()
             once.watch(gone())
-            seen: list[bool] = await once.run(
-                Context(services, "test"), models.InsertIntoTableRequest(id=["t"]), b"", heard, pool
-            )
-            return seen
+            found: tuple[bool, bool] = await once.run(Context(services, "test"), request, b"", work, pool)
+            return found
 
-        assert set(asyncio.run(run())) == {True, False}
+        assert asyncio.run(run()) == (True, False)

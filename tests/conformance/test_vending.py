@@ -274,6 +274,16 @@ def test_publish_new_and_old_tables_with_vended_credentials(lake: Lake) -> None:
     assert "Contents" not in lake.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)
 
 
+def test_publish_outlasts_the_credentials_of_a_new_table(hasty: Lake) -> None:
+    with tiltyard.publish(hasty.namespace()) as tables:
+        location = lance.write_dataset(ROWS, namespace_client=tables, table_id=["lasting_new"]).uri
+        for _ in range(2):
+            time.sleep(SECONDS + 1)
+            lance.write_dataset(ROWS, namespace_client=tables, table_id=["lasting_new"], mode="append")
+    made = lance.dataset(namespace_client=hasty.namespace(), table_id=["lasting_new"])
+    assert (made.uri, made.count_rows()) == (location, 9)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_publish_outlasts_the_credentials_of_the_tables_that_are_there(hasty: Lake, fails: bool) -> None:
     name = f"outlasting_{fails}".lower()

@@ -112,6 +112,7 @@ class Publication(upstream.LanceNamespace):
         """
         path = _path(request)
         if table := self._changes.declared(path):
+            self._renew(table)
             return upstream.DescribeTableResponse(
                 table=path[-1],
                 namespace=list(path[:-1]),
@@ -245,8 +246,7 @@ class Publication(upstream.LanceNamespace):
                 if staged is not None and staged.request.manifest_path == asked.manifest_path:
                     return staged  # Lance asks again
                 raise ConcurrentModificationError(f"Version {asked.version} exists: describe it, and rebase.")
-            if not line.table.declared:
-                line.table.renew(self._client)
+            self._renew(line.table)
             staged = line.hold(asked)
             if error := self._objection(line, asked):
                 line.refused.append(staged)
@@ -276,13 +276,22 @@ class Publication(upstream.LanceNamespace):
         described = self._client.describe_table(upstream.DescribeTableRequest(id=list(path)))
         return self._changes.remember(_table(path, described))
 
+    def _renew(self, table: Table) -> None:
+        """Take other credentials for a table where its own are about to end."""
+        if not table.declared:
+            table.renew(self._client)
+        elif table.is_ending:
+            table.options = self._placed(table.path, {"location": table.location}).options
+
     def _placed(self, path: Path, fields: Mapping[str, Any]) -> Table:
         """Learn where the server puts a new table: declared and deregistered in one batch, nobody sees it.
 
-        The folder is reserved for this principal by that. No key: the answer has credentials, and is not to be kept.
+        The folder is reserved for this principal by that; one that is already, as `location`, is given other
+        credentials. No key: the answer has them, and is not to be kept.
         """
         declared = upstream.DeclareTableRequest(
             id=list(path),
+            location=fields.get("location"),
             properties=fields.get("properties"),
             vend_credentials=fields.get("vend_credentials") is not False,
         )

@@ -38,14 +38,18 @@ class Table:
     declared: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether its credentials are about to end."""
+        end = self.options.get("expires_at_millis")
+        return end is not None and time.time() * 1000 >= int(end) - int(self.options.get("refresh_offset_millis", 0))
+
     def renew(self, client: upstream.LanceNamespace) -> None:
         """Take other credentials where these are about to end. Raises what the client raises.
 
-        Of a table that is declared in this publication there are none until that has ended.
+        For a table that is in the catalog: of one that this publication declares it knows nothing until the end.
         """
-        if (end := self.options.get("expires_at_millis")) is None:
-            return
-        if time.time() * 1000 >= int(end) - int(self.options.get("refresh_offset_millis", 0)):
+        if self.is_ending:
             described = client.describe_table(upstream.DescribeTableRequest(id=list(self.path)))
             self.options = described.storage_options or {}
 

@@ -41,7 +41,7 @@ class Batch:
     transaction: str = ""
     declared: dict[Id, str] = field(default_factory=dict)
     chosen: set[str] = field(default_factory=set)
-    """The locations among them that are the server's choice."""
+    """The locations among them that are the server's choice, now or in a batch before."""
     made: list[tuple[TableRecord, models.DeclareTableResponse, bool | None]] = field(default_factory=list)
     """The tables declared, what is answered of them, and whether credentials were asked for."""
     latest: dict[tuple[Id, str], NewVersion] = field(default_factory=dict)
@@ -64,7 +64,8 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
     A table declared in a batch may get its first version in it. One that is declared without a location, and then
-    deregistered, leaves its folder reserved for RESERVED_MS: a later batch of the same principal may name it.
+    deregistered, leaves its folder reserved for RESERVED_MS: a later batch of the same principal may name it, in order
+    to make the table or to go on like this.
     Raises what each operation raises (all are refused then), InvalidInputError (none, more than 1,000, or an entry that
     does not do exactly one thing), ServiceUnavailableError (no credentials can be made; the batch is committed).
     """
@@ -133,7 +134,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
-    if not request.location:
+    if not request.location or batch.ctx.store.is_reserved(location, batch.ctx.principal.name):
         batch.chosen.add(location)
     batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
     managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])

@@ -65,6 +65,15 @@ def test_restore_table_brings_back_manifests_that_are_not_known_to_be_durable(st
     assert store.kept_manifest(record) == b"LANC"
 
 
+def test_remove_table_for_good_keeps_none_that_lay_there_before(store: Store, table: TableRecord) -> None:
+    store.remove_table(("a", "t"), doom=False, keep_ms=KEEP)
+    store.insert_table(("again",), table.location, {}, registered=True)
+    store.remove_table(("again",), doom=True)
+    assert store.list_removed_tables(None, 10) == []
+    with pytest.raises(TableNotFoundError):
+        store.restore_table(("a", "t"))
+
+
 def test_remove_table_that_is_kept_frees_the_name_but_not_the_location(store: Store, table: TableRecord) -> None:
     store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
     with pytest.raises(InvalidInputError, match="undrop"):

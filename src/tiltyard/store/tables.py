@@ -34,7 +34,7 @@ from tiltyard.store.paths import (
     split,
 )
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
-from tiltyard.store.removals import keep_table
+from tiltyard.store.removals import forget_removed, keep_table
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
@@ -257,6 +257,8 @@ class Tables(Scope):
         record = TableRecord.of(row)
         if doom:
             self.connection.change(DOOM, record.location, now + keep_ms, transaction_id, DROPPED)
+            if not keep_ms:  # nor can one be brought back that lay there before
+                forget_removed(self.connection, record.location)
         self.connection.change(CANCEL, now, record.id, transaction_id)
         if not keep_ms:
             forget(self.connection, TABLE, "?", record.id)

@@ -18,6 +18,7 @@ from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
 from tiltyard.access import Privilege
+from tiltyard.jobs import ORDERS
 from tiltyard.modes import TransactionStatus
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
@@ -252,3 +253,33 @@ def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
     assert transaction(server, job_id).status == "Queued"
     action = {"setStatusAction": {"status": "Canceled"}}
     Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+
+
+SIGNALED_AS_IT_ENDS = """
+import atexit, os, signal
+from tiltyard.pipeline.driver import main
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+main()
+"""
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [caught] = [int(line.split()[1], 16) for line in status if line.startswith("SigCgt")]
+    return bool(caught >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["by a signal", "with its input"])
+def test_driver_that_is_told_to_end_while_it_ends_does_so_quietly(server: ServerProcess, waiting: bool) -> None:
+    given = {**os.environ, ORDERS: json.dumps({"uri": server.url})}
+    started = subprocess.Popen(
+        [sys.executable, "-c", SIGNALED_AS_IT_ENDS], env=given, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    if waiting:
+        wait_for(lambda: handles(started.pid, signal.SIGTERM))
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(60) == 0
+        assert started.stderr is not None and started.stderr.read() == b""
+    else:
+        assert (started.communicate(timeout=60)[1], started.returncode) == (b"", 0)

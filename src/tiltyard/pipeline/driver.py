@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lance_namespace.errors import LanceNamespaceError
 
@@ -86,6 +86,7 @@ class Driver:
         """Hand the running job back, and end; a handler of signals."""
         self._leaving = True
         if self._run is None:
+            _hear(signal.SIG_IGN)
             sys.exit(0)
         self._run.hand_back()
 
@@ -98,6 +99,12 @@ class Driver:
         master = self._orders.master
         remote = master if master and master.startswith("sc://") else None
         return spark_session(None if remote else master, remote=remote, config=self._orders.conf)
+
+
+def _hear(handler: Any) -> None:
+    """What happens at a signal to end; nothing at a second one, which would come in the middle of the end."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
 
 
 def _ordered(lines: TextIO) -> Iterator[tuple[str, str]]:
@@ -123,8 +130,7 @@ def main() -> None:
     logging.getLogger("py4j").setLevel("WARNING")
     keep_memory()
     driver = Driver(Orders(**json.loads(os.environ[ORDERS])))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, driver.leave)
+    _hear(driver.leave)
     for job_id, owner in [(given.job, given.owner)] if given.job else _ordered(sys.stdin):
         try:
             driver.drive(job_id, owner)
@@ -133,6 +139,7 @@ def main() -> None:
         print(json.dumps({"ended": job_id}), file=answers)  # the answer to the worker
         if driver.leaving:
             break
+    _hear(signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from bench.staging import MOST_VERSIONS, Staged, stage, template
 from bench.wire import call_json, of_table, post
 
 CLIENTS = 8
-PREPARED = 600, 150
+PREPARED = 1_200, 150
 """Commits of one client that are prepared for each second, of Tiltyard and of others: more than they get through."""
 BATCH_TABLES, BATCHES, SINGLES = 100, 10, 100
 FEW_VERSIONS = 10

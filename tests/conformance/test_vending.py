@@ -302,3 +302,37 @@ def test_publish_outlasts_the_credentials_of_the_tables_that_are_there(hasty: La
     after = hasty.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
     assert not any("_publishing" in entry["Key"] for entry in after)
     assert not fails or [entry["Key"] for entry in after] == [entry["Key"] for entry in before]
+
+
+def test_publish_that_fails_outlasts_the_credentials_of_a_new_table(hasty: Lake) -> None:
+    with suppress(ZeroDivisionError), tiltyard.publish(hasty.namespace()) as tables:
+        location = lance.write_dataset(ROWS, namespace_client=tables, table_id=["lasting_not"]).uri
+        time.sleep(SECONDS + 1)
+        raise ZeroDivisionError
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    assert "Contents" not in hasty.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)
+
+
+@pytest.mark.parametrize("change", ["taken", "renamed", "replaced"])
+def test_publish_whose_credentials_end_on_a_table_that_others_changed_names_it(hasty: Lake, change: str) -> None:
+    name = f"long_{change}"
+    if change != "taken":
+        hasty.new_table(name)
+    mode = "create" if change == "taken" else "append"
+    with pytest.raises(tiltyard.PublishConflictError) as conflict, tiltyard.publish(hasty.namespace()) as tables:  # noqa: PT012
+        dataset = lance.write_dataset(ROWS, namespace_client=tables, table_id=[name], mode=mode)
+        if change != "taken":
+            hasty.post(f"/v1/table/{name}/rename", new_table_name=f"{name}_away")
+        if change != "renamed":
+            hasty.new_table(name)
+        time.sleep(SECONDS + 1)
+        dataset.insert(ROWS)
+    assert conflict.value.tables == ((name,),)
+
+
+def test_publish_writes_a_table_that_was_described_without_credentials(lake: Lake) -> None:
+    lake.new_table("described")
+    with tiltyard.publish(lake.namespace()) as tables:
+        tables.describe_table(lance_namespace.DescribeTableRequest(id=["described"], vend_credentials=False))
+        lance.write_dataset(ROWS, namespace_client=tables, table_id=["described"], mode="append")
+    assert lance.dataset(namespace_client=lake.namespace(), table_id=["described"]).count_rows() == 6

@@ -92,6 +92,8 @@ class Table:
             self.write("_transactions/7-6f0c54c5-14f8-4a4e-9d2e-f2c4f8a9a3c1.txn"),
             self.write(f"_versions/{2**64 - 9}.manifest-6f0c54c5-14f8-4a4e-9d2e-f2c4f8a9a3c1"),
             self.write("_creating-6f0c54c514f84a4e/_versions/1.manifest"),
+            self.write("_publishing-6f0c54c514f84a4e9d2ef2c4f8a9a3c1/18446744073709551613.manifest"),
+            self.write("_publishing-6f0c54c514f84a4e9d2ef2c4f8a9a3c1/tree/try/18446744073709551613.manifest"),
         }
 
     def furnish(self) -> None:
@@ -130,7 +132,7 @@ def test_collect_removes_what_no_version_tag_or_branch_needs(careless: Server) -
     found = collect(table, dry_run=True)
     assert {file.path for file in found.garbage} == litter and found.size > 0
     assert {file.kind for file in found.garbage} == {
-        *("data", "index", "deletion", "transaction", "staged manifest", "unfinished creation"),
+        *("data", "index", "deletion", "transaction", "staged manifest", "unfinished write"),
     }
     assert table.files == needed | litter | {"notes.txt"}
     assert {file.path for file in collect(table).garbage} == litter

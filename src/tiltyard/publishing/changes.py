@@ -28,13 +28,24 @@ def shown(path: Path) -> str:
 class Changes:
     """Tables and versions, under one lock; several threads write in a block."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.is_open = is_open
         self.operations: list[upstream.CommitTableOperation] = []
-        self.deregistered: set[Path] = set()
+        self.deregistered: dict[Path, Table] = {}
         self._copies = f"{COPIES}{uuid4().hex}"
         self._tables: dict[Path, Table] = {}
         self._lines: dict[tuple[Path, str | None], Line] = {}
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Take nothing more: what comes after is not in the batch."""
+        with self._lock:
+            self.is_open = False
+
+    def check_open(self) -> None:
+        """Raise InvalidInputError after the end of the block."""
+        if not self.is_open:
+            raise InvalidInputError("The block of this publication has ended: open another one to write.")
 
     def table(self, path: Path) -> Table | None:
         """A table as the block knows it; None if it does not. Raises TableNotFoundError if it deregistered it."""
@@ -53,13 +64,16 @@ class Changes:
             return self._tables.setdefault(table.path, table)
 
     def declare(self, table: Table) -> None:
-        """Add a declaration to the batch. Raises TableAlreadyExistsError."""
+        """Add a declaration to the batch. Raises TableAlreadyExistsError, also for a table that was there before."""
         request = upstream.DeclareTableRequest(
             id=list(table.path), location=table.location, properties=dict(table.properties)
         )
         with self._lock:
+            self.check_open()
             if table.path in self._tables and self._tables[table.path].declared:
                 raise TableAlreadyExistsError(f"{shown(table.path)} is declared in this block already.")
+            if any(line.table.path == table.path for line in self._lines.values()):
+                raise TableAlreadyExistsError(f"{shown(table.path)} was there when this block wrote it.")
             self._tables[table.path] = table
             self.operations.append(upstream.CommitTableOperation(declare_table=request))
 
@@ -67,14 +81,16 @@ class Changes:
         """Add a deregistration to the batch. Raises InvalidInputError for a table that the block writes."""
         request = upstream.DeregisterTableRequest(id=list(table.path))
         with self._lock:
+            self.check_open()
             if table.declared or any(line.staged for line in self._lines.values() if line.table.path == table.path):
                 raise InvalidInputError(f"{shown(table.path)} is written in this block: deregister it in another.")
-            self.deregistered.add(table.path)
+            self.deregistered[table.path] = table
             self.operations.append(upstream.CommitTableOperation(deregister_table=request))
 
     def add(self, version: upstream.CreateTableVersionRequest) -> None:
         """Add a version to the batch."""
         with self._lock:
+            self.check_open()
             self.operations.append(upstream.CommitTableOperation(create_table_version=version))
 
     def line(self, table: Table, branch: str | None) -> Line:
@@ -97,8 +113,10 @@ class Changes:
         with self._lock:
             return [table for table in self._tables.values() if table.declared]
 
+    def is_written(self, path: Path) -> bool:
+        """Whether the block has added versions to a table."""
+        return any(line.staged for line in self.lines() if line.table.path == path)
+
     def is_changed(self, path: Path) -> bool:
         """Whether the block has written a table, or declares it."""
-        return any(line.staged for line in self.lines() if line.table.path == path) or any(
-            table.path == path for table in self.new_tables()
-        )
+        return self.is_written(path) or any(table.path == path for table in self.new_tables())

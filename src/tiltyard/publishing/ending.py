@@ -18,11 +18,12 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.publishing.changes import shown
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
-from tiltyard.publishing.sending import is_refusal
+from tiltyard.publishing.sending import NOT_HEARD, is_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tiltyard.publishing.changes import Changes, Path
     from tiltyard.publishing.sending import Send
@@ -42,31 +43,59 @@ class Asked(dict[str, Any]):
         return dict(self)
 
 
-def commit(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str | None:
+def commit(client: upstream.LanceNamespace, send: Send, changes: Changes, renew: Callable[[Table], None]) -> str | None:
     """Send the batch; the id of its transaction, None if it changes nothing or its answer was lost.
 
+    `renew` takes other credentials for a table where its own are about to end.
     Raises PublishConflictError, PublishUncertainError, and what else the server refuses the batch with.
     """
     if not changes.operations:
         return None
+    replaced = [path for path, table in changes.deregistered.items() if _location(client, path) != table.location]
+    if replaced:
+        raise PublishConflictError(replaced)
     transaction = _sent(client, send, changes)
     for line in changes.lines():
         with _at_best(line.table):
-            line.table.renew(client)
+            renew(line.table)
             line.forget_copies()
     return transaction
 
 
-def roll_back(client: upstream.LanceNamespace, changes: Changes) -> None:
+def roll_back(client: upstream.LanceNamespace, changes: Changes, renew: Callable[[Table], None]) -> None:
     """Delete what the block staged. What cannot be deleted is logged, and left to the garbage collection."""
     for line in changes.lines():
         if not line.table.declared:
             with _at_best(line.table):
-                line.table.renew(client)
-                line.discard(_base_manifest(client, line), _later_manifests(client, line))
+                renew(line.table)
+                _discard(client, line)
     for table in changes.new_tables():
         with _at_best(table):
-            table.delete()
+            renew(table)
+            if not _is_there(client, table):
+                table.delete()
+
+
+def _is_there(client: upstream.LanceNamespace, table: Table) -> bool:
+    """Whether a new table is in the catalog after all: who does not answer has refused it, or has not heard of it."""
+    try:
+        return _location(client, table.path) == table.location
+    except Exception as error:  # noqa: BLE001  # see above
+        log.warning("cannot look for %s in the catalog: %s", table.location, error)
+        return False
+
+
+def _discard(client: upstream.LanceNamespace, line: Line) -> None:
+    """Delete what was staged for a branch, and the files that came with it.
+
+    The client knows the table by its name. By now that may be another's: then nobody can tell which files are older
+    versions' as well, and only the commits themselves go. Raises what the client and the storage raise.
+    """
+    base, kept = _base_manifest(client, line), _others(client, line)
+    is_known = (
+        (base or not line.base) and kept is not None and _location(client, line.table.path) == line.table.location
+    )
+    line.discard(base, kept if is_known else None)
 
 
 @contextmanager
@@ -86,13 +115,19 @@ def _base_manifest(client: upstream.LanceNamespace, line: Line) -> str | None:
         return None
 
 
-def _later_manifests(client: upstream.LanceNamespace, line: Line) -> list[str]:
-    """Those of the versions that others have committed behind it; of one that is cleaned up by now, nothing is needed.
+def _others(client: upstream.LanceNamespace, line: Line) -> list[str] | None:
+    """The manifests of all other versions whose files the block's own may name; None if they are not to be found.
 
+    Those are the versions that were restored, and those that others have committed since: Lance finds them in storage,
+    and what it staged on top of them names their files, too. Of one that is cleaned up by now nothing is needed.
     Raises what the client raises.
     """
-    found = []
-    for version in range(line.base + 1, latest_version(client, line) + 1):
+    try:
+        found = [_manifest(client, line, version) for version in line.restored() if version <= line.base]
+        latest = latest_version(client, line)
+    except (TableNotFoundError, TableVersionNotFoundError):
+        return None
+    for version in range(line.base + 1, latest + 1):
         with suppress(TableVersionNotFoundError):
             found.append(_manifest(client, line, version))
     return found
@@ -114,22 +149,35 @@ def _sent(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str 
     certain = True
     while True:
         try:
-            return send(request, key).transaction_id
+            transaction = send(request, key).transaction_id
         except Exception as error:
             if certain and is_refusal(error):
-                tables = _conflicting_as_far_as_told(client, changes)
-                if tables or isinstance(error, ConcurrentModificationError):
-                    raise PublishConflictError(tables) from error
+                _raise_conflict(client, changes, error)
                 raise
-            certain = False  # what it says the next time may be about this one
-            if _is_committed(client, changes):
-                return None
             pause = next(pauses, None)
+            if not isinstance(error, NOT_HEARD):
+                certain = False  # what it says the next time may be about this one
+                if _is_committed(client, changes):
+                    _check_whole(client, changes)
+                    return None
+            if pause is None and certain:
+                raise
             if pause is None:
                 raise PublishUncertainError(
                     "The server did not say whether it published: look at the tables before you run the block again."
                 ) from error
+        else:
+            if not certain:
+                _check_whole(client, changes)
+            return transaction
         time.sleep(pause)
+
+
+def _raise_conflict(client: upstream.LanceNamespace, changes: Changes, error: Exception) -> None:
+    """Raise PublishConflictError if that is why a batch was refused."""
+    tables = _conflicting_as_far_as_told(client, changes)
+    if tables or isinstance(error, ConcurrentModificationError):
+        raise PublishConflictError(tables) from error
 
 
 def _conflicting_as_far_as_told(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
@@ -178,6 +226,26 @@ def latest_version(client: upstream.LanceNamespace, line: Line) -> int:
     except TableBranchNotFoundError:
         return 0
     return found[0].version if found else 0
+
+
+def _check_whole(client: upstream.LanceNamespace, changes: Changes) -> None:
+    """Raise PublishUncertainError if a commit round the server took the place of a version that was committed."""
+    lost = [line.table.path for line in changes.lines() if _is_replaced(client, line)]
+    if lost:
+        names = ", ".join(map(shown, lost))
+        raise PublishUncertainError(
+            f"The server published all but {names}: a commit round the server was there at the same moment. "
+            "Look at the tables before you run the block again."
+        )
+
+
+def _is_replaced(client: upstream.LanceNamespace, line: Line) -> bool:
+    """Whether other versions have the places of the block's own; what is gone by now was there."""
+    for version, staged in line.staged.items():
+        with suppress(TableNotFoundError, TableBranchNotFoundError, TableVersionNotFoundError):
+            if not line.is_final(staged, _manifest(client, line, version)):
+                return True
+    return False
 
 
 def _is_committed(client: upstream.LanceNamespace, changes: Changes) -> bool:

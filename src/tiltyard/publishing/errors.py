@@ -23,7 +23,8 @@ class PublishConflictError(ConcurrentModificationError):
 
 
 class PublishUncertainError(ServiceUnavailableError):
-    """The server did not say whether it published, and could not be asked; all or nothing is visible.
+    """The server did not say whether it published, and could not be asked: all or nothing is visible.
 
-    Files are left where they are, since the tables may need them; if they do not, `tiltyard gc` finds them.
+    Or, by its message, one version is lost to a commit round the server, and the rest is visible. Files are left where
+    they are, since the tables may need them; if they do not, `tiltyard gc` finds them.
     """

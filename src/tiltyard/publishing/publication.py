@@ -14,6 +14,8 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
     LanceNamespaceError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
     TableVersionNotFoundError,
     UnsupportedOperationError,
 )
@@ -21,7 +23,7 @@ from lance_namespace.errors import (
 from tiltyard.publishing.changes import Changes, Path, shown
 from tiltyard.publishing.ending import commit, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
-from tiltyard.publishing.sending import sender
+from tiltyard.publishing.sending import Send, sender
 from tiltyard.publishing.staged import Line, Staged, Table
 
 if TYPE_CHECKING:
@@ -42,14 +44,17 @@ _LANCE_SAYS = OSError, RuntimeError, ValueError
 """How Lance says that a commit failed, and no more."""
 
 
-def publish(client: upstream.LanceNamespace, *, headers: Mapping[str, str] | None = None) -> Publication:
+def publish(
+    client: upstream.LanceNamespace, *, headers: Mapping[str, str] | None = None, ssl_ca_cert: str | None = None
+) -> Publication:
     """Write several tables and publish them together: `with tiltyard.publish(client) as tables: …`.
 
     `client` is any namespace that has BatchCommitTables: pylance's `RestNamespace` on a Tiltyard server, or
-    `tiltyard.Namespace`. `headers` go with the batch, where a RestNamespace needs any (it keeps its own to itself).
+    `tiltyard.Namespace`. A RestNamespace keeps what it was given to itself: the batch goes with `headers`, and trusts
+    a server by `ssl_ca_cert`, the path of a file with the certificates of authorities (default: those of the system).
     Raises UnsupportedOperationError for a client without BatchCommitTables, and for another publication.
     """
-    return Publication(client, headers or {})
+    return Publication(client, sender(client, headers or {}, ssl_ca_cert))
 
 
 class Publication(upstream.LanceNamespace):
@@ -58,14 +63,13 @@ class Publication(upstream.LanceNamespace):
     After the block `transaction_id` names the server's transaction, and reads pass through.
     """
 
-    def __init__(self, client: upstream.LanceNamespace, headers: Mapping[str, str]) -> None:
+    def __init__(self, client: upstream.LanceNamespace, send: Send) -> None:
         if isinstance(client, Publication):
             raise UnsupportedOperationError("A publication cannot be part of another: write in the block that is open.")
         self.transaction_id: str | None = None
         self._client = client
-        self._send = sender(client, headers)
+        self._send = send
         self._id = uuid4().hex
-        self._open = True
         self._changes = Changes()
         self._refusal: LanceNamespaceError | None = None
 
@@ -91,27 +95,40 @@ class Publication(upstream.LanceNamespace):
         Raises PublishConflictError, PublishUncertainError, what the batch was refused with, or why a write in the
         block was refused (Lance says no more of that than that a commit failed).
         """
-        changes, self._changes, self._open = self._changes, Changes(), False
+        changes, self._changes = self._changes, Changes(is_open=False)
+        changes.close()
         if error is not None or self._refusal is not None:
-            roll_back(self._client, changes)
+            roll_back(self._client, changes, self._renew)
             if self._refusal is not None and (error is None or isinstance(error, _LANCE_SAYS)):
                 raise self._refusal from error
             return
         try:
-            self.transaction_id = commit(self._client, self._send, changes)
+            self.transaction_id = commit(self._client, self._send, changes, self._renew)
         except PublishUncertainError:
             raise
         except LanceNamespaceError:
-            roll_back(self._client, changes)
+            roll_back(self._client, changes, self._renew)
             raise
 
     def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
         """Where a table lies; one that is declared in the block is there.
 
         Each is said to be managed, so that commits to one that is not come here, too, and are refused.
+        Raises TableNotFoundError, PublishConflictError for one that the block knows, and somebody has replaced.
         """
-        path = _path(request)
-        if table := self._changes.declared(path):
+        path, changes = _path(request), self._changes
+        try:
+            return self._described(changes, path, request)
+        except PublishConflictError as error:
+            self._refusal = self._refusal or error
+            raise
+        except TableNotFoundError:
+            if changes.is_written(path):
+                self._refusal = self._refusal or PublishConflictError([path])
+            raise
+
+    def _described(self, changes: Changes, path: Path, request: Any) -> upstream.DescribeTableResponse:
+        if table := changes.declared(path):
             self._renew(table)
             return upstream.DescribeTableResponse(
                 table=path[-1],
@@ -122,8 +139,12 @@ class Publication(upstream.LanceNamespace):
                 managed_versioning=True,
             )
         response = self._client.describe_table(request)
-        if self._open:
-            self._changes.remember(_table(path, response))
+        if changes.is_open:
+            known = changes.table(path)
+            if known is not None and known.location != response.location:
+                raise PublishConflictError([path])
+            if _fields(request).get("vend_credentials") is not False:
+                changes.remember(_table(path, response))
             response.managed_versioning = True
         return response
 
@@ -145,16 +166,17 @@ class Publication(upstream.LanceNamespace):
 
         Raises TableAlreadyExistsError, NamespaceNotFoundError, InvalidInputError for a location of the caller's.
         """
-        self._check_open()
+        changes = self._changes
+        changes.check_open()
         path, fields = _path(request), _fields(request)
         if fields.get("location"):
             raise InvalidInputError("Leave the location out: in a publication the server chooses it.")
-        if path in self._changes.deregistered:
+        if path in changes.deregistered:
             raise InvalidInputError(f"{shown(path)} is deregistered in this block: declare it in another.")
-        table = self._changes.declared(path) or self._placed(path, fields)
+        table = changes.declared(path) or self._placed(path, fields)
         if not table.managed:
             raise _unmanaged(path)
-        self._changes.declare(table)
+        changes.declare(table)
         return upstream.DeclareTableResponse(
             location=table.location,
             storage_options=dict(table.options) or None,
@@ -171,10 +193,11 @@ class Publication(upstream.LanceNamespace):
 
     def deregister_table(self, request: Any) -> upstream.DeregisterTableResponse:
         """Deregister a table within the batch. Raises TableNotFoundError, InvalidInputError."""
-        self._check_open()
+        changes = self._changes
+        changes.check_open()
         path = _path(request)
-        table = self._table(path)
-        self._changes.deregister(table)
+        table = self._table(changes, path)
+        changes.deregister(table)
         return upstream.DeregisterTableResponse(
             id=list(path), location=table.location, properties=dict(table.properties)
         )
@@ -224,9 +247,11 @@ class Publication(upstream.LanceNamespace):
         raised again at the end of the block.
         """
         try:
-            self._check_open()
+            changes = self._changes
+            changes.check_open()
             asked = upstream.CreateTableVersionRequest.model_validate(_fields(request))
-            staged = self._stage(self._changes.line(self._table(_path(asked)), asked.branch), asked)
+            line = changes.line(self._table(changes, _path(asked)), asked.branch)
+            staged = self._stage(changes, line, asked)
         except PublishConflictError as error:
             self._refusal = self._refusal or error
             raise InvalidInputError(str(error)) from error  # for Lance, which repeats a conflict twenty times
@@ -237,7 +262,7 @@ class Publication(upstream.LanceNamespace):
             raise
         return upstream.CreateTableVersionResponse(version=staged.copy)
 
-    def _stage(self, line: Line, asked: upstream.CreateTableVersionRequest) -> Staged:
+    def _stage(self, changes: Changes, line: Line, asked: upstream.CreateTableVersionRequest) -> Staged:
         with line.lock:
             if not line.staged and not line.table.declared:
                 line.base = latest_version(self._client, line)
@@ -251,8 +276,8 @@ class Publication(upstream.LanceNamespace):
             if error := self._objection(line, asked):
                 line.refused.append(staged)
                 raise error
+            changes.add(asked)
             line.staged[asked.version] = staged
-            self._changes.add(asked)
             return staged
 
     @staticmethod
@@ -269,19 +294,27 @@ class Publication(upstream.LanceNamespace):
             return InvalidInputError(f"The next version of {shown(path)} is {line.latest + 1}, not {asked.version}.")
         return None
 
-    def _table(self, path: Path) -> Table:
+    def _table(self, changes: Changes, path: Path) -> Table:
         """A table as the block knows it, or as the client describes it. Raises TableNotFoundError."""
-        if found := self._changes.table(path):
+        if found := changes.table(path):
             return found
         described = self._client.describe_table(upstream.DescribeTableRequest(id=list(path)))
-        return self._changes.remember(_table(path, described))
+        return changes.remember(_table(path, described))
 
     def _renew(self, table: Table) -> None:
-        """Take other credentials for a table where its own are about to end."""
-        if not table.declared:
-            table.renew(self._client)
-        elif table.is_ending:
-            table.options = self._placed(table.path, {"location": table.location}).options
+        """Take other credentials for a table where its own are about to end. Raises PublishConflictError."""
+        if not table.is_ending:
+            return
+        try:
+            if table.declared:
+                table.options = self._placed(table.path, {"location": table.location}).options
+                return
+            described = self._client.describe_table(upstream.DescribeTableRequest(id=list(table.path)))
+        except (TableAlreadyExistsError, TableNotFoundError) as error:
+            raise PublishConflictError([table.path]) from error
+        if described.location != table.location:
+            raise PublishConflictError([table.path])
+        table.options = described.storage_options or {}
 
     def _placed(self, path: Path, fields: Mapping[str, Any]) -> Table:
         """Learn where the server puts a new table: declared and deregistered in one batch, nobody sees it.
@@ -301,10 +334,6 @@ class Publication(upstream.LanceNamespace):
         ]
         answer = self._send(upstream.BatchCommitTablesRequest(operations=operations), None)
         return _table(path, answer.results[0].declare_table, declared=True)
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise InvalidInputError("The block of this publication has ended: open another one to write.")
 
 
 def _table(path: Path, told: Any, declared: bool = False) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -11,8 +12,10 @@ import lance_namespace as upstream
 from lance.namespace import RestNamespace
 from lance_namespace.errors import (
     InternalError,
+    InvalidInputError,
     LanceNamespaceError,
     ServiceUnavailableError,
+    ThrottlingError,
     UnsupportedOperationError,
     from_error_code,
 )
@@ -20,7 +23,7 @@ from lance_namespace_urllib3_client.api.table_api import TableApi
 from lance_namespace_urllib3_client.api_client import ApiClient
 from lance_namespace_urllib3_client.configuration import Configuration
 from lance_namespace_urllib3_client.exceptions import ApiException
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, MaxRetryError, NewConnectionError, SSLError
 
 Send: TypeAlias = Callable[[upstream.BatchCommitTablesRequest, str | None], upstream.BatchCommitTablesResponse]
 """Sends a batch under a key: with the same key, it is the same batch again. Without one credentials are answered."""
@@ -29,7 +32,15 @@ ANSWER_SECONDS = 120.0
 _ENDPOINT = re.compile(r'endpoint: "([^"]+)"')
 
 
-def sender(client: upstream.LanceNamespace, headers: Mapping[str, str]) -> Send:
+class NotHeardError(ServiceUnavailableError):
+    """No connection was made, so that the server has not heard of the batch."""
+
+
+NOT_HEARD = NotHeardError, ThrottlingError
+"""What says that nothing was committed, and may go well when it is tried again."""
+
+
+def sender(client: upstream.LanceNamespace, headers: Mapping[str, str], ssl_ca_cert: str | None = None) -> Send:
     """The way to send batches through a client. Raises UnsupportedOperationError if it has none, TypeError."""
     if not isinstance(client, upstream.LanceNamespace):
         raise TypeError(
@@ -40,12 +51,12 @@ def sender(client: upstream.LanceNamespace, headers: Mapping[str, str]) -> Send:
     endpoint = _ENDPOINT.search(client.namespace_id()) if isinstance(client, RestNamespace) else None
     if endpoint is None:
         raise UnsupportedOperationError(f"{type(client).__name__} cannot commit several tables in one batch.")
-    return _by_http(endpoint[1], headers)
+    return _by_http(Configuration(host=endpoint[1].rstrip("/"), ssl_ca_cert=ssl_ca_cert), headers)
 
 
-def _by_http(endpoint: str, headers: Mapping[str, str]) -> Send:
+def _by_http(server: Configuration, headers: Mapping[str, str]) -> Send:
     """pylance's RestNamespace (14) has no batch; the generated client is asked in its place."""
-    api = TableApi(ApiClient(Configuration(host=endpoint.rstrip("/"))))
+    api = TableApi(ApiClient(server))
 
     def send(request: upstream.BatchCommitTablesRequest, key: str | None) -> upstream.BatchCommitTablesResponse:
         sent = {**headers, "Idempotency-Key": key} if key else dict(headers)
@@ -54,9 +65,22 @@ def _by_http(endpoint: str, headers: Mapping[str, str]) -> Send:
         except ApiException as error:
             raise _told(error) from error
         except HTTPError as error:
-            raise ServiceUnavailableError(f"The server did not answer: {error}") from error
+            raise _unanswered(error) from error
 
     return send
+
+
+def _unanswered(error: HTTPError) -> LanceNamespaceError:
+    """The error of a batch without an answer; of a connection that was never made, it is certain that it has none."""
+    cause = error.reason if isinstance(error, MaxRetryError) else error
+    if isinstance(cause, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in cause.args):
+        return InvalidInputError(
+            f"The certificate of the server cannot be verified ({cause}): say which authorities are to be trusted, "
+            "tiltyard.publish(client, ssl_ca_cert=…)."
+        )
+    if isinstance(cause, NewConnectionError | ConnectTimeoutError):
+        return NotHeardError(f"The server cannot be reached: {cause}")
+    return ServiceUnavailableError(f"The server did not answer: {error}")
 
 
 def _told(error: ApiException) -> LanceNamespaceError:
@@ -70,4 +94,6 @@ def _told(error: ApiException) -> LanceNamespaceError:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says for certain that nothing was committed."""
-    return isinstance(error, LanceNamespaceError) and not isinstance(error, InternalError | ServiceUnavailableError)
+    return isinstance(error, LanceNamespaceError) and not isinstance(
+        error, InternalError | ServiceUnavailableError | ThrottlingError
+    )

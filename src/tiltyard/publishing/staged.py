@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Table:
     """Where a table lies; `declared` in this very publication, which then owns all of its files.
 
-    `options` open its files, and may have an end: see `renew`.
+    `options` open its files, and may have an end.
     """
 
     path: tuple[str, ...]
@@ -43,15 +43,6 @@ class Table:
         """Whether its credentials are about to end."""
         end = self.options.get("expires_at_millis")
         return end is not None and time.time() * 1000 >= int(end) - int(self.options.get("refresh_offset_millis", 0))
-
-    def renew(self, client: upstream.LanceNamespace) -> None:
-        """Take other credentials where these are about to end. Raises what the client raises.
-
-        For a table that is in the catalog: of one that this publication declares it knows nothing until the end.
-        """
-        if self.is_ending:
-            described = client.describe_table(upstream.DescribeTableRequest(id=list(self.path)))
-            self.options = described.storage_options or {}
 
     def files(self) -> Any:
         """Its files, as an object store."""
@@ -128,24 +119,32 @@ class Line:
         """Delete the copies: the versions are committed."""
         _delete(self.table.files(), [self._copy(staged) for staged in self.staged.values()])
 
-    def discard(self, base_manifest: str | None, later_manifests: Iterable[str]) -> None:
+    def restored(self) -> list[int]:
+        """The older versions that the block has restored: its own name their files."""
+        datasets = (self._dataset(staged.copy) for staged in self._lost())
+        found = (transaction.operation for one in datasets if (transaction := one.read_transaction(one.version)))
+        return [operation.version for operation in found if isinstance(operation, lance.LanceOperation.Restore)]
+
+    def discard(self, base_manifest: str | None, other_manifests: Iterable[str] | None) -> None:
         """Delete what was staged, and the files that came with it; `base_manifest` is that of the version `base`.
 
-        Without that, nobody can tell which files are older versions' as well: only the commits themselves go then.
-        `later_manifests` are those of the versions that others have committed since: Lance finds them in storage, and
-        what it staged on top of them names their files, too.
+        `other_manifests` are those of all other versions that the files may be part of. Without them only the commits
+        themselves go.
         """
         files = self.table.files()
-        lost = [*self.staged.values(), *self.refused]
+        lost = self._lost()
         datasets = [self._dataset(staged.copy) for staged in lost]
-        if base_manifest or not self.base:
+        if other_manifests is not None:
             brought = self._brought(files, datasets, base_manifest)
-            others = (upstream.TableVersion(version=0, manifest_path=path) for path in later_manifests)
+            others = (upstream.TableVersion(version=0, manifest_path=path) for path in other_manifests)
             kept = {self.home + path for version in others for path in _named(self._dataset(version))}
             _delete(files, [path for path in brought if not _is_in(path, kept)])
         _delete(files, [self.home + path for dataset in datasets for path in _transaction_files(dataset)])
         _delete(files, [self.relative(staged.request.manifest_path) for staged in lost])
         _delete(files, [self._copy(staged) for staged in lost])
+
+    def _lost(self) -> list[Staged]:
+        return [*self.staged.values(), *self.refused]
 
     def _brought(self, files: Any, datasets: Iterable[lance.LanceDataset], base_manifest: str | None) -> list[str]:
         """The files that the versions name and `base` does not.
@@ -201,7 +200,9 @@ def _named(dataset: lance.LanceDataset) -> set[str]:
     """The data, deletion and index files of a version, relative to its branch; folders have a closing slash."""
     named: set[str] = set()
     for fragment in dataset.get_fragments():
-        named.update(f"data/{file.path}" for file in fragment.metadata.files if file.base_id is None)
+        for file in fragment.metadata.files:
+            if file.base_id is None:  # what is too large for it lies beside it, in a folder
+                named.update((f"data/{file.path}", f"data/{file.path.removesuffix('.lance')}/"))
         if deletions := fragment.deletion_file():
             named.add(deletions)
     for index in dataset.describe_indices():

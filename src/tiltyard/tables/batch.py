@@ -20,7 +20,7 @@ from tiltyard.spec import models
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.asked_versions import branch_key, check_same, not_kept, staged_version, wire_version
 from tiltyard.tables.credentials import own_options
-from tiltyard.tables.finalizing import finalize_all
+from tiltyard.tables.finalizing import finalize_batch
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.version_commits import deletable_ranges
 
@@ -67,7 +67,9 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     deregistered, leaves its folder reserved for RESERVED_MS: a later batch of the same principal may name it, in order
     to make the table or to go on like this.
     Raises what each operation raises (all are refused then), InvalidInputError (none, more than 1,000, or an entry that
-    does not do exactly one thing), ServiceUnavailableError (no credentials can be made; the batch is committed).
+    does not do exactly one thing). The batch is committed, nevertheless, with ServiceUnavailableError (no credentials
+    can be made, or manifests are put into their places later) and InternalError (a version was lost to a commit round
+    the server).
     """
     if not 0 < len(request.operations) <= MOST_OPERATIONS:
         raise InvalidInputError(
@@ -93,7 +95,7 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(batch.news)):
         answer = ctx.once(work)
-    final = finalize_all(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
+    final = finalize_batch(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
     for (table, _, _, result), record in zip(batch.committed, final, strict=True):
         assert result.create_table_version is not None
         result.create_table_version.version = wire_version(table, record)

@@ -6,7 +6,14 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
-from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceError, TableNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InternalError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+)
 
 from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors
@@ -33,27 +40,36 @@ AT_ONCE = 8
 """Tables whose manifests become final at the same time on an object store: nearly all of it is waiting for that."""
 
 
-def finalize(ctx: Context, table: TableRecord, record: VersionRecord) -> VersionRecord:
+def finalize(ctx: Context, table: TableRecord, record: VersionRecord, asked: NewVersion | None = None) -> VersionRecord:
     """Give a recorded version's manifest its final name; may be done again after a crash.
 
-    Raises ConcurrentModificationError if a commit round the server took the name meanwhile; the record is taken back.
+    `asked` is what this request has asked for, and so checked: the content of that staged manifest is durable.
+    Raises ConcurrentModificationError if a commit round the server took the name meanwhile (the record is taken back),
+    TableVersionNotFoundError if the table or the branch was deleted since, ServiceUnavailableError if the manifest has
+    to follow later.
     """
-    return finalize_all(ctx, [(table, record)])[0]
+    [outcome] = finalize_each(ctx, [(table, record)], None if asked is None else [asked])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
-def finalize_all(
-    ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None
-) -> list[VersionRecord]:
-    """Do that for several. Raises what `finalize` raises; the rest is then pending.
+def finalize_batch(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion]) -> list[VersionRecord]:
+    """Do that for the versions of one transaction, which stays committed: no error says that it was refused.
 
-    `asked` is what this request has asked for, if it did: it has checked those staged manifests, whose content is
-    durable.
+    A table or branch that was deleted since had its version. Raises ServiceUnavailableError (the manifests that are
+    left follow later), InternalError (a commit round the server took the name of one: only the others are committed).
     """
-    found = []
-    for outcome in finalize_each(ctx, commits, asked):
-        if isinstance(outcome, Exception):
+    found = list[VersionRecord]()
+    for outcome, (table, record) in zip(finalize_each(ctx, commits, asked), commits, strict=True):
+        if isinstance(outcome, ConcurrentModificationError):
+            raise InternalError(
+                f"The batch is committed, except for version {record.version} of {table.name}: "
+                "a commit round the server took its place meanwhile."
+            ) from outcome
+        if isinstance(outcome, Exception) and not isinstance(outcome, TableVersionNotFoundError):
             raise outcome
-        found.append(outcome)
+        found.append(record if isinstance(outcome, Exception) else outcome)
     return found
 
 
@@ -101,7 +117,7 @@ def _place_all(
         try:
             return _place(ctx, *commit, new)
         except Exception as error:  # noqa: BLE001  # it is raised where its own caller waits
-            return error
+            return _told(ctx, commit, error)
 
     if all(is_local(table.location) for table, _ in commits):  # a few microseconds each: threads would cost more
         return list(map(place, commits, asked))
@@ -117,6 +133,21 @@ def _place_all(
     with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
         placed = dict(pair for pairs in pool.map(place_in_order, tables.values()) for pair in pairs)
     return [placed[number] for number in range(len(commits))]
+
+
+def _told(ctx: Context, commit: Commit, error: Exception) -> Exception:
+    """What to answer of a version that is recorded, and could not get its place: it is no refusal of that version."""
+    table, record = commit
+    if not isinstance(error, LanceNamespaceError) or isinstance(
+        error, ConcurrentModificationError | InternalError | ServiceUnavailableError
+    ):
+        return error
+    version = f"Version {record.version} of {table.name}"
+    try:
+        ctx.store.describe_version(record.table_id, record.version, record.branch)
+    except TableVersionNotFoundError:
+        return TableVersionNotFoundError(f"{version} is gone: somebody deleted its table or its branch meanwhile.")
+    return ServiceUnavailableError(f"{version} is committed, and its manifest is not in its place yet: {error}")
 
 
 def _place(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None) -> FileStat:

@@ -219,7 +219,7 @@ def cutoff_of(ctx: Context, table: TableRecord, now: int) -> int:
 
 
 def stale_staged(ctx: Context, table: TableRecord, old: Sequence[TableFile]) -> list[TableFile]:
-    """Staged manifests that no record waits for, and what unfinished creations left.
+    """Staged manifests that no record waits for, and what unfinished writes left.
 
     The files were found before: one that is recorded meanwhile is seen here to be waited for.
     """

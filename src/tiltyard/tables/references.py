@@ -33,11 +33,14 @@ class Kind(StrEnum):
     INDEX = "index"
     TRANSACTION = "transaction"
     STAGED = "staged manifest"
-    UNFINISHED = "unfinished creation"
+    UNFINISHED = "unfinished write"
     MANIFEST = "manifest"
     OTHER = "other"
     """Not Lance's by its name, though it lies in a folder of Lance's: somebody's own, and nobody else's to delete."""
 
+
+_UNFINISHED = "_creating-", "_publishing-"
+"""How folders begin that somebody has while a table is made, or a publication's block is open (publishing.changes)."""
 
 _FOLDERS = {
     "data": Kind.DATA,
@@ -75,7 +78,7 @@ def table_file(found: FoundFile, branches: Iterable[str]) -> TableFile | None:
         return TableFile(found, Kind.MANIFEST, found.path)
     if head == "_versions" and _STAGED.match(rest):
         return TableFile(found, Kind.STAGED, found.path)
-    if head.startswith("_creating-"):
+    if head.startswith(_UNFINISHED):
         return TableFile(found, Kind.UNFINISHED, found.path)
     return None
 

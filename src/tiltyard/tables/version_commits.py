@@ -28,7 +28,7 @@ from tiltyard.tables.asked_versions import (
     staged_version,
     wire_version,
 )
-from tiltyard.tables.finalizing import finalize_all
+from tiltyard.tables.finalizing import finalize, finalize_batch
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.version_groups import create_table_versions
 
@@ -59,7 +59,7 @@ def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept([new])):
         record = check_same(new, *_record(ctx, new))
-    return finalize_all(ctx, [(table, record)], [new])[0]
+    return finalize(ctx, table, record, new)
 
 
 def _record(ctx: Context, new: NewVersion) -> tuple[VersionRecord, bool]:
@@ -94,7 +94,7 @@ def batch_create_table_versions(
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(news)):
         records = ctx.store.transact(lambda catalog: _recorded_all(catalog, news))
-    final = finalize_all(ctx, list(zip(tables, records, strict=True)), news)
+    final = finalize_batch(ctx, list(zip(tables, records, strict=True)), news)
     return models.BatchCreateTableVersionsResponse(
         versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -53,6 +55,29 @@ def test_change_that_was_answered_is_in_the_audit_though_the_server_is_killed_at
             assert client.post(f"/v1/namespace/space{number}/create", json={}).status_code == 200
         server.kill()
     assert [found.object for found in recorded(server)] == [f"space{number}" for number in range(5)]
+
+
+def test_insert_whose_record_cannot_be_written_is_not_heard_of_and_happens_once(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": "changes"})
+    db = lancedb.connect("db://x", api_key="none", host_override=server.url)
+    db.create_table("films", ROWS)
+
+    def insert(number: int) -> int:
+        headers = {"x-request-id": f"try-{number}", "x-lancedb-database": "x", "x-api-key": "none"}
+        kind = {"content-type": "application/vnd.apache.arrow.stream"}
+        url = f"{server.url}/v1/table/films/insert/"
+        return httpx.post(url, content=stream(ROWS), headers=headers | kind, timeout=60).status_code
+
+    full = "CREATE TRIGGER full BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    with closing(sqlite3.connect(tmp_path / "catalog.db", timeout=10)) as catalog:
+        catalog.execute(full)
+        assert [insert(1), insert(2)] == [503, 503]
+        catalog.execute("DROP TRIGGER full")
+    assert insert(3) == 200 and db.open_table("films").count_rows() == 6
+    assert insert(4) == 200 and db.open_table("films").count_rows() == 9  # meant, since the third was heard of
+    server.stop()
+    outcomes = [found.outcome for found in recorded(server) if found.operation == "InsertIntoTable"]
+    assert outcomes[-2:] == ["repeated", "ok"]
 
 
 def test_refused_calls_are_recorded_with_what_is_known_of_who_asked(audited: Secured) -> None:

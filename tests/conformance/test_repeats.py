@@ -18,6 +18,7 @@ from tests.services.lossy import LossyProxy, wait_for
 from tests.services.postgres import postgres_server
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
+from tiltyard.store import open_store
 
 ROWS = pa.table({"id": [1, 2, 3], "n": [0, 0, 0]})
 MORE = pa.table({"id": [3, 4], "n": [7, 7]})
@@ -126,6 +127,22 @@ def test_insert_answer_cut_and_tried_again_by_hand_adds_rows_once(
     assert struck.rows(table) == 5
     assert opened.add(MORE).version == 3  # heard of: the same rows once more are meant
     assert struck.rows(table) == 7
+
+
+def test_insert_answer_cut_is_taken_by_nobody_else_who_adds_the_same_rows(
+    struck: Struck, table: str, proxy: LossyProxy, through: Any
+) -> None:
+    opened = through.open_table(table)
+    proxy.lose("/insert", struck.held, status=0)
+    with pytest.raises(Exception, match="error sending request"):
+        opened.add(MORE)
+    for others in ({"api_key": "another"}, {"api_key": "none", "database": "others"}):
+        uri = f"db://{others.pop('database', 'tests')}"
+        theirs = lancedb.connect(uri, host_override=proxy.url, **others).open_table(table)
+        assert theirs.add(MORE).version > 2
+    assert struck.rows(table) == 9
+    assert opened.add(MORE).version == 2
+    assert struck.rows(table) == 9
 
 
 def test_insert_of_many_rows_answer_lost_lancedb_adds_them_once(
@@ -376,6 +393,35 @@ def test_create_table_killed_before_its_record_and_repeated_makes_one(
     struck.restart()
     again = struck.post(name, "create", stream(ROWS), key, mode=mode)
     assert (again.status_code, struck.rows(name), struck.version(name)) == (200, 3, 1)
+
+
+@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+def test_insert_killed_whose_repeat_finds_the_table_unreadable_is_recognised_later(struck: Struck, table: str) -> None:
+    remote = {"x-lancedb-database": "tests", **ARROW}
+
+    def insert(identity: str) -> httpx.Response:
+        headers = {"x-request-id": f"{table} {identity}", **remote}
+        return struck.http.post(f"/v1/table/{table}/insert/", content=stream(MORE), headers=headers)
+
+    versions = Path(struck.post(table, "describe").json()["location"]) / "_versions"
+    struck.held.touch()
+    struck.held.with_name("held.reached").unlink(missing_ok=True)
+    with ThreadPoolExecutor(1) as pool, open_store(f"sqlite:///{struck.folder}/data/catalog.db") as store:
+        lost = pool.submit(insert, "first")
+        wait_for(struck.held.with_name("held.reached").exists)
+        wait_for(lambda: not store.has_pending_versions(store.describe_table((table,)).id))
+        struck.process.kill()
+        assert isinstance(lost.exception(), httpx.TransportError)
+    struck.held.unlink()
+    struck.restart()
+    manifests = {path: path.read_bytes() for path in versions.iterdir()}
+    for path in manifests:
+        path.write_bytes(b"a disk that is not well")
+    assert insert("second").status_code >= 500
+    for path, content in manifests.items():
+        path.write_bytes(content)
+    assert insert("third").json()["version"] == 2
+    assert struck.rows(table) == 5
 
 
 def test_drop_killed_before_its_answer_and_repeated_leaves_the_next_table_of_that_name(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import httpx
+import pyarrow as pa
+import pytest
 
 from tests.identity.answers import bearer
 from tests.services.openid import OpenIdProvider
-from tests.services.secured import Secured
+from tests.services.secured import Secured, secured_server
+from tests.services.wire import stream
 
 
 def make_root(secured: Secured) -> None:
@@ -37,6 +41,30 @@ def test_same_key_of_another_principal_is_another_request(secured: Secured, prov
     create(secured, "shared", bearer(provider.token("root")))
     other = create(secured, "shared", {"x-api-key": secured.keys["administrator"]})
     assert other.status_code == 409 and "idempotent-replayed" not in other.headers
+
+
+def test_insert_whose_client_left_is_the_repeat_of_nobody_else(tmp_path: Path) -> None:
+    """lancedb's inserts are told by their bodies: of two principals, neither gets the answer of the other."""
+    body, kind = stream(pa.table({"id": [1, 2]})), {"content-type": "application/vnd.apache.arrow.stream"}
+    held = tmp_path / "held"
+    with secured_server(tmp_path / "data", environ={"TILTYARD_FAULT": f"before_answer=hold@{held}"}) as secured:
+        url = f"{secured.url}/v1/table/told"
+
+        def insert(who: str, request: str, timeout: float = 60) -> httpx.Response:
+            headers = {"x-request-id": request, "x-lancedb-database": "db", "x-api-key": secured.keys[who]}
+            return httpx.post(f"{url}/insert/", content=body, headers=headers | kind, timeout=timeout)
+
+        with secured.http("administrator") as http:
+            assert http.post(f"{url}/create", content=body, headers=kind).status_code == 200
+            held.touch()
+            with pytest.raises(httpx.ReadTimeout):
+                insert("administrator", "first", timeout=0.5)
+            held.unlink()
+            refused = insert("bob", "of one who may not")
+            assert refused.status_code == 404, refused.text
+            again = insert("administrator", "second")
+            assert (again.json()["version"], again.headers["idempotent-replayed"]) == (2, "true")
+            assert http.post(f"{url}/count_rows", json={}).json() == 4
 
 
 def test_create_api_key_with_a_key_keeps_no_secret(secured: Secured) -> None:

@@ -95,14 +95,17 @@ def test_release_request_lets_the_repeat_take_over_at_once(store: Store) -> None
     assert begun(store).attempt == 2
 
 
-def test_keep_requests_extends_what_runs_and_nothing_released(store: Store, clock: Clock) -> None:
-    begun(store)
+def test_keep_requests_extends_what_is_named_and_nothing_released(store: Store, clock: Clock) -> None:
+    named = [f"k{number}" for number in range(150)]
+    for id_ in (*named, "unknown"):
+        begun(store, replace(NEW, id=id_))
     store.release_request(begun(store, replace(NEW, id="released")))
+    begun(store, replace(NEW, id="other", owner="two"))
     clock.advance(LEASE - 1)
-    store.keep_requests("one", LEASE)
+    store.keep_requests("one", LEASE, [*named, "released", "other"])
     clock.advance(LEASE - 1)
-    assert not store.begin_request(NEW)[1]
-    assert store.begin_request(replace(NEW, id="released"))[1]
+    assert not any(store.begin_request(replace(NEW, id=id_))[1] for id_ in named)
+    assert all(store.begin_request(replace(NEW, id=id_))[1] for id_ in ("unknown", "released", "other"))
 
 
 def test_mark_committed_after_a_takeover_refuses_the_commit(store: Store, clock: Clock) -> None:
@@ -147,7 +150,7 @@ def test_claim_unheard_leaves_out_what_a_living_server_runs_for_a_client_that_is
     if sign == "a younger request":
         begun(store, replace(NEW, id="younger", fingerprint="g"))
     elif sign == "a longer lease":
-        store.keep_requests("one", LEASE)
+        store.keep_requests("one", LEASE, ["k"])
     else:
         store.finish_request(claim, 200, "{}", "f", True)
     assert store.claim_unheard(twin, 60_000, (), began) is None

@@ -290,7 +290,7 @@ class Api:
     ) -> None:
         if once is not None and isinstance(result, Replay):
             exchange.call.repeated = True
-            once.repeated(result)
+            await once.answering(exchange.begin(result.status), partial(once.repeated, result))
             await exchange.send(result.status, result.body, JSON, REPLAYED)
             return
         if isinstance(result, Download):
@@ -304,7 +304,8 @@ class Api:
             result = _bare(result)
         body = msgspec.json.encode(result)
         if once is not None:
-            once.settle(route.operation.status, body)
+            status = route.operation.status
+            await once.answering(exchange.begin(status), partial(once.settle, status, body))
         await exchange.send(route.operation.status, body, JSON)
 
     async def _stream(

@@ -43,7 +43,7 @@ class Exchange:
 
     async def send(self, status: int, body: bytes, media: str, further: tuple[Header, ...] = ()) -> None:
         """A whole answer. Raises ServiceUnavailableError, before anything is sent, if the audit is not written."""
-        await self._begin(status)
+        await self.begin(status)
         if not further and self._send_whole is not None and len(body) <= MOST_AT_ONCE:
             lines = b"content-type: %s\r\nx-request-id: %s\r\n%s%scontent-length: %d\r\n" % (
                 media.encode(),
@@ -60,7 +60,7 @@ class Exchange:
 
     async def start(self, status: int, media: str) -> None:
         """The head of an answer that comes in parts. Raises as `send` does."""
-        await self._begin(status)
+        await self.begin(status)
         await self._send_head(status, media, ())
 
     async def chunk(self, body: bytes, last: bool = False) -> None:
@@ -68,7 +68,10 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         self.call.complete = last
 
-    async def _begin(self, status: int) -> None:
+    async def begin(self, status: int) -> None:
+        """What comes before an answer's first byte; done once, whoever asks for it. Raises as `send` does."""
+        if self.started:
+            return
         if (kept := self.call.answer(status)) is not None:
             await kept
         self.started = True

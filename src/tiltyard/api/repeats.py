@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,9 +126,11 @@ class Repeats:
             what += b" %s" % hashlib.blake2b(b"\0".join(fields), digest_size=16).hexdigest().encode()
         # Nobody is told another's answers; a principal is the same one when it comes again with a newer token.
         who = [headers.get(name, b"") for name in SHOWN] if principal is EVERYBODY else [principal.name.encode()]
-        parts = [key, *who, headers.get(DATABASE, b""), what if by_id else b""]
-        id_ = hashlib.blake2b(b"\0".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).hexdigest()
-        return Once(self, id_, what.decode("latin-1"), operation.name, by_id and operation.name in RENEWED)
+        who.append(headers.get(DATABASE, b""))
+        id_ = _digest([key, *who, what if by_id else b""])
+        if renewed := by_id and operation.name in RENEWED:
+            what += b" of %s" % _digest(who).encode()  # it is compared with requests under other ids
+        return Once(self, id_, what.decode("latin-1"), operation.name, renewed)
 
     def attended(self) -> list[str]:
         """The requests that run here and whose clients are still there: none of them is tried again yet."""
@@ -168,11 +170,15 @@ class Repeats:
                 if not self._running and not self._waiting:
                     return
                 try:
-                    await loop.run_in_executor(self.pool, self.services.store.keep_requests, self.owner, self.lease_ms)
+                    await loop.run_in_executor(self.pool, self._extend, list(self._running))
                 except LanceNamespaceError as error:
                     log.warning("cannot extend the leases of requests: %s", error)
         finally:
             self._beating = False
+
+    def _extend(self, ids: Sequence[str]) -> None:
+        """What runs here, and no more: a claim that nobody here knows of was lost on its way from the catalog."""
+        self.services.store.keep_requests(self.owner, self.lease_ms, ids)
 
 
 class Once:
@@ -210,10 +216,19 @@ class Once:
                 pause = min(pause * 2, _LONGEST_PAUSE)
         return outcome
 
-    def settle(self, status: int, body: bytes) -> None:
+    async def answering(self, begin: Awaitable[None], note: Callable[[bool], None]) -> None:
+        """Begin the answer, and `note` whether the client hears of it: not where it has left, or `begin` fails."""
+        try:
+            await begin
+        except BaseException:
+            note(False)
+            raise
+        note(not self.gone)
+
+    def settle(self, status: int, body: bytes, heard: bool) -> None:
         """Keep the answer, beside sending it: a repeat that comes too early for it waits."""
         self._settled = True
-        self._home.spawn(self._settle(status, body, not self.gone))
+        self._home.spawn(self._settle(status, body, heard))
 
     async def _settle(self, status: int, body: bytes, heard: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -229,9 +244,9 @@ class Once:
         if not self._settled:
             await asyncio.get_running_loop().run_in_executor(self._home.pool, self._leave)
 
-    def repeated(self, replay: Replay) -> None:
-        """Note, if it is so, that the client left before it was sent the answer of the first request."""
-        if self.gone:
+    def repeated(self, replay: Replay, heard: bool) -> None:
+        """Note, if it is so, that the client was not sent the answer of the first request either."""
+        if not heard:
             self._home.spawn(self._unheard(replay))
 
     async def _unheard(self, replay: Replay) -> None:
@@ -310,7 +325,12 @@ class Once:
             return None
         twin, ours = found
         if ours:
-            if (outcome := self._recovered(ctx, twin)) is None:
+            try:
+                outcome = self._recovered(ctx, twin)
+            except BaseException:
+                self._store.release_request(twin.claim)
+                raise
+            if outcome is None:
                 self._store.forget_request(twin.claim)
                 return None
             self._drop(mine.claim)
@@ -382,6 +402,10 @@ class Once:
                 self._store.release_request(record.claim)
         except LanceNamespaceError as failure:
             log.warning("cannot let go of request %s: %s", record.id, failure)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.blake2b(b"\0".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).hexdigest()
 
 
 def _changed_nothing(error: BaseException) -> bool:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError
 
+from tiltyard.store.paths import among
 from tiltyard.store.records import Claim, NewRequest, RequestRecord
 from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
+KEPT_AT_ONCE = 100
 LEAVING_MS = 200
 """How soon it is noted that the client of a request has left."""
 
@@ -67,7 +69,10 @@ RELEASE = f"UPDATE requests SET lease_until = 0 {OURS}"
 IDENTIFY = f"UPDATE requests SET fingerprint = ? {OURS}"
 COMMITTED = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {OURS}"
 ANSWERED = f"UPDATE requests SET body = ? {OURS}"
-KEEP = "UPDATE requests SET lease_until = ? WHERE owner = ? AND status IS NULL AND lease_until > 0"
+KEEP = """
+    UPDATE requests SET lease_until = ?
+    WHERE owner = ? AND status IS NULL AND lease_until > 0 AND id IN ({ids})
+"""
 LEAVE = f"UPDATE requests SET heard = FALSE {OURS}"
 HEAR = "UPDATE requests SET heard = ? WHERE id = ? AND heard <> ? AND status IS NOT NULL"
 SWEEP = """
@@ -164,9 +169,11 @@ class Requests(Scope):
         self.connection.change(RELEASE, *_ours(claim))
 
     @writes
-    def keep_requests(self, owner: str, lease_ms: int) -> None:
-        """Extend the leases of all that a server runs."""
-        self.connection.change(KEEP, self._clock() + lease_ms, owner)
+    def keep_requests(self, owner: str, lease_ms: int, ids: Sequence[str]) -> None:
+        """Extend the leases of what a server runs."""
+        for start in range(0, len(ids), KEPT_AT_ONCE):
+            some = ids[start : start + KEPT_AT_ONCE]
+            self.connection.change(KEEP.format(ids=among(some)), self._clock() + lease_ms, owner, *some)
 
     @writes
     def leave_request(self, claim: Claim) -> None:

@@ -25,13 +25,15 @@ from tiltyard.store import NewRequest
 from tiltyard.tables.batch import batch_commit_tables
 from tiltyard.tables.columns import update_table_schema_metadata
 from tiltyard.tables.create import create_table
+from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.insert import insert_into_table
 from tiltyard.tables.recovery import recovered
+from tiltyard.tables.repair import repair
 from tiltyard.tables.versions import restore_table
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-    from tiltyard.store import RequestRecord
+    from tiltyard.store import RequestRecord, TableRecord, VersionRecord
 
 ROWS = pa.table({"id": [1, 2, 3]})
 
@@ -51,6 +53,57 @@ def keyed(server: Server) -> tuple[Context, RequestRecord]:
 
 def insert(ctx: Context, body: Any, **fields: Any) -> models.InsertIntoTableResponse:
     return insert_into_table(ctx, ask(models.InsertIntoTableRequest, id="t", **fields), body)
+
+
+def unfinished(table: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, TableRecord, VersionRecord]:
+    """An insert with a key whose version is recorded, and whose manifest is not in its place."""
+    ctx, _ = keyed(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        with pytest.raises(ServiceUnavailableError, match="not known"):
+            insert(ctx, small(ROWS))
+    record = ctx.store.describe_table(("t",))
+    [pending] = ctx.store.pending_versions(record.id)
+    assert noted(ctx).version == pending.version == 2
+    return ctx, record, pending
+
+
+def noted(ctx: Context) -> RequestRecord:
+    found = ctx.store.describe_request("key")
+    assert found is not None
+    return found
+
+
+def test_insert_recorded_and_not_finished_is_not_run_again_while_it_cannot_be(
+    table: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, _, _ = unfinished(table, monkeypatch)
+    request = ask(models.InsertIntoTableRequest, id="t")
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        with pytest.raises(ServiceUnavailableError, match="not in its place yet"):
+            recovered(ctx, "InsertIntoTable", request, noted(ctx))
+    answer = recovered(ctx, "InsertIntoTable", request, noted(ctx))
+    assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
+
+
+@pytest.mark.parametrize("found_by", ["its repeat", "the sweep", "a repair"])
+def test_insert_whose_number_a_commit_round_the_server_took_is_run_again(
+    table: Server, monkeypatch: pytest.MonkeyPatch, found_by: str
+) -> None:
+    ctx, record, pending = unfinished(table, monkeypatch)
+    lance.write_dataset(ROWS, record.location, mode="append")
+    assert (Path(record.location) / pending.manifest_path).exists()
+    if found_by == "the sweep":
+        finalize_pending(ctx)
+    elif found_by == "a repair":
+        repair(ctx, record, dry_run=False)
+    else:
+        assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx)) is None
+    assert noted(ctx).version is None
+    assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx)) is None
+    assert insert(ctx, small(ROWS)).version == 3
+    assert table.open("t").count_rows() == 9
 
 
 @pytest.mark.parametrize("mode, rows", [("append", 6), ("overwrite", 3)])

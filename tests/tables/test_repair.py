@@ -15,7 +15,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.spec import models
 from tiltyard.storage.files import LocalFiles
-from tiltyard.store import NewVersion
+from tiltyard.store import NewRequest, NewVersion
 from tiltyard.tables import repair, version_commits, versions
 from tiltyard.tables.repair import SETTLED_MS
 
@@ -119,7 +119,12 @@ def test_repair_finishes_a_recorded_commit_and_takes_back_a_lost_one(server: Ser
     final.rename(staged)
     store.record_version(NewVersion(record.id, 2, str(staged), manifest(2)))
     store.record_version(NewVersion(record.id, 3, f"{final}-nowhere", manifest(3)))
+    for version in (2, 3):
+        claimed, _ = store.begin_request(NewRequest(f"of {version}", "POST", None, "me", 60_000, 60_000))
+        store.mark_committed([claimed.claim], record.id, "", version)
     fully(server, "pending version", "lost version")
+    fulfilled = [store.describe_request(f"of {version}") for version in (2, 3)]
+    assert [found and found.version for found in fulfilled] == [2, None]
     assert recorded(server, record) == [1, 2]
     assert lance.dataset(record.location).count_rows() == 20
 

@@ -40,6 +40,10 @@ LIST_DOWN = f"""
 """
 DELETE = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version >= ? AND version < ?"
 FORGET = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?"
+UNFULFILL = """
+    UPDATE requests SET table_id = NULL, branch = NULL, version = NULL
+    WHERE table_id = ? AND branch = ? AND version = ? AND status IS NULL
+"""
 PENDING = f"""
     SELECT {VersionRecord.COLUMNS} FROM table_versions WHERE NOT finalized{{which}}
     ORDER BY created_at, table_id, version LIMIT ?
@@ -196,6 +200,14 @@ class Versions(Scope):
         """Forget one version, unless another commit has its number by now; whether it was still there."""
         key = record.table_id, record.branch, record.version, record.staged_path
         return bool(self.connection.change(FORGET, *key))
+
+    @writes
+    def take_back_version(self, record: VersionRecord) -> bool:
+        """Forget one version that did not come to be, and that it fulfilled any request; whether it was there."""
+        if not self.forget_version(record):
+            return False
+        self.connection.change(UNFULFILL, record.table_id, record.branch, record.version)
+        return True
 
     @reads
     def pending_versions(self, table_id: int | None = None, limit: int = 100) -> list[VersionRecord]:

@@ -164,7 +164,7 @@ def _place(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVers
             return storage.finalize_manifest(location, record.staged_path, record.manifest_path)
         return storage.restore_manifest(location, record.staged_path, record.manifest_path, kept, record.version)
     except ConcurrentModificationError:
-        ctx.store.delete_versions(table.id, record.branch, [(record.version, record.version + 1)])
+        ctx.store.take_back_version(record)
         raise
 
 

@@ -16,6 +16,7 @@ from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
     NamespaceNotFoundError,
+    ServiceUnavailableError,
     TableBranchNotFoundError,
     TableNotFoundError,
     TableVersionNotFoundError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tiltyard.context import Context
-    from tiltyard.store import RequestRecord
+    from tiltyard.store import RequestRecord, TableRecord
 
 GONE = (
     InvalidTableStateError,
@@ -104,6 +105,10 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
     try:
         table = ctx.store.table_by_id(record.table_id)
         finalize_pending(ctx, table.id)
+        noted = ctx.store.describe_request(record.id)
+        if noted is None or noted.version is None:
+            return None  # taken back just now: a commit round the server has its number
+        _check_in_place(ctx, table, record)
         target = Target(ctx, table, record.branch or None)
         latest = target.own()
     except (*GONE, InvalidInputError):
@@ -117,6 +122,18 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
     except (*GONE, InvalidInputError):
         return None
     return Commit(target, record.version, at, transaction, marked_rows(transaction, record.id))
+
+
+def _check_in_place(ctx: Context, table: TableRecord, record: RequestRecord) -> None:
+    """Raise ServiceUnavailableError for a commit whose manifest is not there yet: the table does not show it."""
+    latest = ctx.store.latest_version(table.id, record.branch or "")
+    if latest is None or latest.version != record.version or latest.finalized:
+        return  # what others have committed since was made from it
+    if ctx.storage.stat(table.location, latest.manifest_path) is None:
+        raise ServiceUnavailableError(
+            f"Version {latest.version} of {table.name} is committed by this request, and its manifest is not in its "
+            "place yet: try again later."
+        )
 
 
 def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:

@@ -89,7 +89,7 @@ def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findin
         name = _name(record.version, record.branch)
         if _lost(ctx, table, record):
             if not dry_run:
-                forget(ctx, table, record.branch, [record])
+                ctx.store.take_back_version(record)
             found = f"{name} is recorded, and its manifest is nowhere: the commit was lost."
             yield Finding("lost version", found, "The record was deleted." if not dry_run else "")
             continue

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +442,36 @@ def test_drop_killed_before_its_answer_and_repeated_leaves_the_next_table_of_tha
     again = struck.post(table, "drop", None, key)
     assert (again.status_code, again.json()["location"]) == (200, location)
     assert struck.rows(table) == 2
+
+
+def test_drop_whose_data_could_not_be_deleted_and_repeated_leaves_the_next_table_of_that_name(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data", "--retention-days", "0", "--jobs", "0")
+    with httpx.Client(base_url=f"{server.url}/v1/table/t/", timeout=60) as http:
+        create = partial(http.post, "create", content=stream(ROWS), headers=ARROW)
+        location = Path(create().json()["location"])
+        location.rename(tmp_path / "moved")
+        location.symlink_to(tmp_path / "moved")  # which nobody deletes through
+        drop = partial(http.post, "drop", json={}, headers={"idempotency-key": next(keys)})
+        refused = drop()
+        assert (refused.status_code, refused.json()["code"]) == (503, 17)
+        assert "t is dropped, and its data is still there" in refused.json()["error"]
+        assert create().status_code == 200
+        again = drop()
+        assert (again.status_code, again.json()["location"]) == (200, str(location))
+        assert http.post("count_rows", json={}).json() == 3
+    server.stop()
+
+
+@pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
+def test_insert_killed_and_repeated_first_with_another_body_happens_once(struck: Struck, table: str) -> None:
+    key, other = next(keys), LARGE.set_column(1, "n", pa.array([9] * LARGE.num_rows))
+    struck.arm("after_finalize")
+    with pytest.raises(httpx.TransportError):
+        struck.post(table, "insert", stream(LARGE), key)
+    struck.restart()
+    assert struck.post(table, "insert", stream(other), key).status_code == 409
+    assert struck.post(table, "insert", stream(LARGE), key).json()["version"] == 2
+    assert struck.rows(table) == 3 + LARGE.num_rows
 
 
 def test_create_table_killed_after_its_record_answers_as_if_it_had_not(

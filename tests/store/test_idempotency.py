@@ -90,6 +90,19 @@ def test_forget_request_lets_the_repeat_start_afresh(store: Store) -> None:
     assert begun(store).attempt == 1
 
 
+@pytest.mark.parametrize("done", ["nothing", "a commit", "an answer"])
+def test_refuse_request_keeps_what_is_known_to_be_done(store: Store, done: str) -> None:
+    claim = begun(store)
+    if done == "a commit":
+        store.mark_committed([claim], 7, "", 3)
+    elif done == "an answer":
+        store.note_answer([claim], "{}")
+    store.refuse_request(claim)
+    record, ours = store.begin_request(NEW)
+    assert ours and record.attempts == (1 if done == "nothing" else 2)
+    assert (record.version, record.body) == (3 if done == "a commit" else None, "{}" if done == "an answer" else None)
+
+
 def test_release_request_lets_the_repeat_take_over_at_once(store: Store) -> None:
     store.release_request(begun(store))
     assert begun(store).attempt == 2

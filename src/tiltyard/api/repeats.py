@@ -342,8 +342,8 @@ class Once:
         return Replay(twin.id, twin.status, (twin.body or "").encode())
 
     def _confirm(self, ctx: Context) -> None:
-        """Before a streamed body is committed: now that it is known, so is whether it came before."""
-        if not self._renewed or self._record is None or (fingerprint := self._whole_fingerprint()) is None:
+        """Before a streamed body is committed: it is noted now that it is known, and so is whether it came before."""
+        if self._record is None or (fingerprint := self._whole_fingerprint()) is None:
             return
         self._store.identify_request(self._record.claim, fingerprint)
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
@@ -396,8 +396,8 @@ class Once:
             return
         self._home.leave(record.id)
         try:
-            if _changed_nothing(error):
-                self._store.forget_request(record.claim)
+            if _is_refusal(error) and record.attempts == 1:
+                self._store.refuse_request(record.claim)
             else:
                 self._store.release_request(record.claim)
         except LanceNamespaceError as failure:
@@ -408,7 +408,7 @@ def _digest(parts: Iterable[bytes]) -> str:
     return hashlib.blake2b(b"\0".join(b"%d:%s" % (len(part), part) for part in parts), digest_size=16).hexdigest()
 
 
-def _changed_nothing(error: BaseException) -> bool:
+def _is_refusal(error: BaseException) -> bool:
     if isinstance(error, HttpError):
         return True
     return isinstance(error, LanceNamespaceError) and STATUS[error.code] < 500

@@ -24,15 +24,20 @@ def sweep(ctx: Context) -> int:
     """Delete folders that are due; how many were deleted. One that cannot be deleted now is due again later."""
     deleted = 0
     for folder in ctx.store.claim_folders(_AT_ONCE, _LEASE_MS):
-        try:
-            ctx.storage.datasets.forget(folder.location)
-            ctx.storage.delete_folder(folder.location)
-        except LanceNamespaceError as error:
-            log.warning("cannot delete %s yet: %s", folder.location, error)
-            continue
-        ctx.store.forget_folder(folder.location)
-        deleted += 1
+        deleted += delete_marked(ctx, folder.location)
     return deleted
+
+
+def delete_marked(ctx: Context, location: str) -> bool:
+    """Delete a folder that the catalog has marked, and then the mark; False if that has to be done later."""
+    try:
+        ctx.storage.datasets.forget(location)
+        ctx.storage.delete_folder(location)
+    except (LanceNamespaceError, OSError) as error:
+        log.warning("cannot delete %s yet: %s", location, error)
+        return False
+    ctx.store.forget_folder(location)
+    return True
 
 
 @job(DELETE_FOLDERS)

@@ -6,6 +6,7 @@ import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
+    ServiceUnavailableError,
     TableVersionNotFoundError,
 )
 
@@ -16,6 +17,7 @@ from tiltyard.access.lists import list_tables as visible_tables
 from tiltyard.access.lists import short
 from tiltyard.access.moving import RENAME_TABLE, new_home
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
+from tiltyard.catalog.deletion import delete_marked
 from tiltyard.context import Context
 from tiltyard.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.modes import RegisterMode, parse_mode
@@ -277,7 +279,6 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     answer = ctx.once(work)
     location = str(answer.location)
     ctx.storage.datasets.forget(location)
-    if not keep_ms:
-        ctx.storage.delete_folder(location)
-        ctx.store.forget_folder(location)
+    if not keep_ms and not delete_marked(ctx, location):
+        raise ServiceUnavailableError(f"{path[-1]} is dropped, and its data is still there: it is deleted later.")
     return answer

@@ -65,6 +65,7 @@ TAKE_OVER = f"""
 OURS = "WHERE id = ? AND owner = ? AND attempts = ? AND status IS NULL"
 FINISH = f"UPDATE requests SET status = ?, body = ?, fingerprint = ?, heard = ?, lease_until = 0 {OURS}"
 FORGET = f"DELETE FROM requests {OURS}"
+FORGET_UNDONE = f"{FORGET} AND version IS NULL AND body IS NULL"
 RELEASE = f"UPDATE requests SET lease_until = 0 {OURS}"
 IDENTIFY = f"UPDATE requests SET fingerprint = ? {OURS}"
 COMMITTED = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {OURS}"
@@ -162,6 +163,12 @@ class Requests(Scope):
     def forget_request(self, claim: Claim) -> None:
         """Let a repeat start afresh: this one changed nothing."""
         self.connection.change(FORGET, *_ours(claim))
+
+    @writes
+    def refuse_request(self, claim: Claim) -> None:
+        """Let a repeat start afresh, since this one was refused; take over, if something was committed all the same."""
+        if not self.connection.change(FORGET_UNDONE, *_ours(claim)):
+            self.release_request(claim)
 
     @writes
     def release_request(self, claim: Claim) -> None:

@@ -23,7 +23,7 @@ from tiltyard.faults import FaultError
 from tiltyard.spec import models
 from tiltyard.store import NewRequest
 from tiltyard.tables.batch import batch_commit_tables
-from tiltyard.tables.columns import update_table_schema_metadata
+from tiltyard.tables.columns import update_field_metadata, update_table_schema_metadata
 from tiltyard.tables.create import create_table
 from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.insert import insert_into_table
@@ -146,6 +146,17 @@ def test_schema_metadata_that_was_replaced_is_recognised_whatever_came_after(tab
     assert record is not None
     assert recovered(ctx, "UpdateTableSchemaMetadata", request, record) == answer
     assert answer == models.UpdateTableSchemaMetadataResponse(metadata={"by": "me"})
+
+
+def test_field_metadata_that_was_updated_is_recognised_whatever_came_after(table: Server) -> None:
+    def request(by: str) -> models.UpdateFieldMetadataRequest:
+        return ask(models.UpdateFieldMetadataRequest, id="t", updates=[{"path": "id", "metadata": {"by": by}}])
+
+    ctx, _ = keyed(table)
+    answer = update_field_metadata(ctx, request("me"))
+    update_field_metadata(table.ctx, request("you"))
+    assert recovered(ctx, "UpdateFieldMetadata", request("me"), noted(ctx)) == answer
+    assert answer == models.UpdateFieldMetadataResponse(version=2, fields={"id": {"by": "me"}})
 
 
 def test_insert_whose_version_was_cleaned_up_since_is_recognised_without_its_count(table: Server) -> None:

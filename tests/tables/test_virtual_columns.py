@@ -12,19 +12,26 @@ import pytest
 from lance_namespace.errors import (
     InvalidInputError,
     PermissionDeniedError,
+    ServiceUnavailableError,
     TableColumnNotFoundError,
     UnsupportedOperationError,
 )
+from msgspec import structs
+from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
+from tiltyard import faults
 from tiltyard.access import Privilege
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.principals import Principal
 from tiltyard.spec import models
+from tiltyard.store import NewRequest
 from tiltyard.store.grants import TABLE
 from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns
+from tiltyard.tables.create import create_table
+from tiltyard.tables.recovery import recovered
 from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
 from tiltyard.virtual import Computed, Declaration, declared
 from tiltyard.worker.orders import submit_command
@@ -228,6 +235,32 @@ def test_add_columns_with_auto_backfill_queues_it_at_once(server: Server, trap: 
     add(server, virtual_column=virtual(trap, auto_backfill=True))
     (queued,) = server.services.store.list_transactions(None, 10)
     assert (queued.kind, queued.payload["arguments"]["column"]) == ("backfill", "v")
+
+
+def test_add_columns_with_auto_backfill_struck_behind_its_commit_queues_it_when_it_is_recognised(
+    server: Server, trap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_table(server.ctx, ask(models.CreateTableRequest, id="kept"), small(DATA))
+    added = ask(
+        models.AlterTableAddColumnsRequest,
+        id="kept",
+        new_columns=[{"name": "v", "virtual_column": virtual(trap, auto_backfill=True)}],
+    )
+    changes = {"path": "v", "virtual_column": {"udf_version": "2", "auto_backfill": True}}
+    altered = ask(models.AlterTableAlterColumnsRequest, id="kept", alterations=[changes])
+    calls = [("Add", alter_table_add_columns, added), ("Alter", alter_table_alter_columns, altered)]
+    for version, (name, call, request) in enumerate(calls, 2):
+        claimed, _ = server.ctx.store.begin_request(NewRequest(name, "POST", None, "me", 60_000, 60_000))
+        with monkeypatch.context() as patch:
+            patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+            with pytest.raises(ServiceUnavailableError):
+                call(structs.replace(server.ctx, claims=(claimed.claim,)), request)
+        assert len(server.services.store.list_transactions(None, 10)) == version - 2
+        record = server.ctx.store.describe_request(name)
+        assert record is not None
+        assert recovered(server.ctx, f"AlterTable{name}Columns", request, record).version == version
+        queued = server.services.store.list_transactions(None, 10)
+        assert [one.payload["arguments"] for one in queued] == [{"table": "kept", "column": "v"}] * (version - 1)
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ def alter_table_add_columns(
         check_inputs(dataset, coded)
         dataset.add_columns(expressions or fields)
 
-    fills = _fills(request.new_columns)
+    fills = fills_added(request)
     if fills:
         check_backfill(request.branch)
     _, version = commit(ctx, request.id, request.branch, change)
-    _queue_fills(ctx, request.id, fills)
+    queue_fills(ctx, request.id, fills)
     return models.AlterTableAddColumnsResponse(version=version)
 
 
@@ -97,16 +97,16 @@ def _check_sql(entries: Sequence[models.AddColumnsEntry]) -> None:
     check_growth(texts)
 
 
-def _fills(entries: Sequence[models.AddColumnsEntry]) -> list[str]:
-    """The columns that are to be filled at once."""
+def fills_added(request: models.AlterTableAddColumnsRequest) -> list[str]:
+    """The new columns that are to be filled at once."""
     found: list[str] = []
-    for entry in entries:
+    for entry in request.new_columns:
         if (wanted := entry.virtual_column) is not None and wanted.auto_backfill:
             found += [output.column for output in wanted.outputs or ()] or [entry.name]
     return found
 
 
-def _queue_fills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
+def queue_fills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
     """Queue a backfill of each column. Raises TableNotFoundError for a table that was dropped meanwhile."""
     if not columns:
         return
@@ -169,12 +169,17 @@ def _alter_virtual(
             {entry.path: altered_metadata(ctx, dataset, request.id, entry) for entry in request.alterations}
         )
 
-    fills = [one.path for one in request.alterations if one.virtual_column and one.virtual_column.auto_backfill]
+    fills = fills_altered(request)
     if fills:
         check_backfill(request.branch)
     _, version = commit(ctx, request.id, request.branch, change)
-    _queue_fills(ctx, request.id, fills)
+    queue_fills(ctx, request.id, fills)
     return models.AlterTableAlterColumnsResponse(version=version)
+
+
+def fills_altered(request: models.AlterTableAlterColumnsRequest) -> list[str]:
+    """The columns that are to be filled anew at once."""
+    return [one.path for one in request.alterations if one.virtual_column and one.virtual_column.auto_backfill]
 
 
 def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
@@ -259,10 +264,15 @@ def update_field_metadata(
 
     def change(dataset: lance.LanceDataset) -> dict[str, dict[str, str]]:
         dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
-        return {path: _metadata(dataset, path) for path in paths}
+        return metadata_of(dataset, request)
 
     fields, version = commit(ctx, request.id, request.branch, change)
     return models.UpdateFieldMetadataResponse(version=version, fields=fields)
+
+
+def metadata_of(dataset: lance.LanceDataset, request: models.UpdateFieldMetadataRequest) -> dict[str, dict[str, str]]:
+    """The metadata that the fields of a request have."""
+    return {update.path: _metadata(dataset, update.path) for update in request.updates}
 
 
 def _new_metadata(dataset: lance.LanceDataset, update: models.UpdateFieldMetadataEntry) -> dict[str, str | None]:

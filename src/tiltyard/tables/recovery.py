@@ -26,6 +26,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.columns import fills_added, fills_altered, metadata_of, queue_fills
 from tiltyard.tables.create import created
 from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.marks import marked_rows
@@ -33,7 +34,7 @@ from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tiltyard.context import Context
     from tiltyard.store import RequestRecord, TableRecord
@@ -212,12 +213,35 @@ def _metadata_replaced(
     return models.UpdateTableSchemaMetadataResponse(metadata=dict(request.metadata or {}))
 
 
-def _columns_added(ctx: Context, request: Any, commit: Commit) -> models.AlterTableAddColumnsResponse:
+def _field_metadata_updated(
+    ctx: Context, request: models.UpdateFieldMetadataRequest, commit: Commit
+) -> models.UpdateFieldMetadataResponse:
+    fields = metadata_of(commit.dataset, request) if commit.dataset else {}
+    return models.UpdateFieldMetadataResponse(version=commit.version, fields=fields)
+
+
+def _columns_added(
+    ctx: Context, request: models.AlterTableAddColumnsRequest, commit: Commit
+) -> models.AlterTableAddColumnsResponse:
+    _fill(ctx, request.id, fills_added(request), commit)
     return models.AlterTableAddColumnsResponse(version=commit.version)
 
 
-def _columns_altered(ctx: Context, request: Any, commit: Commit) -> models.AlterTableAlterColumnsResponse:
+def _columns_altered(
+    ctx: Context, request: models.AlterTableAlterColumnsRequest, commit: Commit
+) -> models.AlterTableAlterColumnsResponse:
+    _fill(ctx, request.id, fills_altered(request), commit)
     return models.AlterTableAlterColumnsResponse(version=commit.version)
+
+
+def _fill(ctx: Context, names: Sequence[str] | None, columns: Sequence[str], commit: Commit) -> None:
+    """The backfills come after the commit, so they may be missing; of two of one column, the second finds it filled."""
+    try:
+        there = find_table(ctx, names)
+    except GONE:
+        return
+    if there.id == commit.target.record.id:
+        queue_fills(ctx, names, columns)
 
 
 def _columns_dropped(ctx: Context, request: Any, commit: Commit) -> models.AlterTableDropColumnsResponse:
@@ -232,6 +256,7 @@ _ANSWERS: Mapping[str, Callable[[Context, Any, Commit], Any]] = {
     "CreateTable": _created,
     "RestoreTable": _restored,
     "UpdateTableSchemaMetadata": _metadata_replaced,
+    "UpdateFieldMetadata": _field_metadata_updated,
     "AlterTableAddColumns": _columns_added,
     "AlterTableAlterColumns": _columns_altered,
     "AlterTableDropColumns": _columns_dropped,

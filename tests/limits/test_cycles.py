@@ -23,8 +23,8 @@ from tests.services.wire import Wire, stream
 from tiltyard.api.accounts import Call
 from tiltyard.api.app import Api
 from tiltyard.api.exchange import Exchange
+from tiltyard.api.once import Once
 from tiltyard.api.protocol import Protocol
-from tiltyard.api.repeats import Once
 from tiltyard.api.uploads import IN_MEMORY, MemoryBody, StreamedBody
 from tiltyard.config import Settings
 from tiltyard.context import Context

@@ -10,7 +10,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from tests.services.lossy import wait_for
-from tiltyard.api.repeats import Once, Repeats, changes
+from tiltyard.api.once import Once
+from tiltyard.api.repeats import Repeats, changes
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.services import open_services

@@ -27,9 +27,10 @@ from tiltyard.api.exchange import SEND_WHOLE, Exchange, Send
 from tiltyard.api.groups import Group
 from tiltyard.api.intake import ARRIVED, INTAKE
 from tiltyard.api.limits import QUERIES, Limits
+from tiltyard.api.once import Once, Replay
 from tiltyard.api.problems import HttpError, forget_frames, problem
 from tiltyard.api.queries import Deadline, Query, QueryStoppedError
-from tiltyard.api.repeats import REPLAYED, Once, Repeats, Replay
+from tiltyard.api.repeats import REPLAYED, Repeats
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.routes import Route, Router
 from tiltyard.api.safety import check_single

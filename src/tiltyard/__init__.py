@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
 
-# `lance_namespace.connect("tiltyard", …)` finds us once both are imported; importing it takes a second that
-# `tiltyard --help` has no use for. The full name, "tiltyard.twin.Namespace", is found at any time.
+
+class _Announcer:
+    """Tells `lance_namespace` our short name when it is imported: that takes a second, and `--help` has no use for it.
+
+    `lance_namespace.connect("tiltyard", …)` so finds us once both are imported, in whichever order. The full name,
+    "tiltyard.twin.Namespace", is found at any time.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """As Python's import system asks."""
+        if name != "lance_namespace":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_announce(module: ModuleType) -> None:
+                load(module)
+                _announce(module)
+
+            spec.loader.exec_module = load_and_announce  # type: ignore[method-assign]  # of this one spec
+        return spec
+
+
+def _announce(module: Any) -> None:
+    module.register_namespace_impl("tiltyard", "tiltyard.twin.Namespace")
+
+
 if "lance_namespace" in sys.modules:
-    sys.modules["lance_namespace"].register_namespace_impl("tiltyard", "tiltyard.twin.Namespace")
+    _announce(sys.modules["lance_namespace"])
+else:
+    sys.meta_path.insert(0, _Announcer())
 
 
 def __getattr__(name: str) -> Any:

@@ -13,11 +13,18 @@ from __future__ import annotations
 
 import re
 import uuid
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import lance_namespace as upstream
 import msgspec
-from lance_namespace.errors import InternalError, InvalidInputError, LanceNamespaceError, UnsupportedOperationError
+from lance_namespace.errors import (
+    InternalError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableBranchNotFoundError,
+    UnsupportedOperationError,
+)
 
 from tiltyard.api.downloads import encode
 from tiltyard.api.uploads import MemoryBody
@@ -64,6 +71,8 @@ class Namespace(upstream.LanceNamespace):
         except LanceNamespaceError:
             self._services.store.close()
             raise
+        # One that nobody closes: what became final a moment ago is noted when it is let go, or Python ends.
+        weakref.finalize(self, self._services.finished.close)
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
@@ -90,6 +99,21 @@ class Namespace(upstream.LanceNamespace):
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Namespace], tuple[dict[str, Any]]]:
         """Pickled, it is its properties: another process opens the catalog anew."""
         return _reopened, ({**self._properties, "principal": self._principal},)
+
+    def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
+        """ListTableVersions, as the specification has it.
+
+        A branch that is about to be made has no version, for whoever asks for the latest as Lance does: the bridge of
+        lancedb hands it no errors but failures of the storage.
+        """
+        try:
+            found: upstream.ListTableVersionsResponse = self.call("ListTableVersions", request)
+        except TableBranchNotFoundError:
+            asked = _request(operations()["ListTableVersions"], request)
+            if not (asked.descending and asked.limit == 1):
+                raise
+            return upstream.ListTableVersionsResponse(versions=[])
+        return found
 
     def call(self, name: str, request: Any, data: bytes | None = None) -> Any:
         """Run the operation of this name (`CreateTable`); `data` is an Arrow IPC stream, where it takes one.
@@ -125,6 +149,14 @@ class Namespace(upstream.LanceNamespace):
             raise body.failure from error
 
 
+class Rows(bytes):
+    """An Arrow file: the answer to a query, as lancedb takes it; `data` is the same, as upstream's model has it."""
+
+    @property
+    def data(self) -> bytes:
+        return self
+
+
 def _reopened(properties: dict[str, Any]) -> Namespace:
     return Namespace(**properties)
 
@@ -154,7 +186,7 @@ def _without_nulls(value: Any) -> Any:
 def _response(operation: Operation, result: Any) -> Any:
     """Our response as upstream's model; plans are text, as in its other namespaces."""
     if isinstance(result, ArrowAnswer):
-        return upstream.QueryTableResponse(data=b"".join(encode(result, ARROW_FILE)))
+        return Rows(b"".join(encode(result, ARROW_FILE)))
     if operation.response_shape is Shape.STRING:
         return result
     if operation.response_shape is Shape.INTEGER:

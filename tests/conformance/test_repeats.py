@@ -454,7 +454,7 @@ def test_drop_whose_data_could_not_be_deleted_and_repeated_leaves_the_next_table
         drop = partial(http.post, "drop", json={}, headers={"idempotency-key": next(keys)})
         refused = drop()
         assert (refused.status_code, refused.json()["code"]) == (503, 17)
-        assert "t is dropped, and its data is still there" in refused.json()["error"]
+        assert "The table is dropped, and its data is still there" in refused.json()["error"]
         assert create().status_code == 200
         again = drop()
         assert (again.status_code, again.json()["location"]) == (200, str(location))

@@ -21,6 +21,7 @@ import tiltyard
 from tests.services.server import ServerProcess
 from tests.services.wire import stream
 from tiltyard.config import ConfigError
+from tiltyard.store import open_store
 
 ROWS = pa.table(
     {"id": pa.array([1, 2, 3], pa.int64()), "vector": pa.array([[1.0, 0.0]] * 3, pa.list_(pa.float32(), 2))}
@@ -58,6 +59,36 @@ def test_lancedb_takes_it_as_its_namespace(tmp_path: Path) -> None:
     table = db.create_table("t", ROWS)
     table.add(ROWS)
     assert db.open_table("t").search([1.0, 0.0]).limit(6).to_arrow().num_rows == 6
+
+
+def test_lancedb_makes_branches_and_has_its_queries_run_by_it(tmp_path: Path) -> None:
+    pushed = {"namespace_client_pushdown_operations": ["QueryTable"]}
+    table = lancedb.connect_namespace("tiltyard", {"root": str(tmp_path)}, **pushed).create_table("t", ROWS)
+    table.branches.create("try")
+    branch = table.branches.checkout("try")
+    branch.add(ROWS)
+    assert (branch.count_rows(), table.count_rows()) == (6, 3)
+    assert table.search([1.0, 0.0]).limit(2).to_arrow().num_rows == 2
+    assert table.search().where("id > 2").to_arrow()["id"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize(
+    "imports", ["import tiltyard, lance_namespace", "import lance_namespace, tiltyard", "import tiltyard, lancedb"]
+)
+def test_namespace_is_found_by_its_short_name_and_leaves_nothing_half_noted(tmp_path: Path, imports: str) -> None:
+    """As a script does that closes nothing."""
+    script = f"""{imports}
+import sys
+import lance_namespace, lance, pyarrow
+namespace = lance_namespace.connect("tiltyard", {{"root": sys.argv[1], "jobs": "0"}})
+lance.write_dataset(pyarrow.table({{"a": [1]}}), namespace_client=namespace, table_id=["t"])
+namespace.query_table({{"id": ["t"], "k": 1, "vector": {{}}}}).data
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    with open_store(f"sqlite:///{tmp_path}/catalog.db") as store:
+        assert [record.version for record in store.list_versions(store.describe_table(("t",)).id)] == [1]
+        assert store.pending_versions() == []
 
 
 def test_queued_work_runs_in_this_process(namespace: Any) -> None:

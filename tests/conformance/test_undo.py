@@ -237,6 +237,11 @@ def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -
         server.stop()
 
 
+def test_gc_command_of_one_table_takes_no_unknown_folders(tmp_path: Path) -> None:
+    open_services(Settings(root=str(tmp_path))).store.close()
+    assert "leave out the table's name" in tiltyard(tmp_path, "gc", "films", "--unknown-folders", status=1)
+
+
 def test_gc_command_counts_the_unknown_folders_that_it_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     back, gone = (str(tmp_path / f"{name}.lance") for name in ("back", "gone"))
     for folder in (back, gone):

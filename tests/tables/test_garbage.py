@@ -15,6 +15,7 @@ import pytest
 from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
 from tests.services.s3 import s3_server
+from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
 from tiltyard.catalog import garbage as everywhere
@@ -25,6 +26,8 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.spec import models
 from tiltyard.store import NewVersion, Store
 from tiltyard.tables import clone, garbage
+from tiltyard.tables.change import delete_from_table
+from tiltyard.tables.create import create_table
 from tiltyard.tables.garbage import Wish
 
 if TYPE_CHECKING:
@@ -200,7 +203,7 @@ def test_collect_leaves_alone_what_a_job_may_own_that_makes_its_table(
     assert [file.path for file in collect(table).garbage] == ([] if owns else [orphan])
 
 
-def test_collect_finishes_recorded_commits_before_it_looks(careless: Server) -> None:
+def test_collect_finishes_recorded_commits_before_it_looks(careless: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     table, store = Table(careless), careless.services.store
     table.dataset.insert(ROWS)
     final = f"{table.location}/_versions/{2**64 - 3}.manifest"
@@ -213,8 +216,39 @@ def test_collect_finishes_recorded_commits_before_it_looks(careless: Server) -> 
     assert collect(table).garbage == []
     assert lance.dataset(table.location, storage_options=table.options).count_rows() == 200
     store.record_version(NewVersion(table.record.id, 3, f"{final}-lost", f"_versions/{2**64 - 4}.manifest"))
+    monkeypatch.setattr(garbage, "_SETTLING_SECONDS", 0.2)
     with pytest.raises(ConcurrentModificationError, match="repair"):
         collect(table)
+
+
+def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_between(tmp_path: Path) -> None:
+    """As if another: with a catalog of its own, whose commits it notes as final half a second later."""
+    ours, theirs = Server(tmp_path), Server(tmp_path)
+    create_table(theirs.ctx, ask(models.CreateTableRequest, id="t"), small(ROWS))
+    record, done = ours.services.store.describe_table(("t",)), Event()
+
+    def delete_one_by_one() -> int:
+        for number in range(100):
+            if done.is_set():
+                return number
+            delete_from_table(theirs.ctx, ask(models.DeleteFromTableRequest, id="t", predicate=f"id = {number}"))
+        return 100
+
+    with ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(delete_one_by_one)
+        try:
+            for _ in range(60):
+                time.sleep(0.03)
+                assert garbage.collect(ours.ctx, record, Wish()).notes == []
+        finally:
+            done.set()
+    left = ours.open("t")
+    assert left.count_rows() == 100 - deleting.result() < 100
+    assert [left.checkout_version(n + 1).count_rows() for n in range(left.version)] == list(
+        range(100, left.count_rows() - 1, -1)
+    )
+    for server in (ours, theirs):
+        server.services.store.close()
 
 
 def test_collect_spares_the_files_and_versions_of_shallow_clones(careless: Server) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import lance
 import pytest
 from lance_namespace.errors import InvalidInputError
+from msgspec import structs
 from tests.tables.served import Server, ask
 from tests.tables.test_version_commits import ROWS, create, location, stage
 
@@ -77,18 +78,70 @@ def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
     assert server.services.store.kept_manifest(record) is None
 
 
+def deletions(copy: Path) -> None:
+    lance.dataset(copy).delete("a = 1")
+
+
+def an_index(copy: Path) -> None:
+    lance.dataset(copy).create_scalar_index("a", "BTREE")
+
+
+def rows(copy: Path) -> None:
+    lance.dataset(copy).insert(ROWS)
+
+
+@pytest.mark.parametrize("brings", [rows, deletions, an_index])
 def test_version_that_was_cleaned_up_before_it_was_noted_does_not_come_back(
-    server: Server, folder: Path, tmp_path: Path
+    server: Server, folder: Path, tmp_path: Path, brings: Callable[[Path], None]
 ) -> None:
-    """As where another process looks, or this one was killed."""
-    staged = Path(stage(folder, 2, tmp_path))
+    """As where another process looks, or this one was killed: what only this version has is gone."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    brings(copy)
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+    staged = folder / "_versions" / f"{FINAL}-staged"
+    (folder / "_versions" / FINAL).rename(staged)
     recorded(server, str(staged))
     staged.rename(folder / "_versions" / FINAL)
-    lance.write_dataset(ROWS, folder, mode="overwrite")
+    dataset = lance.dataset(folder)
+    if brings is rows:
+        lance.write_dataset(ROWS, folder, mode="overwrite")
+    elif brings is deletions:
+        dataset.delete("a = 2")
+    else:
+        dataset.drop_index(dataset.describe_indices()[0].name)
     lance.dataset(folder).cleanup_old_versions(timedelta(0))
     assert finalizing.finalize_pending(server.ctx) == 1
     assert server.services.store.pending_versions() == []
     assert [entry["version"] for entry in lance.dataset(folder).versions()] == [3]
+
+
+def test_version_that_was_cleaned_up_before_it_was_noted_stays_so_where_all_its_files_are_needed_still(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    staged = Path(stage(folder, 2, tmp_path))
+    record = recorded(server, str(staged))
+    staged.rename(folder / "_versions" / FINAL)
+    lance.dataset(folder).insert(ROWS)
+    path = f"_versions/{2**64 - 4}.manifest"
+    server.services.store.record_version(NewVersion(record.table_id, 3, f"{folder}/{path}", path, finalized=True))
+    lance.dataset(folder).cleanup_old_versions(timedelta(0))
+    assert finalizing.finalize_pending(server.ctx) == 1
+    assert server.services.store.pending_versions() == []
+    assert [entry["version"] for entry in lance.dataset(folder).versions()] == [3]
+
+
+def test_version_whose_manifest_was_renamed_before_it_was_noted_gets_no_second_one(server: Server) -> None:
+    folder = Path(server.services.storage.new_location(("old",)))
+    lance.write_dataset(ROWS, folder, enable_v2_manifest_paths=False)
+    table = server.services.store.insert_table(("old",), str(folder), {}, managed=True, registered=True)
+    path = "_versions/1.manifest"
+    new = NewVersion(table.id, 1, f"{folder}/{path}-staged", path, manifest=(folder / path).read_bytes())
+    server.services.store.record_version(structs.replace(new, naming_scheme="V1"))
+    lance.dataset(folder).migrate_manifest_paths_v2()
+    assert finalizing.finalize_pending(server.ctx) == 1
+    assert not (folder / path).exists()
+    assert lance.dataset(folder).count_rows() == 3
 
 
 def test_version_of_a_branch_that_was_deleted_before_it_was_noted_does_not_come_back(

@@ -201,7 +201,12 @@ def test_branches_are_made_from_versions_and_branches(table: Table) -> None:
         "two": ("one", 2),
     }
     assert all(branch.createAt > 0 and branch.manifestSize > 0 for branch in found.values())
+    with pytest.raises(InvalidInputError, match="begin at the branch 'one': delete those first"):
+        table.call(branches.delete_table_branch, name="one")
     table.call(branches.delete_table_branch, name="two")
+    table.call(tags.create_table_tag, tag="a", version=2, branch="one")
+    with pytest.raises(InvalidInputError, match="begin at the branch 'one': delete those first"):
+        table.call(branches.delete_table_branch, name="one")
     assert list(table.call(branches.list_table_branches).branches) == ["one"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import timedelta
 from pathlib import Path
 
 import lance
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.manifests import check_manifest
+from tiltyard.storage.manifests import check_manifest, needed_files
 
 FOOTER = struct.Struct("<QHH4s")
 
@@ -36,6 +37,33 @@ def test_version_is_read_behind_fragments_of_any_size(tmp_path: Path, fragments:
     assert (found.version, found.bases, found.declared) == (dataset.version, [], [])
     with pytest.raises(InvalidInputError, match=f"of version {dataset.version}, not 9999"):
         check_manifest(content, 9999)
+
+
+@pytest.mark.parametrize("branch", [None, "dev"])
+def test_needed_files_are_those_that_a_cleanup_leaves(tmp_path: Path, branch: str | None) -> None:
+    rows = pa.table({"id": range(8000), "word": [f"w{number}" for number in range(8000)]})
+    dataset = lance.write_dataset(rows, tmp_path / "t", max_rows_per_file=7000)
+    dataset.create_scalar_index("id", "BTREE")
+    folder = tmp_path / "t"
+    if branch:
+        folder /= f"tree/{branch}"
+        dataset = dataset.create_branch(branch)
+    for _ in range(2):
+        dataset.create_scalar_index("word", "INVERTED")
+        dataset.update({"word": "'x'"}, "id = 7300")
+        dataset.delete("id % 7000 = 7")  # one row of each fragment: a list
+        dataset.delete("id < 6000")  # thousands of one: a bitmap
+        dataset.insert(rows.slice(0, 300))
+    content = (folder / "_versions" / f"{2**64 - 1 - dataset.version:020}.manifest").read_bytes()
+    dataset.cleanup_old_versions(timedelta(0))
+    there = {
+        str(path.relative_to(folder))
+        for part in ("data", "_deletions", "_indices")
+        for path in (folder / part).rglob("*")
+        if path.is_file()
+    }
+    assert set(needed_files(content)) == there
+    assert {path.rpartition(".")[2] for path in there} == {"lance", "arrow", "bin"}
 
 
 @pytest.mark.parametrize(("fragments", "columns"), [(5, 1), (3, 40)])

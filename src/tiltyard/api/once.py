@@ -207,12 +207,15 @@ class Once:
             return None
         twin, ours = found
         if ours:
+            self._home.enter(twin.id, self)  # so that its lease is kept
             try:
                 outcome = self._recovered(ctx, twin)
             except BaseException:
+                self._home.leave(twin.id, self)
                 self._store.release_request(twin.claim)
                 raise
             if outcome is None:
+                self._home.leave(twin.id, self)
                 self._store.forget_request(twin.claim)
                 return None
             self._drop(mine.claim)
@@ -227,6 +230,7 @@ class Once:
         """Before a streamed body is committed: it is noted now that it is known, and so is whether it came before."""
         if self._record is None or (fingerprint := self._whole_fingerprint()) is None:
             return
+        self._check_body(fingerprint, self._record)
         self._store.identify_request(self._record.claim, fingerprint)
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
         while (outcome := self._twin(ctx, fingerprint)) is _WAITING:
@@ -253,7 +257,7 @@ class Once:
 
     def _drop(self, claim: Claim) -> None:
         self._record = None
-        self._home.leave(claim.id)
+        self._home.leave(claim.id, self)
         self._store.forget_request(claim)
 
     def _give_up(self) -> None:
@@ -269,14 +273,14 @@ class Once:
         except LanceNamespaceError as error:
             log.warning("cannot keep the answer to request %s: %s", record.id, error)
         finally:
-            self._home.leave(record.id)
+            self._home.leave(record.id, self)
 
     def _fail(self, error: BaseException) -> None:
         """Let a repeat start afresh; or, where something may have been committed, look for it first."""
         record, self._record = self._record, None
         if record is None:
             return
-        self._home.leave(record.id)
+        self._home.leave(record.id, self)
         try:
             if _is_refusal(error) and record.attempts == 1:
                 self._store.refuse_request(record.claim)

@@ -94,9 +94,10 @@ class Repeats:
         """Keep the lease of a request that runs here."""
         self._running[id_] = once
 
-    def leave(self, id_: str) -> None:
-        """Keep it no longer."""
-        self._running.pop(id_, None)
+    def leave(self, id_: str, once: Once) -> None:
+        """Keep it no longer, unless a repeat of it runs here by now."""
+        if self._running.get(id_) is once:
+            del self._running[id_]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the answer; runs on the event loop."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from lance_namespace.errors import LanceNamespaceError
+from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.context import Context
 from tiltyard.jobs import Job, job
@@ -29,15 +29,29 @@ def sweep(ctx: Context) -> int:
 
 
 def delete_marked(ctx: Context, location: str) -> bool:
-    """Delete a folder that the catalog has marked, and then the mark; False if that has to be done later."""
+    """Delete a folder that the catalog has marked, and then the mark; False if that has to be done later.
+
+    Raises OSError for what is not foreseen, so that it is told where somebody looks.
+    """
     try:
         ctx.storage.datasets.forget(location)
         ctx.storage.delete_folder(location)
-    except (LanceNamespaceError, OSError) as error:
+    except LanceNamespaceError as error:
         log.warning("cannot delete %s yet: %s", location, error)
         return False
     ctx.store.forget_folder(location)
     return True
+
+
+def delete_dropped(ctx: Context, location: str) -> None:
+    """Do that for a table that was dropped just now. Raises ServiceUnavailableError if it has to be done later."""
+    try:
+        deleted = delete_marked(ctx, location)
+    except OSError as error:
+        log.warning("cannot delete %s yet: %s", location, error)
+        deleted = False
+    if not deleted:
+        raise ServiceUnavailableError("The table is dropped, and its data is still there: it is deleted later.")
 
 
 @job(DELETE_FOLDERS)

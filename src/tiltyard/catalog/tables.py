@@ -6,7 +6,6 @@ import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
     InvalidTableStateError,
-    ServiceUnavailableError,
     TableVersionNotFoundError,
 )
 
@@ -17,7 +16,7 @@ from tiltyard.access.lists import list_tables as visible_tables
 from tiltyard.access.lists import short
 from tiltyard.access.moving import RENAME_TABLE, new_home
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
-from tiltyard.catalog.deletion import delete_marked
+from tiltyard.catalog.deletion import delete_dropped
 from tiltyard.context import Context
 from tiltyard.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.modes import RegisterMode, parse_mode
@@ -279,6 +278,6 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     answer = ctx.once(work)
     location = str(answer.location)
     ctx.storage.datasets.forget(location)
-    if not keep_ms and not delete_marked(ctx, location):
-        raise ServiceUnavailableError(f"{path[-1]} is dropped, and its data is still there: it is deleted later.")
+    if not keep_ms:
+        delete_dropped(ctx, location)
     return answer

@@ -115,6 +115,8 @@ def run_gc(
     unknown_folders: bool,
 ) -> None:
     """List or remove garbage, of one table or of all."""
+    if unknown_folders and table is not None:
+        refuse("--unknown-folders is about all tables: leave out the table's name.")
     with _context(settings, refuse) as ctx:
         wish = checked_wish(dry_run, keep_versions_days)
         files = size = 0

@@ -110,6 +110,11 @@ _RULES = (
     _rule(r"[Rr]ef not found error: tag (\S+) does not exist", TableTagNotFoundError, r"No tag '\1' on this table."),
     _rule(r"tag (\S+) already exists", TableTagAlreadyExistsError, r"The tag '\1' exists: update it, or rename yours."),
     _rule(r"[Bb]ranch (\S+) does not exist", TableBranchNotFoundError, r"No branch '\1' on this table."),
+    _rule(
+        r"Ref conflict error: [Bb]ranch (\S+) is referenced",
+        InvalidInputError,
+        r"Other branches or tags begin at the branch '\1': delete those first.",
+    ),
     _rule(r"tree/([^,]+?)/_versions", TableBranchNotFoundError, r"No branch '\1' on this table."),
     _rule(r"[Bb]ranch (\S+) already exists", TableBranchAlreadyExistsError, r"The branch '\1' exists: rename yours."),
     # What creating a branch twice says, of all things.

@@ -209,7 +209,11 @@ class LocalFiles:
     def sync(self, locations: Collection[str]) -> None:
         """Do that, and return then. Many places cost one write of all that waits on their disks, not one for each."""
         if len(locations) < _MANY or _LIBC is None:
-            with self.syncing(list(locations)):
+            try:
+                with self.syncing(list(locations)):
+                    return
+            except RuntimeError:  # Python ends, and begins nothing in a thread any more
+                _sync(*locations)
                 return
         for folder in _one_of_each_disk(locations):
             _sync_disk(folder)

@@ -2,21 +2,23 @@
 
 Follows Lance's table format: a manifest file ends with the position of its protobuf message, a format version and the
 magic `LANC`; field 1 of the message is each column, whose own field 3 is its id and 10 each pair of its metadata,
-field 2 each fragment, whose own field 2 is each of its data files (1 its path, 7 the place outside, if it is in one),
-field 3 the table's version, field 18 each place outside its folder that has files of it, whose
-own field 4 is where that is.
+field 2 each fragment, whose own field 2 is each of its data files (1 its path, 7 the place outside, if it is in one)
+and 3 its file of deletions (1 its kind, 2 and 3 what it is named by, 7 likewise), field 3 the table's version, field 6
+where in the file its indices are (1 the id, 9 the place outside, 10 each file), field 18 each place outside its folder
+that has files of it, whose own field 4 is where that is.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
 from typing import TypeAlias
 from urllib.parse import quote
+from uuid import UUID
 
 from lance_namespace.errors import InvalidInputError
 
@@ -37,6 +39,12 @@ _FRAGMENTS_FIELD = 2
 _FILES_FIELD = 2
 _PATH_FIELD = 1
 _BASE_FIELD = 7
+_DELETIONS_FIELD = 3
+_FRAGMENT_ID_FIELD = 1
+_BITMAP_FIELD, _READ_FIELD, _OWN_FIELD = 1, 2, 3
+_INDICES_FIELD = 6
+_INDEX_FIELD = 1
+_UUID_FIELD, _INDEX_BASE_FIELD, _INDEX_FILES_FIELD = 1, 9, 10
 _VERSION_FIELD = 3
 _BASES_FIELD = 18
 _BASE_PATH_FIELD = 4
@@ -139,13 +147,40 @@ def column_ids(content: bytes) -> frozenset[int]:
     return frozenset(_id(column) for column in columns if isinstance(column, bytes))
 
 
-def data_files(content: bytes) -> list[str]:
-    """The data files in the table's own folder that a whole manifest needs, by their paths in the folder `data`."""
+def needed_files(content: bytes) -> list[str]:
+    """The files that a whole manifest needs of the folder of its table or branch: of data, deletions and indices."""
     (position,) = struct.unpack_from("<Q", content, len(content) - _FOOTER.size)
     message = content[position + _LENGTH.size : -_FOOTER.size]
-    files = (dict(_fields(file)) for part in _texts(message, _FRAGMENTS_FIELD) for file in _texts(part, _FILES_FIELD))
-    paths = (file[_PATH_FIELD] for file in files if _BASE_FIELD not in file)
-    return [path.decode() for path in paths if isinstance(path, bytes)]
+    needed = [path for part in _texts(message, _FRAGMENTS_FIELD) for path in _files_of(part)]
+    section = dict(_fields(message)).get(_INDICES_FIELD)
+    if isinstance(section, int):
+        (length,) = _LENGTH.unpack_from(content, section)
+        indices = content[section + _LENGTH.size : section + _LENGTH.size + length]
+        needed += [path for index in _texts(indices, _INDEX_FIELD) for path in _files_of_index(index)]
+    return needed
+
+
+def _files_of(fragment: bytes) -> Iterator[str]:
+    """The files of data, and of deletions, that a fragment has in the folder of its table or branch."""
+    for file in map(dict, map(_fields, _texts(fragment, _FILES_FIELD))):
+        path = file[_PATH_FIELD]
+        if _BASE_FIELD not in file and isinstance(path, bytes):
+            yield f"data/{path.decode()}"
+    for deletions in map(dict, map(_fields, _texts(fragment, _DELETIONS_FIELD))):
+        if _BASE_FIELD not in deletions:
+            read, own = _number(deletions, _READ_FIELD), _number(deletions, _OWN_FIELD)
+            kind = "bin" if _number(deletions, _BITMAP_FIELD) else "arrow"
+            yield f"_deletions/{_number(dict(_fields(fragment)), _FRAGMENT_ID_FIELD)}-{read}-{own}.{kind}"
+
+
+def _files_of_index(index: bytes) -> Iterator[str]:
+    """The files that an index has there, as far as its metadata lists them."""
+    found = dict(_fields(index))
+    uuid, base = found.get(_UUID_FIELD), found.get(_INDEX_BASE_FIELD)
+    if base is None and isinstance(uuid, bytes):
+        folder = UUID(bytes=next(_texts(uuid, _UUID_FIELD)))
+        for file in _texts(index, _INDEX_FILES_FIELD):
+            yield f"_indices/{folder}/{next(_texts(file, _PATH_FIELD)).decode()}"
 
 
 def branch_reference(branch: str) -> str:
@@ -154,7 +189,11 @@ def branch_reference(branch: str) -> str:
 
 
 def _id(column: bytes) -> int:
-    found = dict(_fields(column)).get(_ID_FIELD, 0)  # protobuf leaves a zero out
+    return _number(dict(_fields(column)), _ID_FIELD)
+
+
+def _number(fields: Mapping[int, int | bytes | None], field: int) -> int:
+    found = fields.get(field, 0)  # protobuf leaves a zero out
     assert isinstance(found, int)
     return found
 

@@ -30,6 +30,24 @@ KEPT = (
 )
 
 
+# Whether a folder is doomed, and whether its table can still be brought back.
+IS_DOOMED = """
+    SELECT EXISTS (SELECT 1 FROM removed_tables kept WHERE kept.location = doomed.location AND kept.dropped)
+    FROM doomed_folders doomed WHERE doomed.location = ?
+"""
+
+
+def check_not_doomed(connection: Connection, location: str) -> None:
+    """Raise InvalidInputError for a folder that is being deleted, or is when nobody brings its table back."""
+    if (doomed := connection.row(IS_DOOMED, location)) is None:
+        return
+    if doomed[0]:
+        raise InvalidInputError(
+            "The table here was dropped, and is kept for a while: undrop that one (`tiltyard undrop` lists it)."
+        )
+    raise InvalidInputError(f"The location is being deleted: {location}")
+
+
 def check_apart(connection: Connection, location: str) -> None:
     """Raise InvalidInputError if a folder lies inside or around that of a table, or of one that is kept or doomed.
 

@@ -27,13 +27,8 @@ SETTINGS = (
     "SET default_transaction_isolation = 'read committed'",
 )
 AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
-UNAVAILABLE = (
-    errors.LockNotAvailable,
-    errors.QueryCanceled,
-    errors.InsufficientResources,
-    errors.OperatorIntervention,
-    errors.ReadOnlySqlTransaction,
-)
+UNAVAILABLE = ("53", "57", "58", "55P03", "25006")
+"""How the codes begin of what may go away: no room, an operator, the machine, a lock, a server that only reads."""
 
 
 @cache
@@ -186,10 +181,12 @@ class PostgresDatabase:
             except _LostError as error:
                 last = error
                 self._pool.check()  # a restart kills them all: do not go through them one by one
-            except UNAVAILABLE as error:
-                raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
             except (PoolTimeout, PoolClosed) as error:
                 raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}.") from error
+            except psycopg.Error as error:
+                if not (error.sqlstate or "").startswith(UNAVAILABLE):
+                    raise
+                raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
         raise ServiceUnavailableError(f"The catalog's database stays busy: {last}") from last
 
     @staticmethod

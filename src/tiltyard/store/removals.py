@@ -20,7 +20,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.store.apart import check_apart
+from tiltyard.store.apart import check_apart, check_not_doomed
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.generations import COUNT_UP
 from tiltyard.store.grants import NAMESPACE, TABLE, forget
@@ -79,7 +79,6 @@ LIST = f"""
     ORDER BY removed_at DESC, id DESC LIMIT ?
 """
 SPARE = "DELETE FROM doomed_folders WHERE location = ? AND claims = 0"
-IS_DOOMED = "SELECT 1 FROM doomed_folders WHERE location = ?"
 HAS_NAME = "SELECT 1 FROM tables WHERE namespace_id = ? AND name = ?"
 RESTORE = f"""
     INSERT INTO tables ({TableRecord.COLUMNS}) /*+ OVERRIDING SYSTEM VALUE */
@@ -227,8 +226,8 @@ class Removals(Scope):
         home_id = namespace_id(self.connection, space, home)
         if removed.dropped:
             self.connection.change(SPARE, removed.location)
-        elif self.connection.row(IS_DOOMED, removed.location):
-            raise InvalidInputError(f"The location is being deleted: {removed.location}")
+        else:
+            check_not_doomed(self.connection, removed.location)
         if self.connection.row(TAKE, removed.id) is None:  # the sweeper was first, or another who brings it back
             raise TableNotFoundError(f"No dropped table is kept any more under the name {shown(path)}")
         try:

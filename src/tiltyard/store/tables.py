@@ -16,7 +16,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.store.apart import check_apart
+from tiltyard.store.apart import check_apart, check_not_doomed
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED, RESERVED
 from tiltyard.store.grants import TABLE, forget, own
@@ -91,11 +91,6 @@ MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ?
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 PUBLISH = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
 TAKE_RESERVED = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{RESERVED}' AND claims = 0"
-# Whether a folder is doomed, and whether its table can still be brought back.
-IS_DOOMED = """
-    SELECT (SELECT name FROM removed_tables kept WHERE kept.location = doomed.location AND kept.dropped)
-    FROM doomed_folders doomed WHERE doomed.location = ?
-"""
 
 
 class Tables(Scope):
@@ -143,10 +138,8 @@ class Tables(Scope):
             check_apart(self.connection, location)
         if in_creation and not self.connection.change(PUBLISH, location):
             raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")
-        if not in_creation and (doomed := self.connection.row(IS_DOOMED, location)):
-            if doomed[0] is not None:
-                raise InvalidInputError(f"The table here was dropped, and is kept for a while: undrop {doomed[0]}")
-            raise InvalidInputError(f"The location is being deleted: {location}")
+        if not in_creation:
+            check_not_doomed(self.connection, location)
         record = TableRecord.of(row)
         own(self.connection, TABLE, record.id, owner, now)
         return record

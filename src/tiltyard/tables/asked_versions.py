@@ -148,7 +148,7 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> 
 def _check_next(ctx: Context, new: NewVersion, entry: Entry, before: NewVersion | int | None) -> None:
     if before is None:
         record = ctx.store.table_by_id(new.table_id)
-        found = _latest_at(ctx, record, entry.branch)
+        found = latest_at(ctx, record, entry.branch)
         if found is None:  # a branch begins at the version it leaves main, and is listed once it has that
             forget_branch(ctx, record, new.branch)
             return
@@ -176,8 +176,8 @@ def _scheme_at(ctx: Context, record: TableRecord, branch: str, version: int) -> 
     return next((scheme for scheme in NamingScheme if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
 
 
-def _latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
-    """The latest version of a branch on storage: 0 without data, None for a branch that is just being made."""
+def latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
+    """The latest version of a branch on storage: 0 without data, None for a branch that is not there (yet)."""
     try:
         dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
     except InvalidTableStateError:  # nothing but what is staged

@@ -21,6 +21,7 @@ from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, Versio
 from tiltyard.tables.asked_versions import branch_key, check_same, not_kept, staged_version, wire_version
 from tiltyard.tables.credentials import own_options
 from tiltyard.tables.finalizing import finalize_batch
+from tiltyard.tables.making_way import recording
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.version_commits import deletable_ranges
 
@@ -94,7 +95,7 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(batch.news)):
-        answer = ctx.once(work)
+        answer = recording(ctx, batch.news, lambda: ctx.once(work))
     final = finalize_batch(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
     for (table, _, _, result), record in zip(batch.committed, final, strict=True):
         assert result.create_table_version is not None

@@ -19,9 +19,9 @@ from tiltyard.faults import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifests import branch_reference, data_files
+from tiltyard.storage.manifests import branch_reference, needed_files
 from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, VersionRecord
-from tiltyard.tables.version_records import is_nowhere
+from tiltyard.tables.version_records import is_nowhere, stored_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -217,17 +217,20 @@ def _is_over(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
     """Whether a version was in its place, and went with its branch, or in a cleanup, before anybody noted it.
 
     To put its manifest back would show a version that cannot be read. Where a loss of power took the manifest, what
-    this server wrote for it is there: that was durable first.
+    this server wrote for it is there: that was durable first. Nor does that take a manifest and leave one that was
+    made after it; and a table may have been given the other kind of names.
     """
     if not is_nowhere(ctx, table, record):
         return False
     if record.branch and ctx.storage.stat(table.location, branch_reference(record.branch)) is None:
         return True
+    if any(version >= record.version for version in stored_versions(ctx, table, record.branch)):
+        return True
     kept = ctx.store.kept_manifest(record)
     if kept is None:
         return False
-    folder = record.manifest_path.rpartition("_versions/")[0] + "data"
-    return any(ctx.storage.stat(table.location, f"{folder}/{path}") is None for path in data_files(kept))
+    folder = record.manifest_path.rpartition("_versions/")[0]
+    return any(ctx.storage.stat(table.location, f"{folder}{path}") is None for path in needed_files(kept))
 
 
 def is_noted(ctx: Context, record: VersionRecord) -> bool:

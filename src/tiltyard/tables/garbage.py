@@ -8,6 +8,8 @@ is looked up what versions need, so a commit that comes meanwhile either finds i
 from __future__ import annotations
 
 import logging
+import random
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import is_detached, versions_folder
 from tiltyard.store.grants import TABLE
 from tiltyard.tables.asked_versions import branch_key
-from tiltyard.tables.finalizing import finalize_pending
+from tiltyard.tables.finalizing import finalize_pending, in_place
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import (
     Kind,
@@ -62,6 +64,7 @@ CLOCKS_MS = 10 * 60 * 1000
 _UNNEEDED = (Kind.DATA, Kind.DELETION, Kind.INDEX, Kind.TRANSACTION)
 """What goes where no version needs it."""
 _MOST_SHOWN = 1000
+_SETTLING_SECONDS, _LONGEST_PAUSE = 10.0, 0.05
 _DELETE_AT_ONCE = 500
 _MOST_EXPLAINED = 10_000_000
 
@@ -232,12 +235,22 @@ def stale_staged(ctx: Context, table: TableRecord, old: Sequence[TableFile]) -> 
 
 
 def _settle(ctx: Context, table: TableRecord) -> None:
-    """Finish recorded commits: their files are no garbage. Raises ConcurrentModificationError if that fails."""
-    while finalize_pending(ctx, table.id):
-        pass
-    ctx.services.finished.flush()
-    if ctx.store.has_pending_versions(table.id):
-        raise ConcurrentModificationError("A recorded version has not got its manifest yet: repair the table first.")
+    """Finish recorded commits: their files are no garbage. Raises ConcurrentModificationError if that fails.
+
+    One that another process makes just now is tried again a moment later.
+    """
+    deadline = time.monotonic() + _SETTLING_SECONDS
+    while True:
+        while finalize_pending(ctx, table.id):
+            pass
+        ctx.services.finished.flush()
+        if not (pending := ctx.store.pending_versions(table.id)):
+            return
+        if time.monotonic() > deadline:
+            if all(in_place(ctx, table, record) is not None for record in pending):
+                raise ConcurrentModificationError("This table is committed to without a pause: try again later.")
+            raise ConcurrentModificationError("A recorded version has not got its manifest: repair the table first.")
+        time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  # out of step with whoever commits
 
 
 def _remove(

@@ -7,6 +7,7 @@ whatever kind of commit it is; elsewhere Lance's own transaction does, for appen
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from lance_namespace.errors import (
     NamespaceNotFoundError,
     ServiceUnavailableError,
     TableBranchNotFoundError,
+    TableColumnNotFoundError,
     TableNotFoundError,
     TableVersionNotFoundError,
 )
@@ -235,13 +237,14 @@ def _columns_altered(
 
 
 def _fill(ctx: Context, names: Sequence[str] | None, columns: Sequence[str], commit: Commit) -> None:
-    """The backfills come after the commit, so they may be missing; of two of one column, the second finds it filled."""
-    try:
-        there = find_table(ctx, names)
-    except GONE:
-        return
-    if there.id == commit.target.record.id:
-        queue_fills(ctx, names, columns)
+    """The backfills come after the commit, so they may be missing; of two of one column, the second finds it filled.
+
+    A table or a column that is gone by now needs none.
+    """
+    for column in columns:
+        with suppress(*GONE, TableColumnNotFoundError):
+            if find_table(ctx, names).id == commit.target.record.id:
+                queue_fills(ctx, names, [column])
 
 
 def _columns_dropped(ctx: Context, request: Any, commit: Commit) -> models.AlterTableDropColumnsResponse:

@@ -29,6 +29,7 @@ from tiltyard.tables.asked_versions import (
     wire_version,
 )
 from tiltyard.tables.finalizing import finalize, finalize_batch
+from tiltyard.tables.making_way import recording
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.version_groups import create_table_versions
 
@@ -58,7 +59,7 @@ def commit_staged(ctx: Context, table: TableRecord, entry: Entry, *, ours: bool 
     new = own_version(ctx, table, entry) if ours else staged_version(ctx, table, entry)
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept([new])):
-        record = check_same(new, *_record(ctx, new))
+        record = recording(ctx, [new], lambda: check_same(new, *_record(ctx, new)))
     return finalize(ctx, table, record, new)
 
 
@@ -93,7 +94,7 @@ def batch_create_table_versions(
         latest[line] = news[-1]
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(news)):
-        records = ctx.store.transact(lambda catalog: _recorded_all(catalog, news))
+        records = recording(ctx, news, lambda: ctx.store.transact(lambda catalog: _recorded_all(catalog, news)))
     final = finalize_batch(ctx, list(zip(tables, records, strict=True)), news)
     return models.BatchCreateTableVersionsResponse(
         versions=[wire_version(table, record) for table, record in zip(tables, final, strict=True)]

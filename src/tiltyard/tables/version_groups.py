@@ -15,6 +15,7 @@ from tiltyard.spec import models
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.asked_versions import check_same, created, not_kept, staged_version
 from tiltyard.tables.finalizing import finalize_each
+from tiltyard.tables.making_way import make_way
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ def _record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(news)):
         pairs = ctx.store.record_each(news)
+        taken = [new for new, (record, inserted) in zip(news, pairs, strict=True) if not inserted and record.finalized]
+        if taken and make_way(ctx, taken):
+            pairs = ctx.store.record_each(news)
     return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 

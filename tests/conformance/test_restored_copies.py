@@ -1,0 +1,100 @@
+"""A table's folder that is put back from a copy: whoever writes next goes on from there, without a repair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import obstore
+import pyarrow as pa
+import pytest
+from lance_namespace import DescribeTableRequest
+
+import tiltyard
+from tests.conformance.cases import World, paths
+from tests.conformance.conftest import Raw
+from tests.services.server import ServerProcess
+from tests.services.wire import stream
+
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+MORE = pa.table({"id": pa.array([50, 51], pa.int64())})
+NOTED_SECONDS = 1.0
+"""After that the catalog knows which manifests are in their places."""
+
+
+class Restored:
+    """A table of 10 rows whose second and third version were taken away by a restore of its folder."""
+
+    def __init__(self, raw: Raw, rest: Any, server: ServerProcess, name: str) -> None:
+        self.raw, self.client, self.name, self.server = raw, rest, name, server
+        assert self.post("create", stream(pa.table({"id": range(10)}))).status_code == 200
+        self.location = str(rest.describe_table(DescribeTableRequest(id=[name])).location)
+        files = World(None, server.options).files(self.location)
+        copy = {path: bytes(obstore.get(files, path).bytes()) for path in paths(files)}
+        for _ in range(2):
+            assert self.post("insert", stream(MORE)).status_code == 200
+        time.sleep(NOTED_SECONDS)
+        obstore.delete(files, [path for path in paths(files) if path not in copy])
+        for path, content in copy.items():
+            obstore.put(files, path, content)
+
+    def post(self, action: str, body: Any = None, **query: Any) -> Any:
+        content = {"content": body, "headers": ARROW} if isinstance(body, bytes) else {"json": body or {}}
+        return self.raw.http.post(f"/v1/table/{self.name}/{action}", params=query, **content)
+
+
+@pytest.fixture
+def restored(raw: Raw, rest: Any, server: ServerProcess, fresh: Callable[[str], str]) -> Restored:
+    return Restored(raw, rest, server, fresh("restored"))
+
+
+def by_the_server(one: Restored) -> int:
+    assert one.post("insert", stream(MORE)).json()["version"] == 2
+    return 12
+
+
+def by_a_merge_of_the_server(one: Restored) -> int:
+    answer = one.post("merge_insert", stream(MORE), on="id", when_not_matched_insert_all="true")
+    assert answer.json()["version"] == 2
+    return 12
+
+
+def by_a_deletion(one: Restored) -> int:
+    assert one.post("delete", {"predicate": "id < 4"}).json() == {"version": 2, "num_deleted_rows": 4}
+    return 6
+
+
+def by_an_overwrite(one: Restored) -> int:
+    assert one.post("create", stream(MORE), mode="overwrite").status_code == 200
+    return 2
+
+
+def by_pylance(one: Restored) -> int:
+    lance.write_dataset(MORE, namespace_client=one.client, table_id=[one.name], mode="append")
+    return 12
+
+
+def by_a_publication(one: Restored) -> int:
+    with tiltyard.publish(one.client) as block:
+        for _ in range(2):
+            lance.write_dataset(MORE, namespace_client=block, table_id=[one.name], mode="append")
+    return 14
+
+
+WRITES = [by_the_server, by_a_merge_of_the_server, by_a_deletion, by_an_overwrite, by_pylance, by_a_publication]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_write_after_a_restore_by_copy_is_the_next_version_of_what_was_restored(
+    restored: Restored, write: Callable[[Restored], int]
+) -> None:
+    assert restored.post("count_rows").json() == 10
+    rows = write(restored)
+    assert restored.post("count_rows").json() == rows
+    plain = lance.dataset(restored.location, storage_options=restored.server.options)
+    assert plain.count_rows() == rows
+    listed = [entry["version"] for entry in restored.post("version/list").json()["versions"]]
+    assert listed == [entry["version"] for entry in plain.versions()] == list(range(1, plain.version + 1))
+    assert restored.post("version/describe", {"version": plain.version + 1}).status_code == 404

@@ -462,6 +462,22 @@ def test_drop_whose_data_could_not_be_deleted_and_repeated_leaves_the_next_table
     server.stop()
 
 
+@pytest.mark.parametrize("rows", [MORE, LARGE], ids=["small", "large"])
+def test_insert_that_failed_and_repeated_first_with_another_body_happens_once(tmp_path: Path, rows: pa.Table) -> None:
+    away = tmp_path / "away"
+    server = ServerProcess(tmp_path / "data", environ={"TILTYARD_FAULT": f"before_record=unavailable@{away}"})
+    with httpx.Client(base_url=f"{server.url}/v1/table/t/", timeout=60) as http:
+        assert http.post("create", content=stream(ROWS), headers=ARROW).status_code == 200
+        insert = partial(http.post, "insert", headers={"idempotency-key": next(keys), **ARROW})
+        away.touch()
+        assert insert(content=stream(rows)).status_code == 503
+        away.unlink(missing_ok=True)
+        other = rows.set_column(1, "n", pa.array([9] * rows.num_rows))
+        assert insert(content=stream(other)).status_code == 409
+        assert insert(content=stream(rows)).json() == {"version": 2, "num_inserted_rows": rows.num_rows}
+    server.stop()
+
+
 @pytest.mark.parametrize("struck", ["sqlite"], indirect=True)
 def test_insert_killed_and_repeated_first_with_another_body_happens_once(struck: Struck, table: str) -> None:
     key, other = next(keys), LARGE.set_column(1, "n", pa.array([9] * LARGE.num_rows))

@@ -173,6 +173,14 @@ def test_pool_recovers_from_a_restart_of_the_server(postgres: PostgresServer, ur
             store.describe_namespace(("c",))
 
 
+@pytest.mark.parametrize("code", ["53100", "53300", "57P03", "58030", "55P03", "25006"])
+def test_what_is_for_a_while_is_unavailable(database: PostgresDatabase, code: str) -> None:
+    raising = f"DO $$ BEGIN RAISE EXCEPTION 'for a while' USING ERRCODE = '{code}'; END $$"
+    with pytest.raises(ServiceUnavailableError, match="for a while"):
+        database.write(lambda connection: connection.change(raising))
+    database.ping()
+
+
 def test_server_that_is_down_is_unavailable(postgres: PostgresServer, database: PostgresDatabase) -> None:
     postgres.stop("fast")
     try:

@@ -29,7 +29,7 @@ from tiltyard.principals import Principal
 from tiltyard.spec import models
 from tiltyard.store import NewRequest
 from tiltyard.store.grants import TABLE
-from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns
+from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.create import create_table
 from tiltyard.tables.recovery import recovered
 from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
@@ -261,6 +261,9 @@ def test_add_columns_with_auto_backfill_struck_behind_its_commit_queues_it_when_
         assert recovered(server.ctx, f"AlterTable{name}Columns", request, record).version == version
         queued = server.services.store.list_transactions(None, 10)
         assert [one.payload["arguments"] for one in queued] == [{"table": "kept", "column": "v"}] * (version - 1)
+    alter_table_drop_columns(server.ctx, ask(models.AlterTableDropColumnsRequest, id="kept", columns=["v"]))
+    assert recovered(server.ctx, "AlterTableAlterColumns", altered, record).version == 3
+    assert len(server.services.store.list_transactions(None, 10)) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pytest
+from msgspec import structs
+
 from tests.services.lossy import wait_for
+from tiltyard.api import once
 from tiltyard.api.once import Once
 from tiltyard.api.repeats import Repeats, changes
+from tiltyard.api.uploads import fingerprint_of
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.services import open_services
@@ -63,10 +68,43 @@ def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path
             time.sleep(1.2)
             return services.store.begin_request(NewRequest("id", "scope", None, "other", 1000, 1000))[1]
 
-        once = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=False)
+        mine = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=False)
         busy.submit(time.sleep, 1.0)
         request = models.InsertIntoTableRequest(id=["t"])
-        assert asyncio.run(once.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
+        assert asyncio.run(mine.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
+
+
+def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = open_services(Settings(root=str(tmp_path), repeat_lease=0.5))
+    with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
+        lost = NewRequest("lost", "scope", fingerprint_of(b""), "gone", 0, 60_000)
+        services.store.begin_request(lost)
+        time.sleep(0.01)
+
+        def others_get_it(*_: object) -> bool:
+            time.sleep(1.2)
+            return services.store.begin_request(structs.replace(lost, owner="other", lease_ms=1000))[1]
+
+        monkeypatch.setattr(once, "recovered", others_get_it)
+        mine = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=True)
+        request = models.InsertIntoTableRequest(id=["t"])
+        found = asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
+        assert found is False
+
+
+def test_request_that_ends_takes_no_lease_from_its_repeat(tmp_path: Path) -> None:
+    services = open_services(Settings(root=str(tmp_path)))
+    with closing(services.store), ThreadPoolExecutor(1) as records:
+        home = Repeats(services, records)
+        first, repeat = (Once(home, "id", "scope", "InsertIntoTable", renewed=False) for _ in range(2))
+        home.enter("id", first)
+        home.enter("id", repeat)
+        home.leave("id", first)
+        assert home.attended() == ["id"]
+        home.leave("id", repeat)
+        assert home.attended() == []
 
 
 def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> None:
@@ -89,9 +127,9 @@ def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> N
             await asyncio.to_thread(seen.wait)
 
         async def run() -> tuple[bool, bool]:
-            once, request = Once(home, "id", "scope", "InsertIntoTable", renewed=True), models.InsertIntoTableRequest()
-            once.watch(gone())
-            found: tuple[bool, bool] = await once.run(Context(services, "test"), request, b"", work, pool)
+            mine, request = Once(home, "id", "scope", "InsertIntoTable", renewed=True), models.InsertIntoTableRequest()
+            mine.watch(gone())
+            found: tuple[bool, bool] = await mine.run(Context(services, "test"), request, b"", work, pool)
             return found
 
         assert asyncio.run(run()) == (True, False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError
+from lance_namespace.errors import ConcurrentModificationError, InternalError, ServiceUnavailableError
 from msgspec import structs
 from tests.tables.bodies import Streamed, small
 from tests.tables.served import Server, ask
@@ -209,8 +209,9 @@ def test_what_the_catalog_alone_fulfils_is_answered_again_and_not_done_again(
     assert recovered(ctx, name, request, record) == answer
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
 def test_batch_that_was_recorded_and_not_finished_is_answered_with_its_versions(
-    table: Server, monkeypatch: pytest.MonkeyPatch
+    table: Server, monkeypatch: pytest.MonkeyPatch, overtaken: bool
 ) -> None:
     ctx, _ = keyed(table)
     table.declare("n", managed=True)
@@ -227,10 +228,17 @@ def test_batch_that_was_recorded_and_not_finished_is_answered_with_its_versions(
         patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
         with pytest.raises(ServiceUnavailableError):
             batch_commit_tables(ctx, request)
-    record = ctx.store.describe_request("key")
-    assert record is not None
-    answer = recovered(ctx, "BatchCommitTables", request, record)
+        with pytest.raises(ServiceUnavailableError):  # it is not to be heard of before it can be seen
+            recovered(ctx, "BatchCommitTables", request, noted(ctx))
+    if overtaken:
+        lance.write_dataset(ROWS.slice(1), location)
+        for _ in range(2):
+            with pytest.raises(InternalError, match="except for version 1 of n"):
+                recovered(ctx, "BatchCommitTables", request, noted(ctx))
+        return
+    answer = recovered(ctx, "BatchCommitTables", request, noted(ctx))
     [result] = answer.results
+    assert (location / "_versions" / written.name).exists()
     assert result.create_table_version.version.manifest_path == str(location / "_versions" / written.name).lstrip("/")
     assert describe_transaction(ctx, ask(models.DescribeTransactionRequest, id=answer.transaction_id)).status
 

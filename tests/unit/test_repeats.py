@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
@@ -92,6 +92,25 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
         request = models.InsertIntoTableRequest(id=["t"])
         found = asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
         assert found is False
+
+
+def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tmp_path: Path) -> None:
+    """As if the server was killed before it could send what the first try had made."""
+    services = open_services(Settings(root=str(tmp_path), repeat_lease=0.5))
+    with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
+        first = NewRequest("first", "scope", fingerprint_of(b""), "gone", 1000, 60_000)
+        claim = services.store.begin_request(first)[0].claim
+        services.store.finish_request(claim, 200, '{"version":2,"num_inserted_rows":3}', first.fingerprint, False)
+
+        def answer(id_: str) -> Any:
+            time.sleep(0.01)
+            mine = Once(Repeats(services, records), id_, "scope", "InsertIntoTable", renewed=True)
+            request = models.InsertIntoTableRequest(id=["t"])
+            return asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
+
+        assert answer("second").status == 200
+        time.sleep(0.6)
+        assert answer("third") == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
 
 
 def test_request_that_ends_takes_no_lease_from_its_repeat(tmp_path: Path) -> None:

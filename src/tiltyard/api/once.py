@@ -127,8 +127,10 @@ class Once:
             await asyncio.get_running_loop().run_in_executor(self._home.pool, self._leave)
 
     def repeated(self, replay: Replay, heard: bool) -> None:
-        """Note, if it is so, that the client was not sent the answer of the first request either."""
-        if not heard:
+        """Note whether the client was sent the answer of the first request, of which it had not heard; or if not."""
+        if self._record is not None:
+            self.settle(replay.status, replay.body, heard)
+        elif not heard:
             self._home.spawn(self._unheard(replay))
 
     async def _unheard(self, replay: Replay) -> None:
@@ -221,10 +223,10 @@ class Once:
             self._drop(mine.claim)
             self._hold(twin)
             return outcome
-        if twin.status is None or not self._store.hear_request(twin.id, True):
+        body = twin.body or ""
+        if twin.status is None or not self._store.stand_in(mine.claim, twin.id, body):
             return _WAITING
-        self._drop(mine.claim)
-        return Replay(twin.id, twin.status, (twin.body or "").encode())
+        return Replay(mine.id, twin.status, body.encode())
 
     def _confirm(self, ctx: Context) -> None:
         """Before a streamed body is committed: it is noted now that it is known, and so is whether it came before."""

@@ -155,6 +155,18 @@ class Requests(Scope):
                 raise _lost()
 
     @writes
+    def stand_in(self, claim: Claim, id_: str, body: str) -> bool:
+        """Give a request the answer of another, of which nobody had heard; of several who try, one is told True.
+
+        It is heard of once this one ends; if its server dies before that, this one is found instead. Raises as
+        `mark_committed` does.
+        """
+        if not self.hear_request(id_, True):
+            return False
+        self.note_answer([claim], body)
+        return True
+
+    @writes
     def finish_request(self, claim: Claim, status: int, body: str, fingerprint: str | None, heard: bool) -> bool:
         """Keep the answer; whether the request was still ours."""
         return bool(self.connection.change(FINISH, status, body, fingerprint, heard, *_ours(claim)))

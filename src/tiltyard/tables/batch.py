@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
-from lance_namespace.errors import InvalidInputError, TableNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    NamespaceNotFoundError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+)
 from msgspec import structs
 
 from tiltyard.access.batches import COMMITTING
@@ -20,9 +26,10 @@ from tiltyard.spec import models
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.asked_versions import branch_key, check_same, not_kept, staged_version, wire_version
 from tiltyard.tables.credentials import own_options
-from tiltyard.tables.finalizing import finalize_batch
+from tiltyard.tables.finalizing import finalize_batch, overtaken
 from tiltyard.tables.making_way import recording
 from tiltyard.tables.managed import new_is_managed
+from tiltyard.tables.opening import find_table
 from tiltyard.tables.version_commits import deletable_ranges
 
 if TYPE_CHECKING:
@@ -102,6 +109,35 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
         result.create_table_version.version = wire_version(table, record)
     for table, declared, vend in batch.made:
         declared.storage_options = own_options(ctx, table, vend)
+    return answer
+
+
+def told_again(
+    ctx: Context, request: models.BatchCommitTablesRequest, answer: models.BatchCommitTablesResponse
+) -> models.BatchCommitTablesResponse:
+    """The answer of a batch that was committed, once its manifests are in place; what is gone by now was there.
+
+    Raises what the batch itself does behind its record: ServiceUnavailableError, InternalError.
+    """
+    commits = []
+    for entry, result in zip(request.operations, answer.results or (), strict=True):
+        asked, made = entry.create_table_version, result.create_table_version
+        if asked is None or made is None or made.version is None:
+            continue
+        version = made.version.version
+        try:
+            table = find_table(ctx, asked.id)
+            staged = ctx.storage.named_manifest(table.location, asked.manifest_path)
+        except (NamespaceNotFoundError, TableNotFoundError, InvalidInputError):
+            continue  # dropped, or another table has its name
+        with suppress(TableVersionNotFoundError):
+            record = ctx.store.describe_version(table.id, version, branch_key(asked.branch))
+            if record.staged_path == staged:
+                commits.append((table, record))
+                continue
+        if ctx.storage.stat(table.location, staged) is not None:  # it never got its place
+            raise overtaken(table, version)
+    finalize_batch(ctx, commits)
     return answer
 
 

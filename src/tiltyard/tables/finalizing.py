@@ -54,7 +54,9 @@ def finalize(ctx: Context, table: TableRecord, record: VersionRecord, asked: New
     return outcome
 
 
-def finalize_batch(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion]) -> list[VersionRecord]:
+def finalize_batch(
+    ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None
+) -> list[VersionRecord]:
     """Do that for the versions of one transaction, which stays committed: no error says that it was refused.
 
     A table or branch that was deleted since had its version. Raises ServiceUnavailableError (the manifests that are
@@ -63,14 +65,19 @@ def finalize_batch(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewV
     found = list[VersionRecord]()
     for outcome, (table, record) in zip(finalize_each(ctx, commits, asked), commits, strict=True):
         if isinstance(outcome, ConcurrentModificationError):
-            raise InternalError(
-                f"The batch is committed, except for version {record.version} of {table.name}: "
-                "a commit round the server took its place meanwhile."
-            ) from outcome
+            raise overtaken(table, record.version) from outcome
         if isinstance(outcome, Exception) and not isinstance(outcome, TableVersionNotFoundError):
             raise outcome
         found.append(record if isinstance(outcome, Exception) else outcome)
     return found
+
+
+def overtaken(table: TableRecord, version: int) -> InternalError:
+    """Say that one version of a batch did not come to be."""
+    return InternalError(
+        f"The batch is committed, except for version {version} of {table.name}: "
+        "a commit round the server took its place meanwhile."
+    )
 
 
 def finalize_each(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None) -> list[Outcome]:

@@ -28,6 +28,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.batch import told_again
 from tiltyard.tables.columns import fills_added, fills_altered, metadata_of, queue_fills
 from tiltyard.tables.create import created
 from tiltyard.tables.finalizing import finalize_pending
@@ -93,7 +94,8 @@ def recovered(ctx: Context, operation: str, request: Any, record: RequestRecord)
     Raises ServiceUnavailableError and what else keeps a table from being looked at.
     """
     if record.body is not None:
-        return msgspec.json.decode(record.body, type=getattr(models, f"{operation}Response"))
+        noted = msgspec.json.decode(record.body, type=getattr(models, f"{operation}Response"))
+        return told_again(ctx, request, noted) if operation == "BatchCommitTables" else noted
     answer = _ANSWERS.get(operation)
     if answer is None:
         return None

@@ -11,6 +11,7 @@ Requests may be upstream's models or mappings; responses are upstream's models.
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 import weakref
@@ -42,6 +43,8 @@ from tiltyard.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tiltyard.tables.finished import Finished
+
 STOP_SECONDS = 5.0
 
 
@@ -72,7 +75,7 @@ class Namespace(upstream.LanceNamespace):
             self._services.store.close()
             raise
         # One that nobody closes: what became final a moment ago is noted when it is let go, or Python ends.
-        weakref.finalize(self, self._services.finished.close)
+        weakref.finalize(self, _note_final, self._services.finished, os.getpid())
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
@@ -155,6 +158,11 @@ class Rows(bytes):
     @property
     def data(self) -> bytes:
         return self
+
+
+def _note_final(finished: Finished, process: int) -> None:
+    if os.getpid() == process:  # a fork has the notes, too, and none of the threads
+        finished.close()
 
 
 def _reopened(properties: dict[str, Any]) -> Namespace:

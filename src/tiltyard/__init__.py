@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -18,19 +18,20 @@ class _Announcer:
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """As Python's import system asks."""
+        """As Python's import system asks; somebody may also ask just to know, and import nothing."""
         if name != "lance_namespace":
             return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_announce(module: ModuleType) -> None:
                 load(module)
-                _announce(module)
+                if module.__name__ == name:  # the loader of an archive is that of all that is in it
+                    _announce(module)
 
-            spec.loader.exec_module = load_and_announce  # type: ignore[method-assign]  # of this one spec
+            spec.loader.exec_module = load_and_announce  # type: ignore[method-assign]
         return spec
 
 

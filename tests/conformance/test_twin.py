@@ -73,7 +73,13 @@ def test_lancedb_makes_branches_and_has_its_queries_run_by_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "imports", ["import tiltyard, lance_namespace", "import lance_namespace, tiltyard", "import tiltyard, lancedb"]
+    "imports",
+    [
+        "import tiltyard, lance_namespace",
+        "import lance_namespace, tiltyard",
+        "import tiltyard, lancedb",
+        "import tiltyard, importlib.util; importlib.util.find_spec('lance_namespace')",
+    ],
 )
 def test_namespace_is_found_by_its_short_name_and_leaves_nothing_half_noted(tmp_path: Path, imports: str) -> None:
     """As a script does that closes nothing."""

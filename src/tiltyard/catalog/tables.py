@@ -277,7 +277,8 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
 
     answer = ctx.once(work)
     location = str(answer.location)
-    ctx.storage.datasets.forget(location)
-    if not keep_ms:
+    if keep_ms:
+        ctx.storage.datasets.forget(location)
+    else:
         delete_dropped(ctx, location)
     return answer

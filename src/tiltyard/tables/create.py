@@ -19,6 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.creating import CREATE_TABLE, owner
+from tiltyard.catalog.deletion import delete_marked
 from tiltyard.faults import Point, reach
 from tiltyard.ids import display, table_id
 from tiltyard.modes import CreateMode, parse_mode
@@ -228,8 +229,7 @@ def _sweep(ctx: Context, location: str) -> None:
     """
     try:
         if ctx.store.doom(location, ctx.clock(), DROPPED):  # from here on it cannot be entered
-            ctx.storage.delete_folder(location)
-            ctx.store.forget_folder(location)
+            delete_marked(ctx, location)
     except (LanceNamespaceError, OSError) as error:
         log.warning("cannot delete %s yet: %s", location, error)
 
@@ -262,8 +262,7 @@ def _withdraw(ctx: Context, path: Id, record: TableRecord) -> None:
         found = ctx.store.describe_table(path)
         if found.id == record.id and found.declared and not ctx.storage.has_table(record.location):
             ctx.store.remove_table(path, doom=True, only=record.id)
-            ctx.storage.delete_folder(record.location)
-            ctx.store.forget_folder(record.location)
+            delete_marked(ctx, record.location)
     except LanceNamespaceError as error:
         log.warning("cannot take back %s: %s", record.location, error)
 

@@ -93,7 +93,7 @@ def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
 
     def finalize(staged: str) -> None:
         try:
-            results.append(ctx.storage.finalize_manifest(location, f"{plain}/{final}-{staged}", f"{plain}/{final}"))
+            results.append(ctx.storage.manifests.finalize(location, f"{plain}/{final}-{staged}", f"{plain}/{final}"))
         except errors.ConcurrentModificationError as error:
             results.append(error)
 
@@ -104,7 +104,7 @@ def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
         thread.join()
     assert sorted(type(result).__name__ for result in results) == ["ConcurrentModificationError", "FileStat"]
     winner = ctx.storage.read_file(location, final).decode()
-    again = ctx.storage.finalize_manifest(location, f"{final}-{winner}", final)
+    again = ctx.storage.manifests.finalize(location, f"{final}-{winner}", final)
     assert (again.size, again.e_tag) == (1, ctx.storage.stat(location, final).e_tag)
 
 

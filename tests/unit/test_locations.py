@@ -170,7 +170,7 @@ def test_read_file_through_a_symbolic_link_is_refused(storage: Storage, tmp_path
             with pytest.raises(InvalidInputError, match="symbolic link"):
                 call(location, path)
     with pytest.raises(InvalidInputError, match="symbolic link"):
-        storage.finalize_manifest(location, "_versions/7.manifest-a", "_versions/7.manifest")
+        storage.manifests.finalize(location, "_versions/7.manifest-a", "_versions/7.manifest")
 
 
 @pytest.mark.parametrize("location", ["{root}", "/", "/etc", "{root}-evil", "{parent}"])
@@ -216,10 +216,10 @@ def test_finalize_manifest_twice_is_once_and_another_is_a_conflict(storage: Stor
     location = storage.new_location(("t",))
     first, second = staged(storage, location, b"one", "a"), staged(storage, location, b"two", "b")
     final = f"{location}/_versions/7.manifest"
-    done = storage.finalize_manifest(location, first.lstrip("/"), final.lstrip("/"))
-    assert storage.finalize_manifest(location, first, final) == done == storage.stat(location, "_versions/7.manifest")
+    done = storage.manifests.finalize(location, first.lstrip("/"), final.lstrip("/"))
+    assert storage.manifests.finalize(location, first, final) == done == storage.stat(location, "_versions/7.manifest")
     with pytest.raises(ConcurrentModificationError):
-        storage.finalize_manifest(location, second, final)
+        storage.manifests.finalize(location, second, final)
     assert storage.read_file(location, "_versions/7.manifest") == b"one"
     assert not Path(first).exists()
     assert storage.has_table(location)
@@ -243,4 +243,4 @@ def test_finalize_manifest_other_files_are_refused(storage: Storage, source: str
     location = storage.new_location(("t",))
     staged(storage, location, b"one", "a")
     with pytest.raises(InvalidInputError):
-        storage.finalize_manifest(location, source, target)
+        storage.manifests.finalize(location, source, target)

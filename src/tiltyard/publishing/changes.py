@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 import lance_namespace as upstream
@@ -23,6 +23,17 @@ COPIES = "_publishing-"
 def shown(path: Path) -> str:
     """A table's id, to be read."""
     return "$".join(path)
+
+
+def fields_of(request: Any) -> dict[str, Any]:
+    """A request as pylance hands it over, a model or like a mapping, without what is absent."""
+    given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def path_of(request: Any) -> Path:
+    """The id that a request names; empty for the root."""
+    return tuple(fields_of(request).get("id") or ())
 
 
 class Changes:

@@ -20,26 +20,17 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.publishing.changes import Changes, Path, shown
+from tiltyard.publishing.changes import Changes, Path, fields_of, path_of, shown
 from tiltyard.publishing.ending import commit, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
+from tiltyard.publishing.passing import complete
 from tiltyard.publishing.sending import Send, sender
 from tiltyard.publishing.staged import Line, Staged, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
-PASSED = (
-    "create_namespace", "describe_namespace", "describe_transaction", "drop_namespace", "list_all_tables",
-    "list_namespaces", "namespace_exists",
-)  # fmt: skip
-SERVED = (
-    "analyze_table_query_plan", "count_table_rows", "describe_table_index_stats", "explain_table_query_plan",
-    "get_table_stats", "get_table_tag_version", "list_table_branches", "list_table_indices", "list_table_tags",
-    "query_table",
-)  # fmt: skip
-"""What the server reads by itself: it does not see what a block has written."""
 _LANCE_SAYS = OSError, RuntimeError, ValueError
 """How Lance says that a commit failed, and no more."""
 
@@ -60,14 +51,14 @@ def publish(
 class Publication(upstream.LanceNamespace):
     """What `publish` gives: the `namespace_client` of all that is written in its block, by any number of threads.
 
-    After the block `transaction_id` names the server's transaction, and reads pass through.
+    After the block `transaction_id` names the server's transaction, and reads pass through to `client`.
     """
 
     def __init__(self, client: upstream.LanceNamespace, send: Send) -> None:
         if isinstance(client, Publication):
             raise UnsupportedOperationError("A publication cannot be part of another: write in the block that is open.")
         self.transaction_id: str | None = None
-        self._client = client
+        self.client = client
         self._send = send
         self._id = uuid4().hex
         self._changes = Changes()
@@ -75,7 +66,11 @@ class Publication(upstream.LanceNamespace):
 
     def namespace_id(self) -> str:
         """What tells this publication from others, and from its client."""
-        return f"publication {self._id} of {self._client.namespace_id()}"
+        return f"publication {self._id} of {self.client.namespace_id()}"
+
+    def has_changed(self, path: Path) -> bool:
+        """Whether the block holds back something of a table."""
+        return self._changes.is_changed(path)
 
     def __reduce__(self) -> Any:
         """Raise TypeError: a publication is one process's."""
@@ -98,16 +93,16 @@ class Publication(upstream.LanceNamespace):
         changes, self._changes = self._changes, Changes(is_open=False)
         changes.close()
         if error is not None or self._refusal is not None:
-            roll_back(self._client, changes, self._renew)
+            roll_back(self.client, changes, self._renew)
             if self._refusal is not None and (error is None or isinstance(error, _LANCE_SAYS)):
                 raise self._refusal from error
             return
         try:
-            self.transaction_id = commit(self._client, self._send, changes, self._renew)
+            self.transaction_id = commit(self.client, self._send, changes, self._renew)
         except PublishUncertainError:
             raise
         except LanceNamespaceError:
-            roll_back(self._client, changes, self._renew)
+            roll_back(self.client, changes, self._renew)
             raise
 
     def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
@@ -116,7 +111,7 @@ class Publication(upstream.LanceNamespace):
         Each is said to be managed, so that commits to one that is not come here, too, and are refused.
         Raises TableNotFoundError, PublishConflictError for one that the block knows, and somebody has replaced.
         """
-        path, changes = _path(request), self._changes
+        path, changes = path_of(request), self._changes
         try:
             return self._described(changes, path, request)
         except PublishConflictError as error:
@@ -138,23 +133,23 @@ class Publication(upstream.LanceNamespace):
                 properties=dict(table.properties),
                 managed_versioning=True,
             )
-        response = self._client.describe_table(request)
+        response = self.client.describe_table(request)
         if changes.is_open:
             known = changes.table(path)
             if known is not None and known.location != response.location:
                 raise PublishConflictError([path])
-            if _fields(request).get("vend_credentials") is not False:
+            if fields_of(request).get("vend_credentials") is not False:
                 changes.remember(_table(path, response))
             response.managed_versioning = True
         return response
 
     def table_exists(self, request: Any) -> Any:
         """Answer if a table is there. Raises TableNotFoundError."""
-        return None if self._changes.declared(_path(request)) else self._client.table_exists(request)
+        return None if self._changes.declared(path_of(request)) else self.client.table_exists(request)
 
     def list_tables(self, request: Any) -> upstream.ListTablesResponse:
         """The tables of a namespace; those of the block stand at the end of the last page."""
-        response, parent = self._client.list_tables(request), _path(request)
+        response, parent = self.client.list_tables(request), path_of(request)
         names = [name for name in response.tables if (*parent, name) not in self._changes.deregistered]
         if not response.page_token:
             names += [table.path[-1] for table in self._changes.new_tables() if table.path[:-1] == parent]
@@ -168,7 +163,7 @@ class Publication(upstream.LanceNamespace):
         """
         changes = self._changes
         changes.check_open()
-        path, fields = _path(request), _fields(request)
+        path, fields = path_of(request), fields_of(request)
         if fields.get("location"):
             raise InvalidInputError("Leave the location out: in a publication the server chooses it.")
         if path in changes.deregistered:
@@ -195,7 +190,7 @@ class Publication(upstream.LanceNamespace):
         """Deregister a table within the batch. Raises TableNotFoundError, InvalidInputError."""
         changes = self._changes
         changes.check_open()
-        path = _path(request)
+        path = path_of(request)
         table = self._table(changes, path)
         changes.deregister(table)
         return upstream.DeregisterTableResponse(
@@ -204,15 +199,15 @@ class Publication(upstream.LanceNamespace):
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
         """The versions of a table, the block's own first if descending; else last, and then beyond the limit."""
-        path, fields = _path(request), _fields(request)
+        path, fields = path_of(request), fields_of(request)
         line = self._changes.changed_line(path, fields.get("branch"))
         new = [] if line is None else [staged.copy for _, staged in sorted(line.staged.items())]
         if self._changes.declared(path):
             return upstream.ListTableVersionsResponse(versions=new[::-1] if fields.get("descending") else new)
         if line is None:
-            return self._client.list_table_versions(request)
+            return self.client.list_table_versions(request)
         if not fields.get("descending"):
-            response = self._client.list_table_versions(request)
+            response = self.client.list_table_versions(request)
             old = [entry for entry in response.versions if entry.version <= line.base]
             response.versions = old if response.page_token else old + new
             return response
@@ -221,24 +216,24 @@ class Publication(upstream.LanceNamespace):
             if limit and limit <= len(new):
                 return upstream.ListTableVersionsResponse(versions=new[::-1][:limit])
             fields["limit"] = limit and limit - len(new)
-        response = self._client.list_table_versions(upstream.ListTableVersionsRequest.model_validate(fields))
+        response = self.client.list_table_versions(upstream.ListTableVersionsRequest.model_validate(fields))
         old = [entry for entry in response.versions if entry.version <= line.base]
         response.versions = old if fields.get("page_token") else new[::-1] + old
         return response
 
     def describe_table_version(self, request: Any) -> Any:
         """A version of a table, or the latest. Raises TableVersionNotFoundError."""
-        path, fields = _path(request), _fields(request)
+        path, fields = path_of(request), fields_of(request)
         line = self._changes.changed_line(path, fields.get("branch"))
         if line is None and not self._changes.declared(path):
-            return self._client.describe_table_version(request)
+            return self.client.describe_table_version(request)
         latest = 0 if line is None else line.latest
         number = fields.get("version") or latest
         if line is not None and number in line.staged:
             return upstream.DescribeTableVersionResponse(version=line.staged[number].copy)
         if line is None or number > line.base:
             raise TableVersionNotFoundError(f"No version {number} of {shown(path)}: the latest is {latest}.")
-        return self._client.describe_table_version(request)
+        return self.client.describe_table_version(request)
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
         """Hold a staged version back for the batch.
@@ -249,8 +244,8 @@ class Publication(upstream.LanceNamespace):
         try:
             changes = self._changes
             changes.check_open()
-            asked = upstream.CreateTableVersionRequest.model_validate(_fields(request))
-            line = changes.line(self._table(changes, _path(asked)), asked.branch)
+            asked = upstream.CreateTableVersionRequest.model_validate(fields_of(request))
+            line = changes.line(self._table(changes, path_of(asked)), asked.branch)
             staged = self._stage(changes, line, asked)
         except PublishConflictError as error:
             self._refusal = self._refusal or error
@@ -265,7 +260,7 @@ class Publication(upstream.LanceNamespace):
     def _stage(self, changes: Changes, line: Line, asked: upstream.CreateTableVersionRequest) -> Staged:
         with line.lock:
             if not line.staged and not line.table.declared:
-                line.base = latest_version(self._client, line)
+                line.base = latest_version(self.client, line)
             if asked.version <= line.latest:
                 staged = line.staged.get(asked.version)
                 if staged is not None and staged.request.manifest_path == asked.manifest_path:
@@ -298,7 +293,7 @@ class Publication(upstream.LanceNamespace):
         """A table as the block knows it, or as the client describes it. Raises TableNotFoundError."""
         if found := changes.table(path):
             return found
-        described = self._client.describe_table(upstream.DescribeTableRequest(id=list(path)))
+        described = self.client.describe_table(upstream.DescribeTableRequest(id=list(path)))
         return changes.remember(_table(path, described))
 
     def _renew(self, table: Table) -> None:
@@ -309,7 +304,7 @@ class Publication(upstream.LanceNamespace):
             if table.declared:
                 table.options = self._placed(table.path, {"location": table.location}).options
                 return
-            described = self._client.describe_table(upstream.DescribeTableRequest(id=list(table.path)))
+            described = self.client.describe_table(upstream.DescribeTableRequest(id=list(table.path)))
         except (TableAlreadyExistsError, TableNotFoundError) as error:
             raise PublishConflictError([table.path]) from error
         if described.location != table.location:
@@ -354,48 +349,4 @@ def _unmanaged(path: Path) -> InvalidInputError:
     )
 
 
-def _fields(request: Any) -> dict[str, Any]:
-    """A request as pylance hands it over, a model or like a mapping, without what is absent."""
-    given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _path(request: Any) -> Path:
-    return tuple(_fields(request).get("id") or ())
-
-
-def _passed(name: str) -> Callable[..., Any]:
-    def method(self: Publication, *arguments: Any) -> Any:
-        return getattr(self._client, name)(*arguments)
-
-    return method
-
-
-def _served(name: str) -> Callable[..., Any]:
-    def method(self: Publication, request: Any) -> Any:
-        path = _path(request)
-        if self._changes.is_changed(path):
-            raise UnsupportedOperationError(
-                f"{name} does not see what this block wrote to {shown(path)}: read it with lance.dataset."
-            )
-        return getattr(self._client, name)(request)
-
-    return method
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def method(self: Publication, *arguments: Any) -> Any:
-        raise UnsupportedOperationError(
-            f"{name} takes effect at once, so it cannot be part of a publication: call it outside of the block, or "
-            "write through pylance."
-        )
-
-    return method
-
-
-for _name in vars(upstream.LanceNamespace):
-    if not _name.startswith("_") and _name not in vars(Publication):
-        _kind = _passed if _name in PASSED else _served if _name in SERVED else _refused
-        _method = _kind(_name)
-        _method.__name__ = _name
-        setattr(Publication, _name, _method)
+complete(Publication)

@@ -26,6 +26,7 @@ SUFFIX = ".lance"
 LONGEST_SLUG = 40
 SCHEMES = ("s3", "gs", "az", "abfss")
 
+_NO_NAMES = frozenset(("", ".", ".."))
 _ESCAPED = re.compile(r"%(?:2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -94,7 +95,7 @@ def _local(path: str) -> str:
 
 def _check_segments(path: str) -> None:
     for segment in path.split("/") if path else ():
-        if segment in ("", ".", ".."):
+        if segment in _NO_NAMES:
             raise InvalidInputError("The location has empty, '.' or '..' segments: write the folder plainly.")
 
 
@@ -143,6 +144,26 @@ def as_on_disk(location: str, root: str) -> str:
             raise InvalidInputError("This storage ignores case: write the location in small letters.")
         path /= known or name
     return str(path)
+
+
+def file_in(location: str, path: str) -> str:
+    """The full location of a file that a client names, inside a table's folder, by the words alone.
+
+    The path may be relative to the folder, or start with the folder's own path, with or without scheme, bucket
+    and leading slash. Raises InvalidInputError if it leads elsewhere; links are not looked for.
+    """
+    plain = location if is_local(location) else urlsplit(location).path
+    relative = path
+    for start in (location, plain, plain.lstrip("/")):
+        if path.startswith(f"{start}/"):
+            relative = path[len(start) + 1 :]
+            break
+    segments = relative.split("/")
+    if "://" in relative or relative.startswith("/") or not _NO_NAMES.isdisjoint(segments):
+        raise InvalidInputError("The path is not inside the table's folder.")
+    if not relative.isprintable() or "\\" in relative or "%" in relative:
+        raise InvalidInputError("The path has characters that no file of a table has.")
+    return f"{location}/{relative}"
 
 
 def check_no_links(location: str) -> None:

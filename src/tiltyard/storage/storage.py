@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from lance_namespace.errors import (
-    ConcurrentModificationError,
     InvalidInputError,
     LanceNamespaceError,
     ServiceUnavailableError,
@@ -27,26 +25,25 @@ from tiltyard.storage.locations import (
     as_on_disk,
     check_below,
     check_no_links,
+    file_in,
     innermost,
     is_below,
     is_local,
     new_folder,
 )
 from tiltyard.storage.locks import Locks
-from tiltyard.storage.manifests import FINAL, LONGEST_NAME, Code, check_manifest
+from tiltyard.storage.manifests import FINAL
 from tiltyard.storage.places import Places, StorageError
+from tiltyard.storage.placing import Manifests, read_named
+from tiltyard.storage.syncing import Disks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tiltyard.config import Settings
     from tiltyard.ids import Id
-    from tiltyard.storage.files import WholeFile
 
 T = TypeVar("T")
-
-_NO_NAMES = frozenset(("", ".", ".."))
-_MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
 class Storage:
@@ -63,8 +60,9 @@ class Storage:
         self.datasets = Datasets(settings.index_cache_bytes, settings.metadata_cache_bytes, settings.page_cache_bytes)
         self.appends = Gathering()
         self.locks = Locks()
-        self._disks = LocalFiles()
-        self._files: dict[str, Files] = {"": self._disks}
+        self._disks = Disks()
+        self._files: dict[str, Files] = {"": LocalFiles()}
+        self.manifests = Manifests(self.files, self._disks, self.datasets)
         self._ignoring_case: dict[str, bool] = {}
         self._lock = threading.Lock()
 
@@ -188,47 +186,9 @@ class Storage:
         The path may be relative to the folder, or start with the folder's own path, with or without scheme, bucket
         and leading slash. Raises InvalidInputError if it leads elsewhere.
         """
-        target = self._below(location, path)
+        target = file_in(location, path)
         check_no_links(target)
         return target
-
-    @staticmethod
-    def _below(location: str, path: str) -> str:
-        """The same by the words alone: links are not looked for."""
-        plain = location if is_local(location) else urlsplit(location).path
-        relative = path
-        for start in (location, plain, plain.lstrip("/")):
-            if path.startswith(f"{start}/"):
-                relative = path[len(start) + 1 :]
-                break
-        segments = relative.split("/")
-        if "://" in relative or relative.startswith("/") or not _NO_NAMES.isdisjoint(segments):
-            raise InvalidInputError("The path is not inside the table's folder.")
-        if not relative.isprintable() or "\\" in relative or "%" in relative:
-            raise InvalidInputError("The path has characters that no file of a table has.")
-        return f"{location}/{relative}"
-
-    def staged_manifest(self, location: str, path: str, version: int) -> tuple[WholeFile, list[Code]]:
-        """A staged manifest, and the code that its columns declare; the path is one that `named_manifest` gave.
-
-        Raises InvalidInputError unless this is a manifest of the version, with its files in the table's folder or
-        where the catalog knows of some.
-        """
-        file = self.staged_content(location, path)
-        found = check_manifest(file.content, version)
-        for base in found.bases:
-            if not self.datasets.may_use(location, base):
-                raise InvalidInputError(
-                    "The staged manifest names files outside the table's folder: nothing was committed."
-                )
-        return file, found.declared
-
-    def staged_content(self, location: str, path: str) -> WholeFile:
-        """A staged manifest as it is; the path is one that `named_manifest` gave.
-
-        Raises InvalidInputError if there is none, or it is reached through a symbolic link.
-        """
-        return _read(path, self.files(location).read_plain)
 
     def foreign_bases(self, location: str) -> list[str]:
         """Where files of a table's latest version lie outside its folder: shallow clones have some.
@@ -242,7 +202,7 @@ class Storage:
 
     def read_file(self, location: str, path: str) -> bytes:
         """A file inside a table's folder. Raises InvalidInputError if there is none, or the path leads elsewhere."""
-        return _read(self.inside(location, path), self.files(location).read)
+        return read_named(self.inside(location, path), self.files(location).read)
 
     def stat(self, location: str, path: str) -> FileStat | None:
         """Size and tag of a file inside a table's folder; None if there is none."""
@@ -255,33 +215,6 @@ class Storage:
         On an object store it costs each commit a request to know, and is not looked for.
         """
         return is_local(location) and os.access(f"{location}/_refs", os.F_OK)
-
-    def finalize_manifest(self, location: str, staged_path: str, final_path: str) -> FileStat:
-        """Give a staged manifest its final name, if none has it yet. Done twice, it is done once.
-
-        Raises ConcurrentModificationError if another manifest has the name, InvalidInputError for paths that are
-        no manifests of this table, or nothing staged.
-        """
-        staged, final = self.manifest_inside(location, staged_path), self.manifest_inside(location, final_path)
-        if staged != final:
-            self.sync([staged])
-        return self.place_manifest(location, staged, final)
-
-    def manifest_inside(self, location: str, path: str) -> str:
-        """The full location of a manifest that a client names, staged or final. Raises InvalidInputError as above."""
-        target = self.named_manifest(location, path)
-        check_no_links(target)
-        return target
-
-    def named_manifest(self, location: str, path: str) -> str:
-        """The same by the words alone: whether a link leads there is seen when it is read."""
-        target = self._below(location, path)
-        folder, _, name = target.rpartition("/")
-        if not folder.endswith("/_versions") or not _MANIFEST.match(name):
-            raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
-        if len(name.encode()) > LONGEST_NAME:
-            raise InvalidInputError(f"The name of the manifest is too long: {LONGEST_NAME} bytes at most.")
-        return target
 
     def syncing(self, places: Iterable[str]) -> AbstractContextManager[None]:
         """Have files, and the names in folders, survive a loss of power when the block has ended; it runs meanwhile.
@@ -305,102 +238,3 @@ class Storage:
         local = [folder for folder in folders if is_local(folder)]
         with lance_errors():
             self._disks.sync({place for folder in local for place in self._disks.written(folder, since)})
-
-    def place_manifest(self, location: str, staged: str, final: str) -> FileStat:
-        """`finalize_manifest` for locations that `manifest_inside` gave, once the staged manifest is synced."""
-        with lance_errors():
-            files = self.files(location)
-            if staged == final:
-                return _existing(files.stat(final))
-            try:
-                if not files.move_new(staged, final):
-                    if files.read(final) != files.read(staged):
-                        raise _taken()
-                    files.delete([staged])
-            except FileNotFoundError:
-                pass  # somebody else has moved it meanwhile
-            return _existing(files.stat(final))
-
-    def move_manifest(self, location: str, staged: str, final: str, stat: FileStat | None) -> FileStat | None:
-        """Give a staged manifest, which has just been checked, its final name; None if there is more to it.
-
-        `stat` is what is known of the file there, if something is.
-        """
-        if staged == final:
-            return None
-        with lance_errors():
-            files = self.files(location)
-            try:
-                return (stat or files.stat(final)) if files.move_new(staged, final) else None
-            except FileNotFoundError:
-                return None
-
-    def has_content(self, location: str, path: str, content: bytes) -> bool:
-        """Whether a file inside a table's folder is there, and has just this content."""
-        with lance_errors():
-            return _content(self.files(location), self.inside(location, path)) == content
-
-    def restore_manifest(
-        self, location: str, staged_path: str, final_path: str, content: bytes, version: int
-    ) -> FileStat:
-        """`finalize_manifest` on a disk, for a manifest whose content is known: it need not be staged any more.
-
-        A loss of power may have left files of which nothing, or not all, was written: those are written again.
-        """
-        staged, final = self.manifest_inside(location, staged_path), self.manifest_inside(location, final_path)
-        with lance_errors():
-            disks = self._disks
-            found = _content(disks, final)
-            if found is None:
-                if _content(disks, staged) != content or not _moved(disks, staged, final):
-                    disks.write_new(final, content)
-                found = disks.read(final)
-            if found != content:
-                if _is_whole(found, version):
-                    raise _taken()
-                disks.replace(final, content)
-            if staged != final:
-                disks.delete([staged])
-            return _existing(disks.stat(final))
-
-
-def _content(files: Files, location: str) -> bytes | None:
-    try:
-        return files.read(location)
-    except FileNotFoundError:
-        return None
-
-
-def _moved(files: Files, source: str, target: str) -> bool:
-    try:
-        return files.move_new(source, target)
-    except FileNotFoundError:  # somebody else has moved it meanwhile
-        return False
-
-
-def _is_whole(content: bytes, version: int) -> bool:
-    try:
-        check_manifest(content, version)
-    except InvalidInputError:
-        return False
-    return True
-
-
-def _read(location: str, read: Callable[[str], T]) -> T:
-    try:
-        with lance_errors():
-            return read(location)
-    except LanceNamespaceError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise InvalidInputError(f"There is no file {location.rsplit('/', 1)[-1]} in this table.") from error
-        raise
-
-
-def _taken() -> ConcurrentModificationError:
-    return ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
-
-
-def _existing(found: FileStat | None) -> FileStat:
-    if found is None:
-        raise InvalidInputError("There is no staged manifest at this path: write it first.")
-    return found

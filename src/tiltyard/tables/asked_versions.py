@@ -53,7 +53,7 @@ def staged_version(
     """
     staged = _staged_path(ctx, table, entry)
     try:
-        found, declared = ctx.storage.staged_manifest(table.location, staged, entry.version)
+        found, declared = ctx.storage.manifests.checked(table.location, staged, entry.version)
     except InvalidInputError:
         if ctx.storage.files(table.location).stat(staged) is not None:
             raise
@@ -78,7 +78,7 @@ def own_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
     staged = _staged_path(ctx, table, entry)
     if not is_local(table.location):
         return _version(table, entry, staged, None)
-    return _version(table, entry, staged, ctx.storage.staged_content(table.location, staged))
+    return _version(table, entry, staged, ctx.storage.manifests.content(table.location, staged))
 
 
 def not_kept(news: Iterable[NewVersion]) -> list[str]:
@@ -89,7 +89,7 @@ def not_kept(news: Iterable[NewVersion]) -> list[str]:
 def _staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
     """Where an entry says that its manifest is. Raises InvalidInputError unless that is where its branch has them."""
     folder = versions_folder(entry.branch)
-    staged = ctx.storage.named_manifest(table.location, entry.manifest_path)
+    staged = ctx.storage.manifests.named(table.location, entry.manifest_path)
     if staged.rpartition("/")[0] != f"{table.location}/{folder}":
         raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
     return staged

@@ -127,7 +127,7 @@ def told_again(
         version = made.version.version
         try:
             table = find_table(ctx, asked.id)
-            staged = ctx.storage.named_manifest(table.location, asked.manifest_path)
+            staged = ctx.storage.manifests.named(table.location, asked.manifest_path)
         except (NamespaceNotFoundError, TableNotFoundError, InvalidInputError):
             continue  # dropped, or another table has its name
         with suppress(TableVersionNotFoundError):

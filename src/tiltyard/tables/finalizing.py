@@ -163,13 +163,13 @@ def _place(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVers
     if new is not None:
         final = f"{location}/{record.manifest_path}"
         stat = FileStat(new.manifest_size, new.e_tag) if new.same_file and new.manifest_size is not None else None
-        if found := storage.move_manifest(location, record.staged_path, final, stat):
+        if found := storage.manifests.move(location, record.staged_path, final, stat):
             return found
     kept = ctx.store.kept_manifest(record)
     try:
         if kept is None:
-            return storage.finalize_manifest(location, record.staged_path, record.manifest_path)
-        return storage.restore_manifest(location, record.staged_path, record.manifest_path, kept, record.version)
+            return storage.manifests.finalize(location, record.staged_path, record.manifest_path)
+        return storage.manifests.restore(location, record.staged_path, record.manifest_path, kept, record.version)
     except ConcurrentModificationError:
         ctx.store.take_back_version(record)
         raise
@@ -181,7 +181,7 @@ def in_place(ctx: Context, table: TableRecord, record: VersionRecord) -> FileSta
     if found is None:
         return None
     kept = ctx.store.kept_manifest(record)
-    whole = kept is None or ctx.storage.has_content(table.location, record.manifest_path, kept)
+    whole = kept is None or ctx.storage.manifests.has_content(table.location, record.manifest_path, kept)
     return found if whole else None
 
 

@@ -100,11 +100,11 @@ class OwnCommits(upstream.LanceNamespace):
         storage = self._ctx.storage
 
         def staged() -> str:
-            return storage.named_manifest(record.location, asked.manifest_path)
+            return storage.manifests.named(record.location, asked.manifest_path)
 
         try:
             for check in self._checks:
-                check(asked.version, lambda: storage.staged_content(record.location, staged()).content)
+                check(asked.version, lambda: storage.manifests.content(record.location, staged()).content)
         except ConcurrentModificationError:
             storage.delete_files([staged()])
             raise

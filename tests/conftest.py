@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import pytest
 
 # The same examples in each run: what fails here fails there, and a suite that was green does not find by chance what
 # it never looked for. `HYPOTHESIS_PROFILE=default` looks further; how long an example may take is the machine's affair.
@@ -16,3 +20,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 # starts in the background ignores it, and so would all of its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print a table of the attacks that ran: outcome, time, and the server's memory before and at most.
+
+    Here and not beside them: where tests run in several processes, the one that prints knows this file alone.
+    """
+    reports = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        if report.when == "call" and report.nodeid.startswith("tests/attacks/")
+    ]
+    if reports:
+        terminalreporter.section("attacks")
+    for report in sorted(reports, key=lambda report: report.nodeid):
+        memory = dict(report.user_properties).get("memory_mib", "")
+        attack = report.nodeid.removeprefix("tests/attacks/")
+        terminalreporter.write_line(f"{report.outcome:7} {report.duration:6.1f} s  {memory:>12} MiB  {attack}")

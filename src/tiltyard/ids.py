@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from lance_namespace.errors import InvalidInputError
 
@@ -16,6 +16,8 @@ Id = tuple[str, ...]
 
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
+LONGEST_REF = 200
+"""Bytes of a tag's or branch's name, percent-encoded: Lance names a file so, with 40 more for a while; disks take 255."""
 MAIN_BRANCH = "main"
 
 
@@ -77,6 +79,14 @@ def check_name(name: str, what: str = "name") -> str:
         bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)
         if bad is not None:
             raise InvalidInputError(f"The {what} has the control character U+{ord(bad):04X}: leave it out.")
+    return name
+
+
+def check_ref(name: str, what: str) -> str:
+    """Return the name of a new tag or branch (`what`), if a file can have it. Raises InvalidInputError."""
+    check_name(name, what)
+    if len(quote(name, safe="")) > LONGEST_REF:
+        raise InvalidInputError(f"The {what}'s name is too long: {LONGEST_REF} bytes, percent-encoded, at most.")
     return name
 
 

@@ -51,6 +51,10 @@ CASES: dict[str, Case] = {
     "filter_subquery": (lambda ds: ds.to_table(filter="id in (select 1)"), errors.InvalidInputError),
     "columns_unknown": (lambda ds: ds.to_table(columns=["nope"]), errors.TableColumnNotFoundError),
     "columns_expression": (lambda ds: ds.to_table(columns={"x": "id +"}), errors.InvalidInputError),
+    "columns_large_pattern": (
+        lambda ds: ds.to_table(columns={"x": "regexp_like(name, '((((a{100}){100}){100}){100})')"}),
+        errors.InvalidInputError,
+    ),
     "nearest_unknown": (
         lambda ds: ds.to_table(nearest={"column": "zz", "q": [0] * 4, "k": 1}),
         errors.TableColumnNotFoundError,

@@ -136,6 +136,11 @@ _RULES = (
     _rule(r"LanceError\(Schema\): Unsupported data type", TableSchemaValidationError),
     _rule(r"LanceError\(Schema\)|Duplicate field name|cannot contain `\.`", TableSchemaValidationError),
     _rule(r"LanceError\(Unsupported\)|^Not supported", UnsupportedOperationError),
+    _rule(
+        r"Regular expression did not compile: CompiledTooBig",
+        InvalidInputError,
+        "The regular expression is too large: repeat less in it.",
+    ),
     _rule(r"LanceError\(IO\).*(?:AccessDenied|Forbidden|403)|Permission ?denied", PermissionDeniedError, _REFUSED),
     _rule(
         r"LanceError\(IO\).*Not found",

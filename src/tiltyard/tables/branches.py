@@ -13,7 +13,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH, check_name
+from tiltyard.ids import MAIN_BRANCH, check_ref
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -23,9 +23,6 @@ from tiltyard.tables.version_records import forget_branch
 if TYPE_CHECKING:
     from tiltyard.context import Context
 
-LONGEST_BRANCH = 200
-"""A file has its name, and while Lance writes that, a name that is longer by 40; a disk takes 255."""
-
 
 @operation(needs=on_table(Privilege.WRITE))
 def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) -> models.CreateTableBranchResponse:
@@ -34,9 +31,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     Raises TableBranchAlreadyExistsError, TableBranchNotFoundError and TableVersionNotFoundError (where it shall
     begin), InvalidInputError (a name that no branch can have).
     """
-    check_name(request.name, "branch")
-    if len(request.name) > LONGEST_BRANCH:
-        raise InvalidInputError(f"The branch's name is too long: {LONGEST_BRANCH} characters at most.")
+    check_ref(request.name, "branch")
     if request.name == MAIN_BRANCH:
         raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
     start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset

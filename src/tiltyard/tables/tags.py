@@ -12,7 +12,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import check_name
+from tiltyard.ids import check_ref
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -58,7 +58,7 @@ def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionReques
 @operation(needs=on_table(Privilege.WRITE))
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
     """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
-    check_name(request.tag, "tag")
+    check_ref(request.tag, "tag")
     target = _target(ctx, request)
     dataset = open_for_writing(ctx, request.id).dataset
     if request.tag in _tags(dataset):

@@ -17,7 +17,7 @@ Id = tuple[str, ...]
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 LONGEST_REF = 200
-"""Bytes of a tag's or branch's name, percent-encoded: Lance names a file so, with 40 more for a while; disks take 255."""
+"""Bytes of a tag's or branch's name: while Lance writes the file of that name it has 40 more, and disks take 255."""
 MAIN_BRANCH = "main"
 
 
@@ -83,10 +83,13 @@ def check_name(name: str, what: str = "name") -> str:
 
 
 def check_ref(name: str, what: str) -> str:
-    """Return the name of a new tag or branch (`what`), if a file can have it. Raises InvalidInputError."""
+    """Return the name of a new tag or branch (`what`) if a file can have it. Raises InvalidInputError.
+
+    Lance percent-encodes the name of that file, and its object store does so again: "ä" takes ten bytes.
+    """
     check_name(name, what)
-    if len(quote(name, safe="")) > LONGEST_REF:
-        raise InvalidInputError(f"The {what}'s name is too long: {LONGEST_REF} bytes, percent-encoded, at most.")
+    if len(quote(quote(name, safe=""), safe="")) > LONGEST_REF:
+        raise InvalidInputError(f"The {what}'s name is too long: {LONGEST_REF} letters at most, or 20 beyond ASCII.")
     return name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from lance_namespace.errors import InvalidInputError
 
@@ -17,7 +17,7 @@ Id = tuple[str, ...]
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 LONGEST_REF = 200
-"""Bytes of a tag's or branch's name: while Lance writes the file of that name it has 40 more, and disks take 255."""
+"""Characters of a tag's or branch's name: Lance writes a file of that name and 40 characters more; disks take 255."""
 MAIN_BRANCH = "main"
 
 
@@ -85,11 +85,13 @@ def check_name(name: str, what: str = "name") -> str:
 def check_ref(name: str, what: str) -> str:
     """Return the name of a new tag or branch (`what`) if a file can have it. Raises InvalidInputError.
 
-    Lance percent-encodes the name of that file, and its object store does so again: "ä" takes ten bytes.
+    Lance writes letters beyond ASCII percent-encoded, and then reads no tag of the table any more.
     """
     check_name(name, what)
-    if len(quote(quote(name, safe=""), safe="")) > LONGEST_REF:
-        raise InvalidInputError(f"The {what}'s name is too long: {LONGEST_REF} letters at most, or 20 beyond ASCII.")
+    if not name.isascii():
+        raise InvalidInputError(f"The {what}'s name has letters beyond ASCII: use A to Z, digits, '.', '-' and '_'.")
+    if len(name) > LONGEST_REF:
+        raise InvalidInputError(f"The {what}'s name is too long: {LONGEST_REF} characters at most.")
     return name
 
 

@@ -158,11 +158,10 @@ def test_tags_that_cannot_be_are_refused(table: Table) -> None:
         table.call(tags.update_table_tag, tag="a", version=99)
     with pytest.raises(InvalidInputError):
         table.call(tags.create_table_tag, tag="no/good", version=1)
-    for name in ("t" * 201, "ä" * 21):
-        with pytest.raises(InvalidInputError, match="too long"):
+    for name, reason in (("t" * 201, "too long"), ("ä", "ASCII")):
+        with pytest.raises(InvalidInputError, match=reason):
             table.call(tags.create_table_tag, tag=name, version=1)
-    for name in ("t" * 200, "ä" * 20):
-        table.call(tags.create_table_tag, tag=name, version=1)
+    table.call(tags.create_table_tag, tag="t" * 200, version=1)
     for function, fields in [
         (tags.update_table_tag, {"version": 1}),
         (tags.delete_table_tag, {}),
@@ -235,8 +234,8 @@ def test_branches_that_cannot_be_are_refused(table: Table) -> None:
             table.call(branches.create_table_branch, name=name)
     with pytest.raises(InvalidInputError, match="too long"):
         table.call(branches.create_table_branch, name="b" * 201)
-    with pytest.raises(InvalidInputError, match="too long"):
-        table.call(branches.create_table_branch, name="ä" * 21)
+    with pytest.raises(InvalidInputError, match="ASCII"):
+        table.call(branches.create_table_branch, name="bücher")
     table.call(branches.create_table_branch, name="b" * 200)
     with pytest.raises(TableBranchNotFoundError):
         table.call(branches.create_table_branch, name="x", from_branch="nope")

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.virtual import VIEW
@@ -93,12 +93,26 @@ class Made:
 
     @classmethod
     def of(cls, properties: Mapping[str, str] | None) -> Made | None:
-        """From the properties of a commit; None for one that is no refresh."""
-        if MADE not in (properties or {}):
+        """Read the properties of a commit; None for one that is no refresh, or says so in words of its own.
+
+        Whoever can write the view's table can write anything there.
+        """
+        text = (properties or {}).get(MADE)
+        if text is None:
             return None
-        told: dict[str, Any] = json.loads((properties or {})[MADE])
-        sources = {name: Origin(*one) for name, one in told["sources"].items()}
-        return cls(sources, told["definition"], told["cut"])
+        try:
+            entry = msgspec.json.decode(text, type=_Entry)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        return cls({name: Origin(*one) for name, one in entry.sources.items()}, entry.definition, entry.cut)
+
+
+class _Entry(msgspec.Struct):
+    """`Made` as a commit carries it."""
+
+    sources: dict[str, tuple[str, int]]
+    definition: str
+    cut: bool
 
 
 def sources_of(query: str) -> tuple[str, ...]:

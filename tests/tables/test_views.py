@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lance
 import msgspec
 import pyarrow as pa
 import pytest
@@ -20,8 +21,10 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
+from tiltyard.catalog.tables import describe_table
 from tiltyard.spec import models
 from tiltyard.tables.views import create_materialized_view, refresh_materialized_view
+from tiltyard.views import MADE, Made, Origin
 
 SCHEMA = pa.schema([pa.field("year", pa.int32(), metadata={"unit": "a"}), pa.field("v", pa.list_(pa.float32(), 2))])
 ENVELOPE = base64.b64encode(b'{"udtf": "chunk"}').decode()
@@ -165,3 +168,21 @@ def test_create_materialized_view_with_code_that_may_not_run_creates_nothing(
     with pytest.raises(error, match=message):
         create(served, kind="chunker", udtf_spec={**CHUNKER, **fields})
     assert served.services.store.list_all_tables(None, 10) == []
+
+
+def test_describe_of_a_view_behind_a_compaction_that_remapped_an_index_tells_what_it_was_made_of(
+    served: Server,
+) -> None:
+    create(served)
+    view = served.open("v")
+    rows = pa.table({"year": [1, 2], "v": [[0.0, 0.0]] * 2}, SCHEMA)
+    made = Made({"films": Origin("there", 7)}, "digest").text()
+    lance.write_dataset(rows, view, mode="append", max_rows_per_file=1, transaction_properties={MADE: made})
+    dataset = served.open("v")
+    dataset.create_scalar_index("year", "BTREE")
+    dataset.optimize.compact_files()
+    for _ in range(2):
+        found = describe_table(served.ctx, ask(models.DescribeTableRequest, id="v", load_detailed_metadata=True))
+        assert (found.properties or {})["tiltyard.view.sources"] == '{"films":7}'
+    films(served)
+    assert refresh(served)

@@ -29,7 +29,7 @@ from lance_namespace.errors import (
 
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import check_udfs
-from tiltyard.pipeline.changes import field_ids, fragments_of, grouped, transactions
+from tiltyard.pipeline.changes import field_ids, fragments_of, grouped
 from tiltyard.pipeline.code import Code, find_code
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.delete import check_condition
@@ -43,6 +43,7 @@ from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import run_tasks
 from tiltyard.pipeline.types import parse_type
+from tiltyard.table_history import read_transactions
 from tiltyard.virtual import Computed, declared
 
 if TYPE_CHECKING:
@@ -282,5 +283,5 @@ class _Filling:
 
 def _grew(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
     """Whether only appends came in between."""
-    told = [entry.operation for _, entry in transactions(new, old.version)]
+    told = [entry.operation for _, entry in read_transactions(new, old.version)]
     return len(told) == new.version - old.version and all(isinstance(one, LanceOperation.Append) for one in told)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lance import LanceOperation
 
-from tiltyard.pipeline.compactions import make_readable
+from tiltyard.table_history import read_transactions
 
 if TYPE_CHECKING:
     import lance
-    from lance.dataset import Transaction
     from lance.fragment import FragmentMetadata
-
-make_readable()
 
 _FEW_COMMITS = 16
 
@@ -64,7 +61,7 @@ def brought(old: lance.LanceDataset, new: lance.LanceDataset) -> list[FragmentMe
     if old.schema != new.schema:
         return None
     if new.version - old.version <= _FEW_COMMITS:
-        told = [_brought_by(entry.operation) for _, entry in transactions(new, old.version)]
+        told = [_brought_by(entry.operation) for _, entry in read_transactions(new, old.version)]
         if len(told) < new.version - old.version or None in told:
             return None
         return [one for found in told for one in found or ()]
@@ -82,19 +79,6 @@ def _brought_by(operation: LanceOperation.BaseOperation) -> list[FragmentMetadat
         return list(operation.new_fragments) if operation.update_mode != "rewrite_columns" else None
     harmless = (LanceOperation.Delete, LanceOperation.Rewrite, LanceOperation.CreateIndex)
     return [] if isinstance(operation, harmless) else None
-
-
-def transactions(dataset: lance.LanceDataset, since: int) -> Iterator[tuple[int, Transaction]]:
-    """What was committed after the version `since`, newest first, back to where versions were cleaned up."""
-    for version in range(dataset.version, since, -1):
-        try:
-            found = dataset.read_transaction(version)
-        except (OSError, ValueError) as error:
-            if "not found" not in str(error).lower():
-                raise
-            return
-        if found is not None:
-            yield version, found
 
 
 def same(one: FragmentMetadata, other: FragmentMetadata) -> bool:

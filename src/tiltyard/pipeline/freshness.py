@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.pipeline.changes import transactions
+from tiltyard.table_history import read_transactions
 
 if TYPE_CHECKING:
     import lance
@@ -81,7 +81,7 @@ def states(dataset: lance.LanceDataset, column: Column, fragments: Iterable[Frag
 
 def appended_since(dataset: lance.LanceDataset, version: int) -> frozenset[str]:
     """The data files that appends have brought after a version."""
-    told = [entry.operation for _, entry in transactions(dataset, version)]
+    told = [entry.operation for _, entry in read_transactions(dataset, version)]
     appends = [operation for operation in told if isinstance(operation, LanceOperation.Append)]
     return frozenset(str(file.path) for append in appends for one in append.fragments for file in one.files)
 
@@ -103,7 +103,7 @@ class _Origins:
 
     def __init__(self, dataset: lance.LanceDataset, column: Column) -> None:
         self._column = column
-        self._commits = transactions(dataset, 0)
+        self._commits = read_transactions(dataset, 0)
         self._brought: dict[str, LanceOperation.BaseOperation] = {}
         self._rewritten: dict[str, tuple[FragmentMetadata, ...]] = {}
 

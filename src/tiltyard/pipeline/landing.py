@@ -25,12 +25,12 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.pipeline.changes import transactions
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, discard, opened
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable, version_of
+from tiltyard.table_history import read_transactions
 
 _TRIES = 50
 _KEPT = "landing"
@@ -87,7 +87,7 @@ class Landing:
         """What follows `prefix` in the newest run's id in the table's history that begins with it."""
         if not latest_version(self.table):
             return None
-        for _, entry in transactions(self.table.dataset(), 0):
+        for _, entry in read_transactions(self.table.dataset(), 0):
             told = (entry.transaction_properties or {}).get(RUN, "")
             if told.startswith(prefix):
                 return told.removeprefix(prefix)

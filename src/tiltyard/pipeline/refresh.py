@@ -28,12 +28,13 @@ from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import OvertakenError, StrictTable
-from tiltyard.pipeline.views.history import commit_of, keeps_rows
+from tiltyard.pipeline.views.history import keeps_rows
 from tiltyard.pipeline.views.making import Maker, cut, own_session, show_nothing, throw_away
 from tiltyard.pipeline.views.planning import Asked, Plan, decide, parts_of
 from tiltyard.pipeline.views.queries import check_reads_only, needed_columns, planned, why_not_by_rows
 from tiltyard.pipeline.views.sources import Source, pinned, reopened
 from tiltyard.pipeline.writing import Written
+from tiltyard.table_history import read_transaction
 from tiltyard.views import MADE, Made, ViewDefinition, ViewKind, sources_of
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class _Refresh:
     def _check_same(self, plan: Plan, newest: lance.LanceDataset) -> None:
         """Raise OvertakenError unless the view's rows are those that the plan has seen."""
         for version in range(plan.base + 1, int(newest.version) + 1):
-            if not keeps_rows(newest, version, commit_of(newest, version)):
+            if not keeps_rows(newest, version, read_transaction(newest, version)):
                 raise OvertakenError(f"Version {version} of the view is another's.")
 
     def _target(self, view: lance.LanceDataset) -> Target:

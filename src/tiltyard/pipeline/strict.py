@@ -20,7 +20,7 @@ import pyarrow as pa
 from lance.dataset import Transaction
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
 
-from tiltyard.pipeline.changes import transactions
+from tiltyard.table_history import read_transactions
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.connecting import Table
@@ -153,7 +153,7 @@ class StrictTable:
                 self._guard.refused = False
                 raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
             newest = self.latest()
-            for version, entry in transactions(newest, dataset.version):
+            for version, entry in read_transactions(newest, dataset.version):
                 if entry.uuid == transaction.uuid:
                     return version  # it came to be, only the answer did not
             if newest.version > dataset.version and _is_conflict(error):
@@ -178,7 +178,7 @@ class StrictTable:
 
 def version_of(dataset: lance.LanceDataset, since: int, run_id: str, step: str | None = None) -> int | None:
     """The newest version after `since` that a run committed, with this step or (None) any; None if there is none."""
-    for version, entry in transactions(dataset, since):
+    for version, entry in read_transactions(dataset, since):
         told: Mapping[str, str] = entry.transaction_properties or {}
         if told.get(RUN) == run_id and step in (None, told.get(_STEP, "")):
             return version

@@ -19,6 +19,7 @@ import obstore
 from obstore.store import LocalStore
 
 from tiltyard.object_stores import open_object_store
+from tiltyard.table_history import read_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,7 +123,7 @@ class Line:
     def restored(self) -> list[int]:
         """The older versions that the block has restored: its own name their files."""
         datasets = (self._dataset(staged.copy) for staged in self._lost())
-        found = (transaction.operation for one in datasets if (transaction := one.read_transaction(one.version)))
+        found = (transaction.operation for one in datasets if (transaction := read_transaction(one, int(one.version))))
         return [operation.version for operation in found if isinstance(operation, lance.LanceOperation.Restore)]
 
     def discard(self, base_manifest: str | None, other_manifests: Iterable[str] | None) -> None:
@@ -218,7 +219,7 @@ def _is_in(path: str, named: set[str]) -> bool:
 def _transaction_files(dataset: lance.LanceDataset) -> list[str]:
     """Where a version's transaction may lie: it is named by the version that it was written against."""
     version = int(dataset.version)
-    transaction = dataset.read_transaction(version)
+    transaction = read_transaction(dataset, version)
     if transaction is None:
         return []
     return [f"_transactions/{read}-{transaction.uuid}.txn" for read in range(transaction.read_version, version)]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -21,9 +23,14 @@ def marks(rows: Mapping[str, int]) -> dict[str, str]:
 
 
 def marked_rows(transaction: lance.Transaction | None, request: str) -> int | None:
-    """How many rows a request brought to a transaction; None if it has no part in it."""
-    if transaction is None:
+    """Return how many rows a request brought to a transaction; None if it has no part in it.
+
+    A client that commits itself can write anything into the property: what is no such mark is none.
+    """
+    text = (transaction.transaction_properties or {}).get(REQUESTS) if transaction else None
+    if text is None:
         return None
-    marked = (transaction.transaction_properties or {}).get(REQUESTS)
-    found: int | None = json.loads(marked).get(request) if marked else None
-    return found
+    try:
+        return msgspec.json.decode(text, type=dict[str, int]).get(request)
+    except (msgspec.MsgspecError, RecursionError):
+        return None

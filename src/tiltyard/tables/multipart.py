@@ -42,6 +42,7 @@ from tiltyard.storage.writing import (
     write_rows,
     write_table,
 )
+from tiltyard.table_history import read_transactions
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Patience, Target
@@ -221,9 +222,9 @@ def _completed_before(target: Target, upload_id: str) -> int | None:
         return None
     dataset = target.own()
     with lance_errors(dataset):
-        for age, transaction in enumerate(dataset.get_transactions(_RECENT)):
-            if transaction and (transaction.transaction_properties or {}).get(UPLOAD) == upload_id:
-                return int(dataset.version) - age
+        for version, transaction in read_transactions(dataset, int(dataset.version) - _RECENT):
+            if (transaction.transaction_properties or {}).get(UPLOAD) == upload_id:
+                return version
     return None
 
 

@@ -28,6 +28,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.table_history import read_transaction, read_transactions
 from tiltyard.tables.batch import told_again
 from tiltyard.tables.columns import fills_added, fills_altered, metadata_of, queue_fills
 from tiltyard.tables.create import created
@@ -121,7 +122,7 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
     try:
         with lance_errors(latest):
             at = latest.checkout_version((target.branch, record.version))
-            transaction = latest.read_transaction(record.version)
+            transaction = read_transaction(latest, record.version)
     except TableVersionNotFoundError:
         return Commit(target, record.version, None, None, None) if latest.version > record.version else None
     except (*GONE, InvalidInputError):
@@ -149,9 +150,9 @@ def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
     except GONE:
         return None
     with lance_errors(latest):
-        for age, transaction in enumerate(latest.get_transactions(RECENT)):
+        for version, transaction in read_transactions(latest, int(latest.version) - RECENT):
             if (rows := marked_rows(transaction, record.id)) is not None:
-                return Commit(target, int(latest.version) - age, latest, transaction, rows)
+                return Commit(target, version, latest, transaction, rows)
     return None
 
 

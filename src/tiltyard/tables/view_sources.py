@@ -7,6 +7,7 @@ would be a way round grants and policies.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +24,9 @@ from tiltyard.access.seeing import seen_table
 from tiltyard.access.standing import present
 from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id, table_id
 from tiltyard.principals import Principal
+from tiltyard.storage.errors import lance_errors
 from tiltyard.store.views import ViewRecord
+from tiltyard.table_history import read_transactions
 from tiltyard.views import Made, ViewDefinition, sources_of
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 100
 """How many versions are looked through for a refresh: index builds and compactions come between two of them."""
+_MADE_OF: weakref.WeakKeyDictionary[lance.LanceDataset, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 def remember_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
@@ -104,23 +108,22 @@ def _as_known(ctx: Context, definer: Principal) -> Principal:
 
 
 def made_of(dataset: lance.LanceDataset) -> dict[str, str]:
-    """From which versions a view was made, as properties of the table; none for one that was not refreshed lately."""
+    """Return the versions a view was made from, as table properties; none for one that was not refreshed lately.
+
+    The answer is kept with the handle, which readers share until the table's version moves.
+    """
     if ViewDefinition.of(dataset.schema.metadata) is None:
         return {}
-    for version in range(dataset.version, max(0, dataset.version - _LOOKED_AT), -1):
-        made = Made.of(_properties(dataset, version))
+    if (properties := _MADE_OF.get(dataset)) is None:
+        with lance_errors(dataset):
+            properties = _MADE_OF[dataset] = _read_made_of(dataset)
+    return properties
+
+
+def _read_made_of(dataset: lance.LanceDataset) -> dict[str, str]:
+    for _, transaction in read_transactions(dataset, int(dataset.version) - _LOOKED_AT):
+        made = Made.of(transaction.transaction_properties)
         if made is not None:
             sources = {name: one.version for name, one in made.sources.items()}
             return {"tiltyard.view.sources": msgspec.json.encode(sources).decode()}
     return {}
-
-
-def _properties(dataset: lance.LanceDataset, version: int) -> dict[str, str] | None:
-    """Those of the commit that made a version; None where that is not kept any more."""
-    try:
-        found = dataset.read_transaction(version)
-    except (OSError, ValueError) as error:
-        if "not found" not in str(error).lower():
-            raise
-        return None
-    return None if found is None else found.transaction_properties

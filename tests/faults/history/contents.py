@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import lance
 
 from tests.faults.history.journal import Row
+from tiltyard.table_history import read_transaction
 
 COLUMNS = ["key", "by"]
 _MARK = re.compile(r"by <> '([^']+)'")
@@ -64,7 +65,7 @@ def _read(location: str, options: Mapping[str, str], number: int) -> Version:
     dataset = lance.dataset(location, version=number, storage_options=dict(options))
     table = dataset.to_table(columns=COLUMNS)
     rows: Counter[Row] = Counter(zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True))
-    transaction = dataset.read_transaction(number)
+    transaction = read_transaction(dataset, number)
     if transaction is None:
         raise TornTableError("it has no transaction")
     operation = transaction.operation

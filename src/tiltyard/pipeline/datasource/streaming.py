@@ -22,6 +22,7 @@ from tiltyard.pipeline.changes import changed_fragments, fragments_of
 from tiltyard.pipeline.datasource.reading import Group, Pinned, grouped, read_group
 from tiltyard.pipeline.datasource.writing import Message, TableWriter
 from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.table_history import read_transaction
 
 if TYPE_CHECKING:
     import lance
@@ -79,7 +80,7 @@ class StreamReader(DataSourceStreamReader):
         found: list[InputPartition] = []
         for version in range(start["version"] + 1, end["version"] + 1):
             dataset, before = self._dataset(version), self._dataset(version - 1)
-            transaction = dataset.read_transaction(version)
+            transaction = read_transaction(dataset, version)
             operation = None if transaction is None else transaction.operation
             changed = changed_fragments(before, dataset)
             if isinstance(operation, LanceOperation.Append):

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from lance.dataset import Transaction
 
 
-def commit_of(dataset: lance.LanceDataset, version: int) -> Transaction | None:
-    """The commit that made a version; None where that is not kept any more."""
-    try:
-        return dataset.read_transaction(version)
-    except (OSError, ValueError) as error:
-        if "not found" not in str(error).lower():
-            raise
-        return None
-
-
 def keeps_rows(dataset: lance.LanceDataset, version: int, commit: Transaction | None) -> bool:
     """Whether a commit left the rows as they were: an index, a compaction, or one that left all fragments alone."""
     if commit is None:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tiltyard.pipeline.changes import fragments_of
-from tiltyard.pipeline.views.history import commit_of, keeps_rows
+from tiltyard.pipeline.views.history import keeps_rows
 from tiltyard.pipeline.views.sources import NotByRowsError, Source, arrived
+from tiltyard.table_history import read_transaction
 from tiltyard.views import Made, Origin, ViewDefinition
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Asked:
 def last_made(view: lance.LanceDataset) -> Made | str:
     """From what the view was made as it is now, or why that is not known."""
     for version in range(int(view.version), 0, -1):
-        entry = commit_of(view, version)
+        entry = read_transaction(view, version)
         if entry is None:
             return "from what the view was made is not known any more"
         made = Made.of(entry.transaction_properties)

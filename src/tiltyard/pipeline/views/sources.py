@@ -17,7 +17,8 @@ from lance_namespace.errors import (
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.changes import fragments_of, same
 from tiltyard.pipeline.places import Connection, Place
-from tiltyard.pipeline.views.history import commit_of, keeps_rows
+from tiltyard.pipeline.views.history import keeps_rows
+from tiltyard.table_history import read_transaction
 from tiltyard.views import Origin
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _followed(name: str, old: lance.LanceDataset, new: lance.LanceDataset) -> se
     """The files of the fragments that hold the rows of `old` in `new`, through compactions. Raises NotByRowsError."""
     known = {_files(one) for one in fragments_of(old).values()}
     for version in range(int(old.version) + 1, int(new.version) + 1):
-        entry = commit_of(new, version)
+        entry = read_transaction(new, version)
         if entry is None:
             raise NotByRowsError(f"what version {version} of {name} changed is not known any more")
         if not isinstance(entry.operation, LanceOperation.Rewrite):

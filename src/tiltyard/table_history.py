@@ -1,0 +1,72 @@
+"""Read the transactions that made a table's versions: the one reader of the server, the twin and the pipeline.
+
+pylance 14.0.2 raises TypeError for the commit of a compaction that remapped an index, in `read_transaction` as in
+`get_transactions`: its Rust side makes a `LanceOperation.RewrittenIndex` of the two ids alone, and the dataclass wants
+three fields more. Importing this module gives those three a default. Nothing in Tiltyard looks at them, and no commit
+is made of a transaction that was read. A test says which versions of pylance need it.
+
+Transactions are read one by one, newest first: `get_transactions` reads all that it is asked for, takes ten times as
+long for each, and fails as a whole where one of them cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lance import LanceOperation
+
+if TYPE_CHECKING:
+    import lance
+    from lance.dataset import Transaction
+
+_PASSED_BY_RUST = 3
+"""Arguments that pylance gives a RewrittenIndex: itself and the two ids."""
+
+
+def _default_missing_fields() -> None:
+    """Let a RewrittenIndex be made of its two ids; does nothing where pylance has defaults itself."""
+    constructor: Any = LanceOperation.RewrittenIndex.__init__
+    if constructor.__defaults__ is None:
+        constructor.__defaults__ = (None,) * (constructor.__code__.co_argcount - _PASSED_BY_RUST)
+
+
+_default_missing_fields()
+
+
+def read_transaction(dataset: lance.LanceDataset, version: int) -> Transaction | None:
+    """Return the transaction that made a version of the dataset's branch.
+
+    None where the version was cleaned up, or its transaction is not kept.
+    """
+    try:
+        return _read(dataset, version)
+    except _GoneError:
+        return None
+
+
+def read_transactions(dataset: lance.LanceDataset, since: int = 0) -> Iterator[tuple[int, Transaction]]:
+    """Yield versions after `since` with their transactions, newest first, back to the first that was cleaned up.
+
+    Versions without a transaction are left out.
+    """
+    for version in range(int(dataset.version), max(0, since), -1):
+        try:
+            transaction = _read(dataset, version)
+        except _GoneError:
+            return
+        if transaction is not None:
+            yield version, transaction
+
+
+class _GoneError(Exception):
+    """The version is not there any more."""
+
+
+def _read(dataset: lance.LanceDataset, version: int) -> Transaction | None:
+    try:
+        return dataset.read_transaction(version)
+    except (OSError, ValueError) as error:
+        if "not found" not in str(error).lower():
+            raise
+        raise _GoneError from error

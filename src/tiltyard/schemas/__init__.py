@@ -7,7 +7,8 @@ or precision in the name, as Lance spells it: `timestamp:ns:UTC`, `decimal:128:1
 The *remote* dialect (`to_remote_json`) is what lancedb's `db://` client reads: Lance's logical names throughout
 (`string`, `float`, `date32:day`).
 
-`from_json` and `parse_type` read both, and what other writers of the specification make.
+`from_json` and `parse_type` read both, and what other writers of the specification make. `nested_types` compares types
+and casts rows to them, whatever the names of their inner fields.
 """
 
 from tiltyard.schemas.reading import from_json, parse_type

@@ -23,7 +23,7 @@ from tiltyard.storage.writing import (
     discard_failed,
     write_rows,
 )
-from tiltyard.tables.beginning import adopt_columns, begin
+from tiltyard.tables.beginning import adopt_columns, begin, standardize_maps
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.marks import marks
 from tiltyard.tables.target import Patience
@@ -168,7 +168,9 @@ def _with_columns(target: Target, part: Sequence[Waiting[Addition]]) -> lance.La
     """The table's latest version; one without columns gets those of the first rows."""
     dataset = target.dataset()
     rows = part[0].item.rows
-    return dataset if dataset.schema.names or rows is None else adopt_columns(target, rows.schema)
+    if rows is None:
+        return dataset
+    return standardize_maps(target, dataset) if dataset.schema.names else adopt_columns(target, rows.schema)
 
 
 def _fitted(

@@ -1,4 +1,4 @@
-"""The first rows of a table that is declared, and the first columns of one that was created without any."""
+"""What has to be there before rows can join a table: its first version, its columns, names that Arrow can say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import TableAlreadyExistsError
 from msgspec import structs
 
+from tiltyard.schemas.nested_types import map_renamings
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import count_rows, discard, discard_failed, fragments_of, publish_first, write_first
 from tiltyard.tables.opening import open_to_commit
@@ -61,4 +62,21 @@ def adopt_columns(target: Target, schema: pa.Schema) -> lance.LanceDataset:
         if not dataset.schema.names:
             with lance_errors(dataset):
                 dataset.add_columns(schema)
+    return target.dataset()
+
+
+def standardize_maps(target: Target, dataset: lance.LanceDataset) -> lance.LanceDataset:
+    """Give a table's maps Arrow's names for what is in them, if its writer gave others: no rows could join them.
+
+    Lance compares these names, and no body can say them: pyarrow reads Arrow's names from every stream. It is a commit
+    of metadata, once in a table's life. Returns the version that has them.
+    """
+    if not map_renamings(dataset):
+        return dataset
+    with target.ctx.storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
+        preparing = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by these names
+        dataset = open_to_commit(preparing, target.record, target.branch)
+        if renamings := map_renamings(dataset):
+            with lance_errors(dataset):
+                dataset.alter_columns(*renamings)  # type: ignore[arg-type]  # annotated as if each were a list
     return target.dataset()

@@ -1,6 +1,7 @@
 """Fitting rows to a table: columns by name, missing ones null, types cast where no value can change.
 
-What lancedb's local tables accept, but for texts that would be read as numbers or the other way round.
+What Arrow calls the inner fields of lists and maps does not matter. What lancedb's local tables accept, but for
+texts that would be read as numbers or the other way round.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from lance_namespace.errors import TableSchemaValidationError
 
+from tiltyard.schemas.nested_types import cast_array, is_same_schema, is_same_type, unknown_fields
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _EXTENSION = b"ARROW:extension:name"
 _TEXT = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
@@ -36,15 +39,16 @@ class Fitting:
             given = source.field(index) if index >= 0 else None
             if given is None and not field.nullable:
                 raise TableSchemaValidationError(f"The column '{field.name}' is missing, and cannot be null.")
-            same = given is None or given.type.equals(field.type)
-            passes = not same and given is not None and _is_extension(given, field)
+            same = given is None or is_same_type(given.type, field.type)
+            alike = given is not None and given.type.equals(field.type)
+            passes = not (same or alike) and given is not None and _is_extension(given, field)
             if given is not None and not (same or passes or _castable(given.type, field.type)):
                 raise TableSchemaValidationError(
                     f"The column '{field.name}' is {field.type} in the table, and {given.type} here."
                 )
             self._fields.append((given if passes else field, index, same or passes))
         self.schema = pa.schema([field for field, _, _ in self._fields], metadata=table.metadata)
-        self.passes = source.equals(self.schema) and all(field.nullable for field in self.schema)
+        self.passes = is_same_schema(source, self.schema) and all(field.nullable for field in self.schema)
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch as the table has it. Raises TableSchemaValidationError for values that do not fit."""
@@ -70,7 +74,7 @@ class Fitting:
         if same:
             return column
         try:
-            return column.cast(field.type)
+            return cast_array(column, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise TableSchemaValidationError(
@@ -82,22 +86,11 @@ def _check_names(source: pa.Schema, table: pa.Schema) -> None:
     twice = sorted({name for name in source.names if source.names.count(name) > 1})
     if twice:
         raise TableSchemaValidationError(f"The column '{twice[0]}' comes twice: names are unique.")
-    unknown = [*_unknown(list(source), list(table), "")]
+    unknown = list(unknown_fields(pa.struct(list(source)), pa.struct(list(table))))
     if unknown:
         raise TableSchemaValidationError(
             f"Unknown columns: {', '.join(unknown)}. This table has: {', '.join(table.names)}."
         )
-
-
-def _unknown(source: list[pa.Field], table: list[pa.Field], prefix: str) -> Iterator[str]:
-    """Names, also inside of structs, that the table does not have."""
-    there = {field.name: field for field in table}
-    for field in source:
-        known = there.get(field.name)
-        if known is None:
-            yield prefix + field.name
-        elif kinds.is_struct(field.type) and kinds.is_struct(known.type):
-            yield from _unknown(list(field.type), list(known.type), f"{prefix}{field.name}.")
 
 
 def _is_extension(given: pa.Field, field: pa.Field) -> bool:
@@ -121,11 +114,17 @@ def _castable(given: pa.DataType, wanted: pa.DataType) -> bool:
     if _is_list(given) and _is_list(wanted):
         return _castable(given.value_type, wanted.value_type)
     if kinds.is_struct(given) and kinds.is_struct(wanted):
-        there = {field.name: field for field in wanted}
-        return all(_castable(field.type, there[field.name].type) for field in given)
+        return _castable_fields({field.name: field for field in given}, wanted)
     if kinds.is_map(given) and kinds.is_map(wanted):
         return _castable(given.key_type, wanted.key_type) and _castable(given.item_type, wanted.item_type)
     return any(_is_one(given, family) and _is_one(wanted, family) for family in _FAMILIES)
+
+
+def _castable_fields(given: Mapping[str, pa.Field], wanted: pa.StructType) -> bool:
+    """Whether each field of a struct has a value: by its name, or null where it may be."""
+    return all(
+        _castable(given[field.name].type, field.type) if field.name in given else field.nullable for field in wanted
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -24,7 +24,7 @@ from tiltyard.storage.writing import (
     write_table,
 )
 from tiltyard.tables.appends import append_fragments, append_rows
-from tiltyard.tables.beginning import adopt_columns, begin, publish
+from tiltyard.tables.beginning import adopt_columns, begin, publish, standardize_maps
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.multipart import insert_part
@@ -95,6 +95,7 @@ def append(target: Target, incoming: Incoming) -> tuple[int, int]:
         dataset = target.dataset()
     if not dataset.schema.names:
         dataset = adopt_columns(target, incoming.schema)
+    dataset = standardize_maps(target, dataset)
     fitting = Fitting(incoming.schema, dataset.schema)
     with incoming.errors(dataset):
         fragments = write_rows(target.ctx.storage, incoming.reader(fitting), dataset)

@@ -15,6 +15,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import no_column
+from tiltyard.tables.beginning import standardize_maps
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.incoming import Incoming
@@ -147,6 +148,8 @@ def _execute(target: Target, incoming: Incoming, merge: Merge) -> models.MergeIn
     patience = Patience(merge.seconds)
     while True:
         dataset = open_to_commit(target.ctx, target.record, target.branch)
+        if standardize_maps(target, dataset) is not dataset:
+            dataset = open_to_commit(target.ctx, target.record, target.branch)
         fitting = _fitting(merge, incoming.schema, dataset)
         with incoming.errors(dataset):
             source = incoming.reader(fitting) if rows is None else fitting.table(rows)

@@ -43,6 +43,7 @@ from tiltyard.storage.writing import (
     write_table,
 )
 from tiltyard.table_history import read_transactions
+from tiltyard.tables.beginning import standardize_maps
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Patience, Target
@@ -86,9 +87,9 @@ def insert_part(target: Target, upload_id: str, part_id: str | None, mode: Inser
         elif mode is InsertMode.OVERWRITE:
             fragments = fragments_of(write_table(target.ctx.storage, incoming.reader(), dataset))
         else:
-            fragments = write_rows(
-                target.ctx.storage, incoming.reader(Fitting(incoming.schema, dataset.schema)), dataset
-            )
+            dataset = standardize_maps(target, dataset)
+            fitting = Fitting(incoming.schema, dataset.schema)
+            fragments = write_rows(target.ctx.storage, incoming.reader(fitting), dataset)
     entry = {
         "kind": kind,
         "base": base,

@@ -1,5 +1,9 @@
-"""uvicorn's HTTP/1.1, with our error shape for what is no HTTP, a bound on what comes before a body, and a way for
-threads to read large bodies themselves, and one for short answers to go out in one piece.
+"""uvicorn's HTTP/1.1, with our error shape for what is no HTTP, bounds on all that is no body, and a way for threads to
+read large bodies themselves, and one for short answers to go out in one piece.
+
+The parser (llhttp, in its strict mode) refuses what readers might frame in different ways: a length that comes twice or
+with a transfer coding, whitespace round names, folded lines, lines that end in LF alone. It has no bounds, and it hands
+over trailers of a chunked body as if they were headers: both are seen to here.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from weakref import ref
 
 import httptools
 import msgspec
@@ -23,35 +28,118 @@ from tiltyard.api.safety import SAFETY_LINES
 from tiltyard.spec.models import ErrorResponse
 
 LARGEST_HEAD = 128 << 10
-"""Bytes of a request line with its headers; the parser itself would take any number."""
+"""Bytes of a request line with its headers, and of all trailers; the parser itself would take any number."""
+FRAMING_PER_BYTE = 16
+"""Bytes that frame a chunked body (sizes and extensions of chunks), for each of its own, on top of LARGEST_HEAD."""
+MOST_PIPELINED = 32
+"""Requests of a connection that wait for the answer to an earlier one; each takes some kilobytes."""
+LINE_BYTES = 4
+"""Of a header's line: colon, space, and its end."""
+
+_CODED, _EXPECT = b"transfer-encoding", b"expect"
+
+
+class RefusedError(Exception):
+    """A request is refused while it is parsed, with an answer and the end of its connection."""
+
+    def __init__(self, status: HTTPStatus, message: str, code: ErrorCode = ErrorCode.INVALID_INPUT) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
 
 
 class Protocol(HttpToolsProtocol):
     """What is refused here never becomes a request, so no other part of the api hears of it."""
 
     _in_head = True
-    _head = 0
+    _overhead = 0
+    """Bytes of the present message that are no body, less what its body allows; see FRAMING_PER_BYTE."""
+    _trailers = 0
+    _coding: bytes | None = None
+    """The transfer coding of the present request."""
+    _restating = False
+    """The parser reads a head that was read before: nothing of it counts."""
+    _refusal: RefusedError | None = None
+    _deaf = False
+    """Nothing that comes now is read: the connection ends once its answers are sent."""
     _skip = 0
     """Bytes of a body that nobody wants any more, and that the parser must not see."""
     sheds: Callable[[], bool] = staticmethod(lambda: False)
     """Says for each request whether its connection shall end with it: another process has fewer."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and refuse a head that does not end."""
-        if self._skip and not (data := self._behind_the_body(data)):
+        """Parse, and refuse what does not end."""
+        self._unset_keepalive_if_required()
+        if self._deaf or (self._skip and not (data := self._behind_the_body(data))):
             return
+        self._overhead += len(data)
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or RefusedError(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received."))
+            return
+        if self._overhead > LARGEST_HEAD:
+            self._refuse(self._too_large())
+
+    def _parse(self, data: bytes) -> bytes:
+        """Feed the parser; return what it left. Raises HttpParserError."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay()
+            return data[upgrade.args[0] :]
+        return b""
+
+    def _stay(self) -> None:
+        """Go on in HTTP/1.1 behind a head that offered another protocol, as a server may that knows no other.
+
+        The parser takes what follows for that protocol, a body too: a new one hears of the body's length, and reads on.
+        """
+        length = self._content_length()
+        self._renew_parser()
+        if self._coding is not None or length:
+            framing = b"transfer-encoding: chunked" if self._coding is not None else b"content-length: %d" % length
+            self._restating = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n\r\n" % framing)
+            self._restating = False
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        if self._restating:
+            return
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._deaf = True
+            self.cycle.keep_alive = False  # its answer, the last one, says so: a client sends the others anew
+            raise OverflowError("enough requests wait")
+        self._coding = None
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the URL."""
+        if not self._restating:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; drop a trailer: it comes behind all checks, and proxies and servers read it differently."""
         if self._in_head:
-            self._head += len(data)
-        super().data_received(data)
-        if self._in_head and self._head > LARGEST_HEAD and not self.transport.is_closing():
-            self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The URL and headers have more than {LARGEST_HEAD} bytes."
-            )
+            name = name.lower()
+            if name == _CODED:
+                self._coding = value if self._coding is None else b"%s,%s" % (self._coding, value)
+            elif name == _EXPECT and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
+        elif not self._restating:
+            self._trailers += len(name) + len(value) + LINE_BYTES
+            if self._trailers > LARGEST_HEAD:
+                raise self._end_with(self._too_large())
 
     def on_headers_complete(self) -> None:
         """Begin a request: a body may be of any length."""
+        if self._restating:
+            return
+        self._check_head()
         self._in_head = False
-        self._head = 0
+        self._overhead = self._trailers = 0
         extensions: dict[str, Any] = {INTAKE: self.give_body}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
@@ -60,15 +148,53 @@ class Protocol(HttpToolsProtocol):
         self.cycle.on_response = partial(self._answered, extensions)
         if self.sheds():
             self.cycle.keep_alive = False  # the answer will say so
+        if self.expect_100_continue:
+            # Before it begins, and weakly: a cycle that held itself would wait for the collector.
+            self.cycle.send = partial(_send_expected, ref(self.cycle))  # type: ignore[method-assign]
+
+    def _check_head(self) -> None:
+        """Raise RefusedError for a head that is too large, or whose body could be framed in several ways."""
+        if self._overhead > LARGEST_HEAD:
+            fields = sum(len(name) + len(value) + LINE_BYTES for name, value in self.headers)
+            if len(self.url) + fields > LARGEST_HEAD:
+                raise self._end_with(self._too_large())
+        if self._coding is None:
+            return
+        if self._coding.lower() != b"chunked":
+            text = "This server takes a body as it is, or chunked: send no other transfer coding."
+            raise self._end_with(RefusedError(HTTPStatus.NOT_IMPLEMENTED, text, ErrorCode.UNSUPPORTED))
+        if self.parser.get_http_version() != "1.1":
+            text = "HTTP/1.0 has no transfer codings: send a Content-Length."
+            raise self._end_with(RefusedError(HTTPStatus.BAD_REQUEST, text))
+
+    def _too_large(self) -> RefusedError:
+        what = "URL and headers have" if self._in_head else "trailers and chunk extensions have"
+        return RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The {what} more than {LARGEST_HEAD} bytes.")
+
+    def _end_with(self, refusal: RefusedError) -> RefusedError:
+        """Return what a callback raises to end the parser, which raises an error of its own instead."""
+        self._refusal = refusal
+        return refusal
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._overhead = max(0, self._overhead - (FRAMING_PER_BYTE + 1) * len(body))
+        super().on_body(body)
 
     def _answered(self, extensions: dict[str, Any]) -> None:
         """End an exchange. Its request knows the extensions, and they know it: only the collector would free them."""
+        more = bool(self.pipeline)
         extensions.clear()
         self.on_response_complete()
+        if self._refusal is not None and not more:
+            self._write_refusal(self._refusal)
 
     def on_message_complete(self) -> None:
-        """End a request: a head follows."""
+        """End a request: a head follows, unless it offered another protocol, before its body (see `_stay`)."""
+        if self.parser.should_upgrade() and (self._coding is not None or self._content_length()):
+            return
         self._in_head = True
+        self._overhead = 0
         super().on_message_complete()
 
     def give_body(self, taken: int) -> Intake | None:
@@ -101,7 +227,6 @@ class Protocol(HttpToolsProtocol):
 
     def _behind_the_body(self, data: bytes) -> bytes:
         """What follows a body that nobody wants."""
-        self._unset_keepalive_if_required()
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         if not self._skip:
@@ -110,22 +235,47 @@ class Protocol(HttpToolsProtocol):
 
     def _end_body(self) -> None:
         """The request is complete: the parser, which saw less of it, begins anew."""
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._renew_parser()
         self.on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what the parser cannot read."""
-        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+    def _renew_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer and close: what follows on this connection cannot be told apart from the broken request."""
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Answer and close: what follows on this connection cannot be told apart from the broken request.
+
+        The answers to requests before it come first, else a client would take this one for theirs.
+        """
+        if self._deaf or self.transport.is_closing():
+            return
+        self._deaf, self._refusal = True, refusal
+        in_body = not self._in_head
+        cycle: RequestResponseCycle | None = self.cycle
+        if in_body and self.pipeline:
+            self.pipeline.popleft()  # the newest: it is the one whose body this is
+        elif in_body and cycle is not None:
+            begun = cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if begun:
+                self.transport.close()
+            else:
+                self._write_refusal(refusal)
+        elif not self.pipeline and (cycle is None or cycle.response_complete):
+            self._write_refusal(refusal)
+
+    def _write_refusal(self, refusal: RefusedError) -> None:
+        """Answer in the one shape of errors, and close."""
+        if self.transport.is_closing():
+            return
         request_id = uuid.uuid4().hex
-        body = msgspec.json.encode(ErrorResponse(error=message, code=int(ErrorCode.INVALID_INPUT), instance=request_id))
+        body = msgspec.json.encode(ErrorResponse(error=refusal.message, code=int(refusal.code), instance=request_id))
+        status = b"%d %s" % (refusal.status, refusal.status.phrase.encode())
         self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
             b"x-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
-            % (status, status.phrase.encode(), request_id.encode(), SAFETY_LINES, len(body), body)
+            % (status, request_id.encode(), SAFETY_LINES, len(body), body)
         )
         self.transport.close()
 
@@ -143,6 +293,7 @@ def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: by
     """See `tiltyard.api.exchange`. Leaves the cycle as the two messages would that it stands for."""
     if cycle.response_started or cycle.flow.write_paused:
         return False
+    _check_expected(cycle)
     if cycle.disconnected:
         return True
     cycle.response_started = cycle.response_complete = True
@@ -156,3 +307,17 @@ def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: by
         cycle.transport.close()
     cycle.on_response()
     return True
+
+
+async def _send_expected(cycle: ref[RequestResponseCycle], message: Any) -> None:
+    """Send a message of an answer to a request that expects to hear whether its body is wanted."""
+    answering = cycle()
+    assert answering is not None  # it is what runs
+    _check_expected(answering)
+    await RequestResponseCycle.send(answering, message)
+
+
+def _check_expected(cycle: RequestResponseCycle) -> None:
+    """End a connection whose body was not called for: its client may leave it out, and send a request instead."""
+    if cycle.waiting_for_100_continue and cycle.more_body:
+        cycle.keep_alive = False

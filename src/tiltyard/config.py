@@ -26,6 +26,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 BOUNDS = {
     "port": (0, 65535),
     "workers": (1, 1024),
+    "worker_timeout": (1, 86400),
     "jobs": (0, 1024),
     "max_json_bytes": (1 << 10, 1 << 40),
     "max_upload_bytes": (0, 1 << 50),
@@ -72,6 +73,9 @@ class Settings:
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=2333, metadata={"help": "Port to listen on; 0 picks a free one."})
     workers: int = field(default=1, metadata={"help": "Server processes."})
+    worker_timeout: float = field(
+        default=60.0, metadata={"help": "Seconds without a sign of life after which a server process is replaced."}
+    )
     jobs: int = field(
         default=1, metadata={"help": "Threads per server that run queued work; 0 leaves it to `tiltyard worker`."}
     )

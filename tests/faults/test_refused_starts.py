@@ -15,8 +15,8 @@ from tiltyard.config import Settings
 from tiltyard.store import open_store
 
 
-def refused(*flags: str, command: str = "serve") -> str:
-    """What a command says when it does not start."""
+def refused(*flags: str, command: str = "serve", before: str | None = None) -> str:
+    """What a command says when it does not start, and nothing else but one line with `before`."""
     done = subprocess.run(
         [sys.executable, "-m", "tiltyard", *command.split(), *flags],
         capture_output=True,
@@ -26,17 +26,18 @@ def refused(*flags: str, command: str = "serve") -> str:
     )
     assert done.returncode == 1, done
     assert done.stdout == ""
-    [line] = done.stderr.strip().splitlines()
+    *earlier, line = done.stderr.strip().splitlines()
+    assert len(earlier) == (before is not None) and all(before in each for each in earlier if before), done.stderr
     assert line.startswith("tiltyard: ") and line.endswith(".") and "Error" not in line, line
     return line
 
 
-def test_serve_on_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_serve_on_a_port_that_stays_taken_waits_for_a_while_and_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert port in refused("--root", str(tmp_path), "--port", port)
+        assert port in refused("--root", str(tmp_path), "--port", port, before=f"127.0.0.1:{port} is taken: waiting")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])

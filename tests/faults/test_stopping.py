@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -105,3 +106,21 @@ def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(sm
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), "they have ended")
     server.start()
     assert talk(server).table(["t"], "count_rows").text == "100"
+
+
+def test_server_whose_first_process_is_killed_starts_again_at_once(small_place: Place, talk: Talk) -> None:
+    """Processes of the killed one may have the port for a while: one is held there until the new server waits."""
+    server = small_place.start("--workers", "2")
+    wait_until(lambda: len(server.workers) == 2, "both processes are there")
+    orphans = server.workers
+    os.kill(orphans[0], signal.SIGSTOP)
+    server.process.kill()
+    server.process.wait()
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(server.start)
+        wait_until(lambda: starting.done() or any("is taken" in line for line in server.log), "the new one waits")
+        os.kill(orphans[0], signal.SIGCONT)
+        starting.result()
+    assert talk(server).http.get("/health/ready").status_code == 200
+    wait_until(lambda: not any(Path(f"/proc/{orphan}").exists() for orphan in orphans), "the old ones have ended")
+    assert server.stop(LONGEST_STOP) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import multiprocessing
 import os
@@ -10,23 +11,27 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-import msgspec
 import uvicorn
 from lance_namespace.errors import LanceNamespaceError
-from uvicorn.supervisors import Multiprocess
 
 from tiltyard.api.app import Api
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
 from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
+from tiltyard.cli import server_process
 from tiltyard.cli.memory import calm_collector, keep_large_buffers
 from tiltyard.cli.options import Refuse
+from tiltyard.cli.options import refuse as refuse_command
 from tiltyard.cli.securing import greet, network, require_safe, scheme
 from tiltyard.cli.spreading import shared_connections
+from tiltyard.cli.supervisor import NeverServedError, Supervisor
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.rooms import open_rooms
@@ -37,10 +42,12 @@ from tiltyard.worker import Drivers, Worker
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
+PORT_SECONDS = 15.0
+"""How long a start waits for a port: longer than processes drain whose parent was killed."""
+PORT_PAUSE_SECONDS = 0.1
+BACKLOG = 2048
 DRIVER_SECONDS = 5.0
 """How long drivers of jobs may take to hand them back."""
-HANDED_DOWN = "TILTYARD_HANDED_DOWN"
-"""How a parent gives its settings to the server processes it starts."""
 
 log = logging.getLogger("tiltyard")
 
@@ -48,8 +55,10 @@ log = logging.getLogger("tiltyard")
 class Application:
     """The ASGI application of one process: the API, and a worker beside it for as long as it serves."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, started: Callable[[], None] = lambda: None) -> None:
+        """`started` is called once requests are answered."""
         self._services = services
+        self._started = started
         self._api = Api(services)
         self._worker = Worker(services, services.settings.jobs)
         # Of several server processes none runs jobs: each would start a Spark of its own.
@@ -75,6 +84,7 @@ class Application:
         self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         calm_collector()
         await send({"type": "lifespan.startup.complete"})
+        self._started()
         await receive()
         if self._drivers:
             self._drivers.stop(DRIVER_SECONDS)
@@ -85,29 +95,6 @@ class Application:
         self._services.storage.close()
         self._services.store.close()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-def handed_down_application() -> Application:
-    """The application of a process that a parent started."""
-    settings = msgspec.json.decode(os.environ[HANDED_DOWN], type=Settings)
-    set_up_logging(settings)
-    _end_with_parent()
-    keep_large_buffers()
-    open_rooms()
-    return Application(open_services(settings))
-
-
-def _end_with_parent() -> None:
-    """Stop as a signal would when the parent is gone: if it was killed, nobody else does, and the port stays taken."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def set_up_logging(settings: Settings) -> None:
@@ -135,43 +122,70 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
 def run_server(settings: Settings, refuse: Refuse) -> None:
     """Serve until a signal says to stop. Raises ConfigError for an audit that cannot be kept."""
     check_audit(settings)
+    set_up_logging(settings)
     listener = _listen(settings, refuse)
     host, port = listener.getsockname()[:2]
     require_safe(settings, host, refuse)
     services = open_or_refuse(settings, refuse)
     greet(services, host)
     shown = f"[{host}]" if ":" in host else host
-    several = settings.workers > 1
-    if several:
-        os.environ[HANDED_DOWN] = msgspec.json.encode(settings).decode()
+    server = None if settings.workers > 1 else _server(settings, Application(services), "uvloop")
+    # Before anybody knows that there is a server to stop. uvicorn takes the signals over, and raises the one it got
+    # again once it has drained: that ends the process as asked, with status 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _leave())
+    print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
+    if server is None:
         services.store.close()
+        _supervise(settings, listener, refuse)
+    else:
+        server.run(sockets=[listener])
+    _leave()
+
+
+def _supervise(settings: Settings, listener: socket.socket, refuse: Refuse) -> None:
+    """Serve by several processes. Refuses where none of them comes to serve."""
+    spawn = multiprocessing.get_context("spawn")  # Lance does not survive a fork
+
+    def start(child: Connection) -> BaseProcess:
+        process = spawn.Process(target=server_process.run, args=(child, listener, settings))
+        process.start()
+        return process
+
+    with shared_metrics(), shared_rates(), shared_connections(settings.workers):
+        try:
+            Supervisor(start, settings.workers, settings.worker_timeout).run()
+        except NeverServedError as error:
+            refuse(f"No server process could start, and the last one, {error}: the lines above say why.")
+
+
+def serve_beside_others(settings: Settings, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve in one of several processes on a socket that they share, until a signal says to stop."""
+    services = open_or_refuse(settings, refuse_command)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _leave())
+    server = _server(settings, Application(services, started), "tiltyard.cli.spreading:SpreadingLoop")
+    server.run(sockets=[listener])
+    _leave()
+
+
+def _server(settings: Settings, application: Application, loop: str) -> uvicorn.Server:
+    """The HTTP server of one process."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = uvicorn.Config(
-        "tiltyard.cli.serving:handed_down_application" if several else Application(services),
-        factory=several,
+        application,
         http=Protocol,
-        loop="tiltyard.cli.spreading:SpreadingLoop" if several else "uvloop",
+        loop=loop,
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
         **network(settings),
-        workers=settings.workers,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         timeout_keep_alive=75,
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # Before anybody knows that there is a server to stop. uvicorn takes the signals over, and raises the one it got
-    # again once it has drained: that ends the process as asked, with status 0.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: _leave())
-    print(f"Tiltyard serves {settings.root} on {scheme(settings)}://{shown}:{port}", file=sys.stderr, flush=True)
-    if several:
-        with shared_metrics(), shared_rates(), shared_connections(settings.workers):
-            Multiprocess(config, sockets=[listener]).run()
-    else:
-        uvicorn.Server(config).run(sockets=[listener])
-    _leave()
+    return uvicorn.Server(config)
 
 
 def run_worker(settings: Settings, refuse: Refuse) -> None:
@@ -210,16 +224,31 @@ def spark_drivers(services: Services) -> Drivers | None:
 
 
 def _listen(settings: Settings, refuse: Refuse) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A listening socket. A port that is taken is waited for: processes of a server that was killed may still end."""
+    deadline: float | None = None
+    while True:
+        try:
+            return _bound(settings.host, settings.port)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            if not taken or (deadline is not None and time.monotonic() > deadline):
+                refuse(f"Cannot listen on {settings.host}:{settings.port} ({reason}): choose another --port or --host.")
+        if deadline is None:
+            deadline = time.monotonic() + PORT_SECONDS
+            log.warning("%s:%d is taken: waiting for it for %g s", settings.host, settings.port, PORT_SECONDS)
+        time.sleep(PORT_PAUSE_SECONDS)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.bind((settings.host, settings.port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        refuse(f"Cannot listen on {settings.host}:{settings.port} ({reason}): choose another --port or --host.")
-    listener.listen(2048)
-    listener.set_inheritable(True)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 

@@ -1,0 +1,56 @@
+"""A supervisor over toy processes, which do what files in a folder say: `python -m tests.faults.supervised FOLDER 2 3`.
+
+`die`: a process ends with status 3 before it serves. `late`: it never says that it serves. `stay`: it takes no notice
+of SIGTERM. `started` gets a line for each process, with its id.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tiltyard.cli import supervisor
+from tiltyard.cli.server_process import Beats
+
+
+def toy(parent: Connection, folder: Path) -> None:
+    """Be one of the processes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if (folder / "stay").exists() else lambda *_: os._exit(0))
+    beats = Beats(parent)
+    beats.start()
+    dies = (folder / "die").exists()
+    if not dies and not (folder / "late").exists():
+        beats.serving()
+    with (folder / "started").open("a") as started:
+        started.write(f"{os.getpid()}\n")
+    if dies:
+        sys.exit(3)
+    threading.Event().wait()
+
+
+def main(folder: str, number: str, silence: str, stop_seconds: str) -> None:
+    """Supervise until a signal says to stop; status 1 if no process has ever served."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+    supervisor.STOP_SECONDS = float(stop_seconds)
+    spawn = multiprocessing.get_context("spawn")
+
+    def start(child: Connection) -> BaseProcess:
+        process = spawn.Process(target=toy, args=(child, Path(folder)))
+        process.start()
+        return process
+
+    try:
+        supervisor.Supervisor(start, int(number), float(silence)).run()
+    except supervisor.NeverServedError as error:
+        sys.exit(f"none served: {error}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

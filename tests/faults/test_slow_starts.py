@@ -1,0 +1,75 @@
+"""Server processes that take long: to import, and to go on. They are not taken for dead ones."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.faults.conftest import Place, wait_until
+from tests.services.server import ServerProcess
+
+SLOW_SECONDS = 8
+"""Longer than uvicorn's own supervisor waits for a sign of life (5)."""
+SLOW_START = f"""
+import sys, time
+if any("spawn_main" in word for word in sys.orig_argv):
+    time.sleep({SLOW_SECONDS})
+"""
+
+
+def asked(server: ServerProcess) -> int:
+    """The status of an answer on a connection of its own."""
+    client = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=120)
+    try:
+        client.request("GET", "/health/live")
+        return client.getresponse().status
+    finally:
+        client.close()
+
+
+def test_processes_whose_imports_take_long_come_to_serve(small_place: Place, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    server = small_place.start("--workers", "2", PYTHONPATH=str(tmp_path))
+    wait_until(lambda: len(server.workers) == 2, "both processes are there")
+    first = server.workers
+    assert asked(server) == 200
+    assert server.workers == first
+    assert not [line for line in server.log if "server process" in line], server.log
+    assert server.stop() == 0
+
+
+def test_process_that_stands_still_for_a_while_stays_and_one_that_is_killed_is_replaced(small_place: Place) -> None:
+    server = small_place.start("--workers", "2")
+    wait_until(lambda: len(server.workers) == 2, "both processes are there")
+    still, killed = server.workers
+    assert asked(server) == 200
+    os.kill(still, signal.SIGSTOP)
+    try:
+        until = time.monotonic() + SLOW_SECONDS
+        while time.monotonic() < until:
+            assert asked(server) == 200
+            time.sleep(0.5)
+    finally:
+        os.kill(still, signal.SIGCONT)
+    assert server.workers == [still, killed]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: len(server.workers) == 2 and killed not in server.workers, "another one is there", 20)
+    assert still in server.workers and asked(server) == 200
+    wait_until(lambda: any(f"server process {killed} was ended by SIGKILL" in line for line in server.log), "told")
+    assert server.stop() == 0
+
+
+def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small_place: Place) -> None:
+    server = small_place.start("--workers", "2", TILTYARD_WORKER_TIMEOUT="10")
+    wait_until(lambda: len(server.workers) == 2, "both processes are there")
+    assert asked(server) == 200
+    still = server.workers[0]
+    os.kill(still, signal.SIGSTOP)
+    wait_until(lambda: len(server.workers) == 2 and still not in server.workers, "another one is there")
+    said = f"server process {still} was killed after no sign of life for 10 s: another one starts now"
+    assert [line for line in server.log if said in line]
+    assert server.stop() == 0

@@ -108,6 +108,10 @@ def _stricter(one: Mask, other: Mask) -> Mask:
     return Mask(one.column, MaskKind.NULL)  # two expressions: neither has the right to show what the other hides
 
 
+FILLED = frozenset({"principal", "in_group"})
+"""What a policy's SQL may call besides the functions of requests: `filled` puts constants in their place."""
+
+
 def filled(text: str, principal: Principal) -> str:
     """A policy's SQL with `principal()` and `in_group('…')` put in for somebody, as constants.
 
@@ -129,7 +133,7 @@ def filled(text: str, principal: Principal) -> str:
 
 
 def _known(token: Token) -> str:
-    if token.word in ("principal", "in_group"):
+    if token.word in FILLED:
         raise InvalidInputError("Write principal() without, and in_group('name') with one text between its brackets.")
     return token.text
 

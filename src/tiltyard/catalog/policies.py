@@ -8,7 +8,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_server
-from tiltyard.access.policies import Mask, MaskKind, Narrowing, Policy, filled
+from tiltyard.access.policies import FILLED, Mask, MaskKind, Narrowing, Policy, filled
 from tiltyard.ids import check_name, table_id
 from tiltyard.modes import parse_mode
 from tiltyard.operations import operation
@@ -94,11 +94,13 @@ def _check(ctx: Context, dataset: lance.LanceDataset, policy: Policy) -> None:
     within(dataset, Narrowing(None, {mask.column: mask for mask in policy.masks}))
     with lance_errors(dataset):
         if policy.filter is not None:
-            checked_expression(policy.filter, "filter of the policy")
+            checked_expression(policy.filter, "filter of the policy", FILLED)
             dataset.scanner(columns=[], with_row_id=True, filter=filled(policy.filter, ctx.principal)).explain_plan()
         for mask in policy.masks:
             if mask.expression is not None:
-                check_growth({f"mask of '{mask.column}'": checked_expression(mask.expression, "mask")}, shown=True)
+                check_growth(
+                    {f"mask of '{mask.column}'": checked_expression(mask.expression, "mask", FILLED)}, shown=True
+                )
                 shown = {mask.column: filled(mask.expression, ctx.principal)}
                 dataset.scanner(columns=shown, with_row_id=True, limit=1).explain_plan()
 

@@ -10,10 +10,12 @@ checked here, or a request ends the process.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.growing import check_growth
+from tiltyard.tables.sql_functions import check_functions
 
 LONGEST_CHAIN = 100
 """Operators one after the other, across all levels of parentheses."""
@@ -56,11 +58,13 @@ class _Level:
         return self.deepest + self.connectives
 
 
-def checked_expression(text: str, what: str = "filter") -> str:
-    """The same text, if it is one expression, not too deep to plan, and makes no row too large (`check_growth`).
+def checked_expression(text: str, what: str = "filter", also: Collection[str] = ()) -> str:
+    """The same text, if it is one expression of known functions, not too deep to plan, and makes no row too large.
 
-    Raises InvalidInputError. Whether it is valid SQL on a table's columns is Lance's to say.
+    `also` names functions that are replaced before Lance sees the text. Raises InvalidInputError. Whether it is valid
+    SQL on a table's columns is Lance's to say.
     """
+    check_functions(text, what, also)
     check_growth({what: text})
     if len(text) <= LONGEST_CHAIN and ";" not in text:
         return text

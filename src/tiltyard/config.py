@@ -30,6 +30,7 @@ BOUNDS = {
     "jobs": (0, 1024),
     "max_json_bytes": (1 << 10, 1 << 40),
     "max_upload_bytes": (0, 1 << 50),
+    "max_manifest_bytes": (1 << 16, 1 << 40),
     "index_cache_bytes": (0, 1 << 50),
     "metadata_cache_bytes": (0, 1 << 50),
     "page_cache_bytes": (0, 1 << 50),
@@ -90,6 +91,9 @@ class Settings:
     )
     max_json_bytes: int = field(default=16 << 20, metadata={"help": "Largest JSON body, in bytes."})
     max_upload_bytes: int = field(default=0, metadata={"help": "Largest Arrow body, in bytes; 0 is no limit."})
+    max_manifest_bytes: int = field(
+        default=64 << 20, metadata={"help": "Largest manifest or transaction of a client that is read, in bytes."}
+    )
     index_cache_bytes: int = field(default=1 << 30, metadata={"help": "Memory for index pages of all tables."})
     metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for table metadata of all tables."})
     page_cache_bytes: int = field(

@@ -21,6 +21,7 @@ from tiltyard.spec import models
 from tiltyard.storage import Storage, StorageError
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.version_commits import create_table_version
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +140,19 @@ def test_objects_probe_asks_for_real(ctx: Context, options: dict[str, str]) -> N
     missing = Storage(Settings(root="s3://missing/x", db="sqlite:///x", storage_options=options))
     with pytest.raises(StorageError, match="not writable"):
         missing.prepare()
+
+
+def test_objects_larger_than_the_bound_are_not_read_whole(ctx: Context) -> None:
+    location = create(ctx)
+    files, staged = ctx.storage.files(location), f"{location}/_versions/{2**64 - 3}.manifest-staged"
+    files.write_new(staged, bytes(65 << 20))
+    request = models.CreateTableVersionRequest(id=["t"], version=2, manifest_path=staged, naming_scheme="V2")
+    reads = (
+        lambda: create_table_version(ctx, request),
+        lambda: files.read(staged),
+        lambda: files.move_new(staged, f"{location}/_versions/other"),  # as one that was swapped behind the check
+    )
+    for read in reads:
+        with pytest.raises(errors.InvalidInputError, match=rf"has {65 << 20} bytes, and at most {64 << 20} are read"):
+            read()
+    assert files.stat(staged) is not None

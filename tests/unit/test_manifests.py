@@ -35,6 +35,7 @@ def test_version_is_read_behind_fragments_of_any_size(tmp_path: Path, fragments:
     content = latest(dataset, tmp_path / "t")
     found = check_manifest(content, dataset.version)
     assert (found.version, found.bases, found.declared) == (dataset.version, [], [])
+    assert found.has_transaction and found.transaction_file.endswith(".txn")
     with pytest.raises(InvalidInputError, match=f"of version {dataset.version}, not 9999"):
         check_manifest(content, 9999)
 

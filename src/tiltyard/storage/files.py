@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat as modes
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 import msgspec
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.storage.locations import check_no_links
 
@@ -19,6 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _ATTEMPTS = 5
+LARGEST_FILE = 64 << 20
+"""Bytes of the largest file that is read whole, unless the setting `max_manifest_bytes` says otherwise."""
+
+
+class FileTooLargeError(InvalidInputError):
+    """A file of a client is larger than what is read into memory: nothing of it was read."""
+
+    def __init__(self, location: str, size: int, most: int) -> None:
+        super().__init__(
+            f"The file {location.rpartition('/')[2]} has {size} bytes, and at most {most} are read: compact the table, "
+            "or raise the server's setting max_manifest_bytes."
+        )
+
+
+def check_size(location: str, size: int, most: int) -> None:
+    """Raise FileTooLargeError for a file of more than `most` bytes."""
+    if size > most:
+        raise FileTooLargeError(location, size, most)
 
 
 class FileStat(msgspec.Struct, frozen=True):
@@ -35,6 +55,10 @@ class WholeFile(msgspec.Struct, frozen=True):
     stat: FileStat
 
 
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without waiting for whoever might write to a pipe of a manifest's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundFile:
     """A file in a folder: its path below that, its size, and when it was last written (milliseconds since 1970)."""
@@ -45,7 +69,10 @@ class FoundFile:
 
 
 class Files(Protocol):
-    """Files by full location. Raises OSError and what obstore raises: `lance_errors` translates both."""
+    """Files by full location. Raises OSError and what obstore raises: `lance_errors` translates both.
+
+    Clients can write below the folders of tables, so no file is read whole before its size is known and bounded.
+    """
 
     def names(self, folder: str) -> list[str]:
         """Names of files and folders right in a folder; none if it is missing."""
@@ -60,10 +87,13 @@ class Files(Protocol):
         """Whether a file lies at a location."""
 
     def read(self, location: str) -> bytes:
-        """A file's content. Raises FileNotFoundError."""
+        """A file's content. Raises FileNotFoundError, FileTooLargeError."""
 
-    def read_plain(self, location: str) -> WholeFile:
-        """A file. Raises FileNotFoundError, InvalidInputError if it is reached through a symbolic link."""
+    def read_plain(self, location: str, most: int | None = None) -> WholeFile:
+        """A file of at most `most` bytes.
+
+        Raises as `read` does, InvalidInputError if it is reached through a symbolic link.
+        """
 
     def stat(self, location: str) -> FileStat | None:
         """A file's size and tag; None if there is none."""
@@ -92,6 +122,10 @@ class Files(Protocol):
 
 class LocalFiles:
     """Files on local disks, or on what is mounted like one."""
+
+    def __init__(self, largest: int = LARGEST_FILE) -> None:
+        """Read no file of more than `largest` bytes whole."""
+        self._largest = largest
 
     def names(self, folder: str) -> list[str]:
         """See Files."""
@@ -124,16 +158,19 @@ class LocalFiles:
 
     def read(self, location: str) -> bytes:
         """See Files."""
-        with open(location, "rb", buffering=0) as file:  # noqa: PTH123  # each commit does this: half a Path's time
-            return file.readall()
+        descriptor = os.open(location, _READ)  # each commit does this: with half the calls of a file object
+        try:
+            return _whole(descriptor, location, self._largest).content
+        finally:
+            os.close(descriptor)
 
-    def read_plain(self, location: str) -> WholeFile:
+    def read_plain(self, location: str, most: int | None = None) -> WholeFile:
         """See Files. The open file is asked where it lies: no link can take its place in between."""
-        descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC)  # as above: with half the calls of a file object
+        descriptor = os.open(location, _READ)
         try:
             if not _is_at(descriptor, location):
                 check_no_links(location)
-            return _whole(descriptor)
+            return _whole(descriptor, location, self._largest if most is None else min(most, self._largest))
         finally:
             os.close(descriptor)
 
@@ -236,11 +273,18 @@ def _stat(found: os.stat_result) -> FileStat:
     return FileStat(found.st_size, f"{found.st_ino:x}-{micros:x}-{found.st_size:x}")
 
 
-def _whole(descriptor: int) -> WholeFile:
-    """An open file, which nobody writes any more."""
+def _whole(descriptor: int, location: str, most: int) -> WholeFile:
+    """Read an open file to its end. Raises FileTooLargeError, InvalidInputError for what is no file (a pipe, a folder).
+
+    One that is still being written is read as far as it goes, and never beyond `most` bytes.
+    """
     found = os.fstat(descriptor)
+    if not modes.S_ISREG(found.st_mode):
+        raise InvalidInputError(f"{location.rpartition('/')[2]} is no file: put one there.")
+    check_size(location, found.st_size, most)
     parts = [os.read(descriptor, found.st_size + 1)]  # one byte more, so that its end is seen
-    while sum(map(len, parts)) != found.st_size and parts[-1]:
+    while (size := sum(map(len, parts))) != found.st_size and parts[-1]:
+        check_size(location, size, most)
         parts.append(os.read(descriptor, found.st_size + 1))
     return WholeFile(b"".join(parts), _stat(found))
 

@@ -4,8 +4,9 @@ Follows Lance's table format: a manifest file ends with the position of its prot
 magic `LANC`; field 1 of the message is each column, whose own field 3 is its id and 10 each pair of its metadata,
 field 2 each fragment, whose own field 2 is each of its data files (1 its path, 7 the place outside, if it is in one)
 and 3 its file of deletions (1 its kind, 2 and 3 what it is named by, 7 likewise), field 3 the table's version, field 6
-where in the file its indices are (1 the id, 9 the place outside, 10 each file), field 18 each place outside its folder
-that has files of it, whose own field 4 is where that is.
+where in the file its indices are (1 the id, 9 the place outside, 10 each file), field 12 the file of its transaction,
+field 18 each place outside its folder that has files of it, whose own field 4 is where that is, and field 23 where in
+the file the transaction is, if it is there. Such a part of the file begins with its length, of four bytes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ _INDICES_FIELD = 6
 _INDEX_FIELD = 1
 _UUID_FIELD, _INDEX_BASE_FIELD, _INDEX_FILES_FIELD = 1, 9, 10
 _VERSION_FIELD = 3
+_TRANSACTION_FIELD, _OWN_TRANSACTION_FIELD = 12, 23
 _BASES_FIELD = 18
 _BASE_PATH_FIELD = 4
+_MOST_FIELDS = 200_000
+"""Fields of a manifest besides fragments: columns, pairs of metadata, places outside."""
 _FIXED_WIDTHS = {1: 8, 5: 4}
 
 
@@ -95,10 +99,14 @@ _CODE = PREFIX.encode()
 class Manifest:
     """What a manifest says, as far as it matters here.
 
-    `bases` are the places outside the table's folder that it names, `declared` the code that its columns declare.
+    `bases` are the places outside the table's folder that it names, `declared` the code that its columns declare,
+    `transaction_file` the file below _transactions that has its transaction, which nobody reads where it is in the
+    manifest, too (`has_transaction`).
     """
 
     version: int = 0
+    transaction_file: str = ""
+    has_transaction: bool = False
     bases: list[str] = field(default_factory=list)
     declared: list[Code] = field(default_factory=list)
 
@@ -127,16 +135,36 @@ def _read(content: bytes) -> Manifest | None:
         message = content[position + _LENGTH.size : -_FOOTER.size]
         if magic != _MAGIC or len(message) != length:
             return None
-        for key, value in _fields(message, without=_FRAGMENTS_FIELD):
-            if key == _VERSION_FIELD and isinstance(value, int):
+        for count, (key, value) in enumerate(_fields(message, without=_FRAGMENTS_FIELD)):
+            if count > _MOST_FIELDS:
+                return None
+            if isinstance(value, bytes):
+                _take_text(found, key, value)
+            elif key == _VERSION_FIELD and isinstance(value, int):
                 found.version = value
-            elif key == _BASES_FIELD and isinstance(value, bytes):
-                found.bases += [path.decode() for path in _texts(value, _BASE_PATH_FIELD)]
-            elif key == _COLUMNS_FIELD and isinstance(value, bytes) and _CODE in value:  # few do
-                found.declared.append(_code(value))
+            elif key in (_INDICES_FIELD, _OWN_TRANSACTION_FIELD) and isinstance(value, int):
+                found.has_transaction |= key == _OWN_TRANSACTION_FIELD
+                if not _has_section(content, value):
+                    return None
     except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
         return None
     return found
+
+
+def _take_text(found: Manifest, key: int, value: bytes) -> None:
+    """Note what a field of a manifest says that is no number. Raises IndexError, UnicodeDecodeError."""
+    if key == _BASES_FIELD:
+        found.bases += [path.decode() for path in _texts(value, _BASE_PATH_FIELD)]
+    elif key == _COLUMNS_FIELD and _CODE in value:  # few do
+        found.declared.append(_code(value))
+    elif key == _TRANSACTION_FIELD:
+        found.transaction_file = value.decode()
+
+
+def _has_section(content: bytes, position: int) -> bool:
+    """Whether a part of the file lies in it, whose length comes before it. Raises struct.error."""
+    length: int = _LENGTH.unpack_from(content, position)[0]
+    return position + _LENGTH.size + length <= len(content)
 
 
 def column_ids(content: bytes) -> frozenset[int]:

@@ -9,7 +9,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.object_stores import open_object_store
-from tiltyard.storage.files import FileStat, FoundFile, WholeFile
+from tiltyard.storage.files import LARGEST_FILE, FileStat, FoundFile, WholeFile, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +20,13 @@ _DELETE_AT_ONCE = 1000
 class ObjectFiles:
     """Files below one bucket or container: the part of a location before its path."""
 
-    def __init__(self, base: str, options: Mapping[str, str]) -> None:
-        """Be ready to connect to `base`, such as s3://bucket. Raises obstore's errors for options it cannot use."""
+    def __init__(self, base: str, options: Mapping[str, str], largest: int = LARGEST_FILE) -> None:
+        """Be ready to connect to `base`, such as s3://bucket, and read no object of more than `largest` bytes whole.
+
+        Raises obstore's errors for options it cannot use.
+        """
         self._base = base
+        self._largest = largest
         self._store = open_object_store(base, options)
 
     def _path(self, location: str) -> str:
@@ -55,12 +59,13 @@ class ObjectFiles:
 
     def read(self, location: str) -> bytes:
         """See Files."""
-        return bytes(obstore.get(self._store, self._path(location)).bytes())
+        return self.read_plain(location).content
 
-    def read_plain(self, location: str) -> WholeFile:
-        """See Files: object stores have no links."""
+    def read_plain(self, location: str, most: int | None = None) -> WholeFile:
+        """See Files: object stores have no links. An answer's head tells the size before its body is taken."""
         found = obstore.get(self._store, self._path(location))
         stat = FileStat(found.meta["size"], found.meta["e_tag"])
+        check_size(location, stat.size, self._largest if most is None else min(most, self._largest))
         return WholeFile(bytes(found.bytes()), stat)
 
     def stat(self, location: str) -> FileStat | None:

@@ -6,12 +6,14 @@ A manifest is final from the moment it has its name, and no second one ever gets
 from __future__ import annotations
 
 import re
+import threading
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.files import LocalFiles
+from tiltyard.storage.files import FileTooLargeError, LocalFiles, WholeFile, check_size
 from tiltyard.storage.locations import check_no_links, file_in, is_local
 from tiltyard.storage.manifests import LONGEST_NAME, Code, check_manifest
 
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiltyard.storage.datasets import Datasets
-    from tiltyard.storage.files import Files, FileStat, WholeFile
+    from tiltyard.storage.files import Files, FileStat
     from tiltyard.storage.syncing import Disks
 
 T = TypeVar("T")
 
+_LARGE = 1 << 20
+"""Bytes of a manifest that is checked whatever others are."""
+_TRANSACTION = re.compile(r"^[\w.-]+\.txn$")
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
@@ -33,11 +38,13 @@ class Manifests:
     Methods raise ServiceUnavailableError and PermissionDeniedError for a storage that does not answer or refuses.
     """
 
-    def __init__(self, files: Callable[[str], Files], disks: Disks, datasets: Datasets) -> None:
-        """Read and write with what `files` gives for a location."""
+    def __init__(self, files: Callable[[str], Files], disks: Disks, datasets: Datasets, largest: int) -> None:
+        """Read and write with what `files` gives for a location; no transaction has more than `largest` bytes."""
         self._files = files
         self._disks = disks
         self._datasets = datasets
+        self._largest = largest
+        self._reading_large = threading.Lock()
 
     def named(self, location: str, path: str) -> str:
         """The full location of a manifest that a client names, staged or final, by the words alone.
@@ -56,17 +63,49 @@ class Manifests:
     def checked(self, location: str, path: str, version: int) -> tuple[WholeFile, list[Code]]:
         """A staged manifest, and the code that its columns declare; the path is one that `named` gave.
 
+        Of large ones, whose check takes twice their size in memory, one is looked at at a time; their content is left
+        out of the answer.
         Raises InvalidInputError unless this is a manifest of the version, with its files in the table's folder or
-        where the catalog knows of some.
+        where the catalog knows of some, FileTooLargeError for it or for its transaction.
         """
-        file = self.content(location, path)
+        try:
+            return self._checked(location, path, version, _LARGE)
+        except FileTooLargeError:
+            with self._reading_large:
+                return self._checked_large(location, path, version)
+
+    def _checked_large(self, location: str, path: str, version: int) -> tuple[WholeFile, list[Code]]:
+        """Do that without keeping the content: neither for the caller, nor in the frames of an error."""
+        try:
+            file, declared = self._checked(location, path, version)
+        except LanceNamespaceError as error:
+            raise error.with_traceback(None) from None
+        return WholeFile(b"", file.stat), declared
+
+    def _checked(self, location: str, path: str, version: int, most: int | None = None) -> tuple[WholeFile, list[Code]]:
+        file = read_named(path, partial(self._files(location).read_plain, most=most))
         found = check_manifest(file.content, version)
+        if found.transaction_file and not found.has_transaction:
+            self._check_transaction(location, path, found.transaction_file)
         for base in found.bases:
             if not self._datasets.may_use(location, base):
                 raise InvalidInputError(
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
         return file, found.declared
+
+    def _check_transaction(self, location: str, manifest: str, name: str) -> None:
+        """Look at the file that a manifest has its transaction in, which Lance reads whole.
+
+        Raises InvalidInputError for what is no file's name, FileTooLargeError.
+        """
+        if not _TRANSACTION.match(name):
+            raise InvalidInputError("The staged manifest names no file of _transactions: nothing was committed.")
+        home = manifest.rpartition("/_versions/")[0]
+        with lance_errors():
+            stat = self._files(location).stat(f"{home}/_transactions/{name}")
+        if stat is not None:
+            check_size(name, stat.size, self._largest)
 
     def content(self, location: str, path: str) -> WholeFile:
         """A staged manifest as it is; the path is one that `named` gave.
@@ -123,7 +162,7 @@ class Manifests:
         """
         staged, final = self._inside(location, staged_path), self._inside(location, final_path)
         with lance_errors():
-            disk = LocalFiles()
+            disk = LocalFiles(self._largest)
             found = _content(disk, final)
             if found is None:
                 if _content(disk, staged) != content or not _moved(disk, staged, final):

@@ -61,8 +61,9 @@ class Storage:
         self.appends = Gathering()
         self.locks = Locks()
         self._disks = Disks()
-        self._files: dict[str, Files] = {"": LocalFiles()}
-        self.manifests = Manifests(self.files, self._disks, self.datasets)
+        self._largest = settings.max_manifest_bytes
+        self._files: dict[str, Files] = {"": LocalFiles(self._largest)}
+        self.manifests = Manifests(self.files, self._disks, self.datasets, self._largest)
         self._ignoring_case: dict[str, bool] = {}
         self._lock = threading.Lock()
 
@@ -103,7 +104,7 @@ class Storage:
             if key not in self._files:
                 from tiltyard.storage.objects import ObjectFiles  # noqa: PLC0415  # a local server needs none of it
 
-                self._files[key] = ObjectFiles(base, place.options)
+                self._files[key] = ObjectFiles(base, place.options, self._largest)
             return self._files[key]
 
     def new_location(self, path: Id) -> str:

@@ -113,7 +113,7 @@ def _version(table: TableRecord, entry: Entry, staged: str, found: WholeFile | N
         e_tag=on_disk.stat.e_tag if on_disk else entry.e_tag,
         metadata=entry.metadata,
         naming_scheme=scheme,
-        manifest=on_disk.content if on_disk and len(on_disk.content) <= MOST_KEPT else None,
+        manifest=on_disk.content if on_disk and on_disk.stat.size <= MOST_KEPT else None,
         same_file=on_disk is not None,
     )
 

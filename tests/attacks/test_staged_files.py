@@ -1,0 +1,154 @@
+"""Files that a client puts into its table's folder, for the server to read: far too large, or no files at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import httpx
+import lance
+import pyarrow as pa
+import pytest
+
+from tests.services.wire import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services.server import ServerProcess
+
+ROWS = pa.table({"id": [1, 2, 3]})
+GIB = 1 << 30
+FOOTER = struct.Struct("<QHH4s")
+OWN_TRANSACTION = b"\xb8\x01"
+"""The key of the field that says where in a manifest its transaction is."""
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+
+
+class Client:
+    """Whoever may write one table, and its files by their location."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=120)
+        self.table = f"t{uuid4().hex}"
+        made = self.http.post(f"/v1/table/{self.table}/create", content=stream(ROWS), headers=ARROW)
+        assert made.status_code == 200, made.text
+        self.folder = Path(made.json()["location"])
+
+    def stage(self, version: int) -> Path:
+        """The name of a staged manifest, of which there is none yet."""
+        return self.folder / "_versions" / f"{2**64 - 1 - version}.manifest-{uuid4()}"
+
+    def commit(self, staged: Path, version: int) -> httpx.Response:
+        body = {"version": version, "manifest_path": str(staged), "naming_scheme": "V2"}
+        return self.http.post(f"/v1/table/{self.table}/version/create", json=body)
+
+    def commit_in_a_batch(self, staged: Path, version: int) -> httpx.Response:
+        entry = {"id": [self.table], "version": version, "manifest_path": str(staged), "naming_scheme": "V2"}
+        body = {"operations": [{"create_table_version": entry}]}
+        return self.http.post("/v1/table/batch-commit", json=body)
+
+    def next_manifest(self, scratch: Path) -> bytes:
+        """What Lance makes of an append, on a copy of the table; the data file is in the folder."""
+        shutil.copytree(self.folder, scratch / self.table)
+        lance.dataset(scratch / self.table).insert(ROWS)
+        for part in ("data", "_transactions"):
+            shutil.copytree(scratch / self.table / part, self.folder / part, dirs_exist_ok=True)
+        return (scratch / self.table / "_versions" / f"{2**64 - 3}.manifest").read_bytes()
+
+
+def without_own_transaction(manifest: bytes) -> bytes:
+    """The same manifest as older writers made it: its transaction is in a file of its own, and nowhere else."""
+    position, *rest = FOOTER.unpack(manifest[-FOOTER.size :])
+    message = manifest[position + 4 : -FOOTER.size]
+    begin = message.rindex(OWN_TRANSACTION)
+    end = next(at for at in range(begin + 2, len(message)) if message[at] < 0x80) + 1
+    message = message[:begin] + message[end:]
+    return manifest[:position] + struct.pack("<I", len(message)) + message + FOOTER.pack(position, *rest)
+
+
+@pytest.fixture
+def client(victim: ServerProcess) -> Iterator[Client]:
+    found = Client(victim.url)
+    yield found
+    found.http.close()
+
+
+def sparse(path: Path, size: int, end: bytes = b"") -> Path:
+    """A file of a size that takes no room on the disk, with an end of its own."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(size - len(end))
+        file.seek(0, os.SEEK_END)
+        file.write(end)
+    return path
+
+
+def test_staged_file_of_three_gigabytes_is_refused_unread(client: Client) -> None:
+    staged = sparse(client.stage(2), 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
+    for commit in (client.commit, client.commit_in_a_batch):
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _, commit=commit: commit(staged, 2), range(8)))
+        assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(400, 13)}
+        assert "max_manifest_bytes" in answers[0].json()["error"]
+
+
+def test_staged_files_just_below_the_bound_are_checked_one_at_a_time(client: Client) -> None:
+    size = 64 << 20
+    body = size - FOOTER.size - 4
+    staged = sparse(client.stage(2), size, FOOTER.pack(0, 0, 2, b"LANC"))
+    with staged.open("r+b") as file:
+        file.write(struct.pack("<I", body))  # a message of zeros: no field has that number
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.commit(staged, 2), range(8)))
+    assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(400, 13)}
+    assert "no Lance manifest" in answers[0].json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_staged_file_that_is_none_is_refused_at_once(client: Client, kind: str) -> None:
+    staged = client.stage(2)
+    os.mkfifo(staged) if kind == "pipe" else staged.mkdir()
+    answer = client.commit(staged, 2)
+    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+
+
+@pytest.mark.parametrize("size", [0, 3 * GIB], ids=["as it was", "three gigabytes"])
+def test_transaction_that_a_manifest_names_is_bounded(client: Client, tmp_path: Path, size: int) -> None:
+    content = without_own_transaction(client.next_manifest(tmp_path))
+    staged = client.stage(2)
+    staged.write_bytes(content)
+    [transaction] = (client.folder / "_transactions").glob("1-*.txn")
+    assert transaction.name.encode() in content
+    if not size:
+        assert client.commit(staged, 2).status_code == 200
+        assert lance.dataset(client.folder).count_rows() == 6
+        return
+    sparse(transaction, size)
+    answer = client.commit(staged, 2)
+    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    assert "max_manifest_bytes" in answer.json()["error"]
+    repeat = client.http.post(f"/v1/table/{client.table}/insert", content=stream(ROWS), headers=ARROW)
+    assert repeat.status_code == 200
+
+
+@pytest.mark.parametrize("field", [6, 23], ids=["indices", "transaction"])
+def test_part_of_a_manifest_that_claims_four_gigabytes_is_refused(client: Client, tmp_path: Path, field: int) -> None:
+    content = client.next_manifest(tmp_path)
+    position, *rest = FOOTER.unpack(content[-FOOTER.size :])
+    message = content[position + 4 : -FOOTER.size] + varint(field << 3) + varint(position - 4)
+    content = content[: position - 4] + b"\xff\xff\xff\xff" + struct.pack("<I", len(message)) + message
+    staged = client.stage(2)
+    staged.write_bytes(content + FOOTER.pack(position, *rest))
+    answer = client.commit(staged, 2)
+    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+
+
+def varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(high) if high else bytes([low])

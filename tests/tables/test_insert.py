@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -116,6 +117,7 @@ def test_insert_no_bytes_is_invalid(server: Server) -> None:
         (lambda t: t.set_column(0, "id", pa.array(["a"] * t.num_rows)), "'id' is int64 in the table, and string here"),
         (lambda t: t.set_column(0, "id", pa.array([0.5] * t.num_rows)), "'id' is int64"),
         (lambda t: t.set_column(2, "v", pa.array([[1.0]] * t.num_rows)), "'v' is fixed_size_list"),
+        (lambda t: t.set_column(2, "v", pa.array([[1.0, 2.0, 3.0, 1e300]] * t.num_rows)), "1e+300 would become inf"),
         (lambda t: t.append_column("id", t["id"]), "'id' comes twice"),
     ],
 )
@@ -123,7 +125,7 @@ def test_insert_columns_that_do_not_fit_are_named(
     server: Server, body: Callable[[pa.Table], ArrowBody], change: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
     server.create("t", rows(3))
-    with pytest.raises(errors.TableSchemaValidationError, match=message.replace(".", r"\.").replace("(", r"\(")):
+    with pytest.raises(errors.TableSchemaValidationError, match=re.escape(message)):
         insert(server, body(change(rows(2))))
     assert server.open("t").version == 1
     assert len(data_files(server)) == 1

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tiltyard.schemas.value_loss import check_kept
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,8 +44,8 @@ def cast_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Cast an array to a type with its inner names, losing nothing; no copy where nothing but names differs.
 
     Raises ArrowInvalid for values that do not fit, ArrowNotImplementedError for types that no cast joins. Both come
-    also where `Array.cast` would lose values without a word: fields of a struct that the wanted type lacks, and list
-    views, of which pyarrow 26 drops the last list.
+    also where `Array.cast` would lose values without a word: fields of a struct that the wanted type lacks, list views,
+    of which pyarrow 26 drops the last list, and what `value_loss` looks for.
     """
     if is_same_type(array.type, wanted):
         return array
@@ -52,9 +54,11 @@ def cast_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if any(map(_is_list_view, _descendants(array.type))):
         raise pa.ArrowNotImplementedError(f"List views are not cast to {wanted}: make lists of them.")
     try:
-        return array.cast(wanted)
+        cast = array.cast(wanted)
     except pa.ArrowTypeError as error:
         raise pa.ArrowInvalid(str(error)) from error
+    check_kept(array, cast)
+    return cast
 
 
 def unknown_fields(given: pa.DataType, wanted: pa.DataType) -> Iterator[str]:

@@ -1,0 +1,102 @@
+"""Find values that a cast of Arrow has changed without a word.
+
+`Array.cast` checks integers, decimals and units of time, and lets these through: a number beyond a narrower float's
+range becomes infinite, a float is rounded to a decimal's scale, an integer to a half float's precision, and a timestamp
+loses its time of day as a date. A float that a narrower one holds less exactly, a decimal as a float, and a time with
+or without a zone (it stands for UTC) are no loss: that is what such a column is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_types = pa.types
+
+
+def check_kept(given: pa.Array, cast: pa.Array) -> None:
+    """Compare an array with what a cast made of it, nested values too. Raises ArrowInvalid that quotes one lost value.
+
+    Both have the same length, and nulls in the same places. Costs nothing for types that pyarrow checks itself.
+    """
+    for before, after in _leaves(given, cast):
+        if (row := _first_lost(before, after)) is not None:
+            raise pa.ArrowInvalid(
+                f"{before[row].as_py()} would become {after[row].as_py()} where {before.type} is cast to {after.type}"
+            )
+
+
+def _leaves(given: pa.Array, cast: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Yield the pairs of arrays below two nested ones in which a value could be lost."""
+    if _types.is_dictionary(given.type):
+        given = given.dictionary_decode()
+    if _types.is_dictionary(cast.type):
+        cast = cast.dictionary_decode()
+    kind, wanted = given.type, cast.type
+    if kind == wanted or not _may_lose(kind, wanted):
+        return
+    if _types.is_struct(kind):
+        for field in wanted:
+            if kind.get_field_index(field.name) >= 0:
+                yield from _leaves(pc.struct_field(given, field.name), pc.struct_field(cast, field.name))
+    elif _types.is_map(kind):
+        for before, after in zip(_entries(given), _entries(cast), strict=True):
+            yield from _leaves(before, after)
+    elif _is_list(kind):
+        yield from _leaves(pc.list_flatten(given), pc.list_flatten(cast))
+    else:
+        yield given, cast
+
+
+def _may_lose(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast between two types can lose what `_first_lost` looks for."""
+    if _types.is_struct(kind) and _types.is_struct(wanted):
+        fields = {field.name: field.type for field in kind}
+        return any(field.name in fields and _may_lose(fields[field.name], field.type) for field in wanted)
+    if _types.is_map(kind) and _types.is_map(wanted):
+        return _may_lose(kind.key_type, wanted.key_type) or _may_lose(kind.item_type, wanted.item_type)
+    if _is_list(kind) and _is_list(wanted):
+        return _may_lose(kind.value_type, wanted.value_type)
+    if _types.is_dictionary(kind) or _types.is_dictionary(wanted):
+        kind = kind.value_type if _types.is_dictionary(kind) else kind
+        wanted = wanted.value_type if _types.is_dictionary(wanted) else wanted
+        return _may_lose(kind, wanted)
+    if _types.is_floating(wanted):
+        return bool(kind.bit_width > wanted.bit_width) if _types.is_floating(kind) else _is_number(kind)
+    if _types.is_decimal(wanted):
+        return bool(_types.is_floating(kind))
+    return bool(_types.is_timestamp(kind) and _types.is_date(wanted))
+
+
+def _first_lost(before: pa.Array, after: pa.Array) -> int | None:
+    """Return the position of a value that a cast has lost, if there is one."""
+    if _types.is_floating(after.type):
+        lost = pc.is_inf(after)
+        if pc.any(lost).as_py():
+            finite = pc.is_finite(before) if _types.is_floating(before.type) else pc.is_valid(before)
+            lost = pc.and_(lost, finite)
+        elif _types.is_float16(after.type) and _types.is_integer(before.type):
+            lost = pc.not_equal(after.cast(pa.float64()), before.cast(pa.float64()))
+    else:
+        lost = pc.not_equal(after.cast(before.type), before)
+    position: int = pc.index(lost, value=True).as_py()
+    return position if position >= 0 else None
+
+
+def _entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the keys and the values of an array of maps, of its own rows alone."""
+    whole = array.take(pa.array(range(len(array)), pa.int64()))  # of a slice, `keys` are those of all rows
+    return whole.keys, whole.items
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(_types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(_types.is_integer(kind) or _types.is_decimal(kind))

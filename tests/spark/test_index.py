@@ -63,6 +63,40 @@ def described(found: Table, name: str) -> Any:
     return next(one for one in found.dataset().describe_indices() if one.name == name)
 
 
+def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
+    spark: SparkSession, catalog: Connection, found: Table, name: str
+) -> None:
+    plain = found.dataset().to_table()
+    inside = pa.StructArray.from_arrays(
+        [plain[column].combine_chunks() for column in plain.column_names], plain.column_names
+    )
+    nested = table(catalog, f"{name}_nested")
+    given = {"namespace_client": nested.client, "table_id": nested.id, "max_rows_per_file": 300}
+    lance.write_dataset(pa.table({"st": inside}), **given)
+    vectors = {"num_partitions": "2"}
+    for column, kind, parameters in (
+        ("st.id", "BTREE", {}),
+        ("st.text", "FTS", {}),
+        ("`st`.kind", "BITMAP", {}),
+        ("st.vector", "IVF_FLAT", vectors),
+        ("st.vector", "IVF_PQ", {**vectors, "num_sub_vectors": "4"}),
+    ):
+        figures = index(LocalRun(), catalog, spark, str(nested), column, kind, name=kind, parameters=parameters)
+        assert figures["rows"] == ROWS, column
+    dataset = nested.dataset()
+    assert {one.name: one.field_names for one in dataset.describe_indices()} == {
+        "BTREE": ["st.id"],
+        "FTS": ["st.text"],
+        "BITMAP": ["st.kind"],
+        "IVF_FLAT": ["st.vector"],
+        "IVF_PQ": ["st.vector"],
+    }
+    scanner = dataset.scanner(filter="st.id = 77")
+    assert ("BTREE" in scanner.explain_plan(), scanner.to_table()["st"][0].as_py()["id"]) == (True, 77)
+    with pytest.raises(InvalidInputError, match=r"no column 'st\.nothing'; it has st"):
+        index(LocalRun(), catalog, spark, str(nested), "st.nothing", "BTREE")
+
+
 @pytest.mark.parametrize(
     ("column", "kind", "condition"),
     [

@@ -19,7 +19,6 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.connecting import Connection, table
-from tiltyard.pipeline.landing import latest_version
 from tiltyard.pipeline.plans import publishing, running
 from tiltyard.pipeline.plans.files import read_plan
 from tiltyard.pipeline.runs import LocalRun
@@ -198,7 +197,7 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
         patch.setattr(running, "publish_all", dying)
         with pytest.raises(DiedError):
             run_here(run, catalog, spark, file)
-    assert [latest_version(table(catalog, name)) for name in names] == ([2, 3] if late else [0, 0])
+    assert [table(catalog, name).latest_version() for name in names] == ([2, 3] if late else [0, 0])
     figures = run_here(run, catalog, spark, file)
     check_tables(catalog, names, 40)
     assert figures["rows"] == 160 and json.loads(figures["versions"]) == {names[0]: 2, names[1]: 3}

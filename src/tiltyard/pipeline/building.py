@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
-from lance.indices import IndicesBuilder
+from lance.indices import IndexConfig, IndicesBuilder
 
 from tiltyard.pipeline.changes import fragments_of, grouped
 from tiltyard.pipeline.opening import delete_files
@@ -53,7 +53,7 @@ _ROWS_OF_A_CENTROID = 256
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is built, with parameters by the names that CreateTableIndex gives them."""
+    """What is built, with parameters by the names that CreateTableIndex gives them; `column` is a path (`a.b`)."""
 
     column: str
     kind: str
@@ -71,6 +71,15 @@ class Order:
             return dict(self.parameters)
         own = {key: self.parameters[key] for key in ("num_bits", "m", "ef_construction") if key in self.parameters}
         return {"metric": self.distance, **own, **model}
+
+    def not_null(self, schema: pa.Schema) -> str:
+        """A condition, in Lance's SQL: the column has a value."""
+        return f"{_quoted(self.column, schema)} IS NOT NULL"
+
+
+def _quoted(path: str, schema: pa.Schema) -> str:
+    """A path in Lance's SQL: a column's own name is quoted, for it may be a word of SQL."""
+    return f"`{path}`" if path in schema.names else path
 
 
 def block_size(kind: str) -> int | None:
@@ -137,6 +146,15 @@ class _Seen:
         return self.dataset or self.place.open(self.version, self.branch, block_size(self.order.kind))
 
 
+class _Trainer(IndicesBuilder):
+    """Trains models; pylance's own class knows no columns within structs, while what it calls does."""
+
+    def __init__(self, dataset: lance.LanceDataset, path: str) -> None:
+        field: Any = dataset.lance_schema.field(path)  # pylance's stubs lack it
+        self.dataset, self.column = dataset, [path]
+        self.dimension = self._vector_dimension(field.to_arrow().type)  # type: ignore[no-untyped-call]  # pylance's own
+
+
 @dataclass(frozen=True, slots=True)
 class _Train:
     """A task: a model of the vectors, that all segments share."""
@@ -146,14 +164,14 @@ class _Train:
     def __call__(self) -> Model:
         """Centroids and codebook, written. Raises RefusedError for too few rows."""
         dataset, order = self.seen.open(), self.seen.order
-        given, rows = order.parameters, dataset.count_rows(f"`{order.column}` IS NOT NULL")
+        given, rows = order.parameters, dataset.count_rows(order.not_null(dataset.schema))
         size = given.get("target_partition_size")
         partitions = given.get("num_partitions") or max(1, rows // size if size else round(math.sqrt(rows)))
         rate = min(given.get("sample_rate", _ROWS_OF_A_CENTROID), rows // partitions)
         if rate < 2:
             raise RefusedError(f"{partitions} partitions need {2 * partitions} vectors, and there are {rows}.")
         rounds = {"max_iters": given["max_iterations"]} if "max_iterations" in given else {}
-        builder = IndicesBuilder(dataset, order.column)
+        builder = _Trainer(dataset, order.column)
         ivf = builder.train_ivf(partitions, distance_type=order.distance, sample_rate=rate, **rounds)
         folder = f"_indices/{uuid.uuid4()}"
         if not order.kind.endswith("_PQ"):
@@ -201,6 +219,25 @@ class _Merge:
     def __call__(self) -> Any:
         """The segment."""
         return self.seen.open().merge_existing_index_segments(list(self.segments))
+
+
+def commit_empty_index(dataset: lance.LanceDataset, order: Order, uuid: str) -> None:
+    """Commit the index of a table without rows, as a segment `uuid`; rows that come in later can join it.
+
+    Raises RefusedError for an index that they could not join, and what Lance raises.
+    """
+    options: dict[str, Any] = {"name": order.name, "replace": True, "index_uuid": uuid}
+    if order.kind in VECTOR:
+        shape = {key: order.parameters[key] for key in ("num_partitions", "num_sub_vectors") if key in order.parameters}
+        dataset.create_index(order.column, order.kind, **order.options(shape), **options)
+        return
+    if order.kind != "INVERTED" and order.column not in dataset.schema.names:
+        # pylance 14 makes it, and fails then on each attempt to bring rows in: "No column with name …".
+        raise RefusedError(f"An index of {order.column}, which is within a struct, needs rows: write some first.")
+    kind: Any = order.kind
+    dataset.create_scalar_index(
+        order.column, IndexConfig(kind, dict(order.parameters)) if order.parameters else kind, **options
+    )
 
 
 def built_segments(

@@ -42,6 +42,11 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
     return frozenset(number for one in dataset.lance_schema.fields() if one.name() == column for number in _ids(one))
 
 
+def path_ids(dataset: lance.LanceDataset, path: str) -> frozenset[int]:
+    """The ids of the field at a path (`a`, `a.b`, "`a.b`.c") that there is, and of all inside it."""
+    return frozenset(_ids(dataset.lance_schema.field(path)))
+
+
 def _ids(field: Any) -> list[int]:
     return [field.id(), *(number for child in field.children() for number in _ids(child))]
 

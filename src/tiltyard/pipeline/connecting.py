@@ -11,6 +11,7 @@ import lance_namespace as upstream
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
+    InvalidTableStateError,
     TableBranchNotFoundError,
     TableNotFoundError,
     TableTagNotFoundError,
@@ -76,12 +77,20 @@ class Table:
         """Open it so that commits go through the namespace; `version` may be a tag.
 
         `client` stands in for the namespace's own, `block_size` as in `building.block_size`. Raises as `describe` does,
-        TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
+        InvalidTableStateError (it is only declared), TableVersionNotFoundError, TableTagNotFoundError,
+        TableBranchNotFoundError.
         """
         options = dict(self.connection.storage) or None
-        found = lance.dataset(
-            namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
-        )
+        try:
+            found = lance.dataset(
+                namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
+            )
+        except (OSError, ValueError) as error:
+            if "not found" not in str(error).lower() or self.latest_version():
+                raise
+            raise InvalidTableStateError(
+                f"{self} is only declared, and has neither columns nor rows yet: write to it first."
+            ) from error
         if self._bound is not None:
             self.describe()  # what was opened by its name is what has the name still
         if branch:
@@ -92,6 +101,12 @@ class Table:
         missing = TableVersionNotFoundError(f"There is no version {version} of {self}.")
         tag = TableTagNotFoundError(f"{self} has no tag '{version}'.")
         return _checked_out(found, version, tag if isinstance(version, str) else missing)
+
+    def latest_version(self) -> int:
+        """Return the number of the newest version; 0 for a table that is only declared."""
+        request = upstream.ListTableVersionsRequest(id=self.id, descending=True, limit=1)
+        versions = self.client.list_table_versions(request).versions
+        return int(versions[0].version) if versions else 0
 
     def place(self) -> Place:
         """Where its files are, for tasks. Raises TableNotFoundError."""

@@ -96,9 +96,9 @@ def _export(
 
 
 def _parts(dataset: lance.LanceDataset, destination: str, rows_per_file: int) -> list[Part]:
-    """Neighbouring fragments, about so many rows a file."""
+    """Neighbouring fragments, about so many rows a file; a file without rows for a table without any."""
     rows = {one.fragment_id: one.metadata.num_rows for one in dataset.get_fragments()}
-    groups = grouped(rows, rows_per_file, 1)
+    groups = grouped(rows, rows_per_file, 1) or [()]
     return [Part(f"{destination}/part-{number:05}.parquet", group) for number, group in enumerate(groups)]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lance.dataset import Index, IndexFile
 
 from tiltyard.pipeline.building import Model
-from tiltyard.pipeline.changes import field_ids
+from tiltyard.pipeline.changes import path_ids
 from tiltyard.pipeline.opening import exists
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Finished:
 
     @classmethod
     def of(cls, run: Run, place: Place, dataset: lance.LanceDataset, column: str) -> Finished:
-        """For a column that the table has."""
-        return cls(run, place, field_ids(dataset, column))
+        """For a column that the table has, by its path."""
+        return cls(run, place, path_ids(dataset, column))
 
     def model(self, place: Place) -> Model | None:
         """The model, if it was trained, for a column that is still the same."""

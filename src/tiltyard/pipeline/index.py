@@ -9,22 +9,23 @@ meanwhile is built again, and nothing else is.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 import msgspec
+from lance.schema import LanceSchema
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
 from tiltyard.index_kinds import IndexType, index_type
 from tiltyard.index_kinds import parameters as checked_parameters
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.building import Order, block_size, built_segments
+from tiltyard.pipeline.building import Order, block_size, built_segments, commit_empty_index
 from tiltyard.pipeline.finished import Finished
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.strict import checked_columns
 from tiltyard.spec import models
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def index(
     catalog: Connection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
-    column: Annotated[str, "The column to index."],
+    column: Annotated[str, "The column to index; one within a struct by its path (author.name)."],
     type: Annotated[str, "BTREE, BITMAP, LABEL_LIST, NGRAM, ZONEMAP, BLOOMFILTER, FTS, IVF_PQ, IVF_HNSW_SQ, …"],  # noqa: A002  # the argument's name
     *,
     name: Annotated[str | None, "The index's name; else the column's with _idx."] = None,
@@ -69,6 +70,11 @@ def index(
         raise InvalidInputError(f"{table} has an index '{order.name}': name another one, or say --replace.")
     for _ in range(_TRIES):
         place = found.place()
+        if not dataset.get_fragments():
+            if _commit_empty(run, dataset, order) and (done := _done(run, dataset, order)) is not None:
+                return done
+            dataset = found.dataset(branch=branch, block_size=block_size(order.kind))
+            continue
         finished = Finished.of(run, place, dataset, column)
         segments = built_segments(run, spark, place, dataset, branch, order, finished)
         run.keep(_BUILT, json.dumps(sorted(str(one.uuid) for one in segments)))
@@ -93,7 +99,7 @@ def fitted(order: Order, schema: pa.Schema) -> Order:
 
     Raises InvalidInputError.
     """
-    checked_columns(schema, [order.column], "The column")
+    field = find_field(schema, order.column)
     fields = models.CreateTableIndexRequest.__struct_fields__
     if unknown := [key for key in order.parameters if key not in fields]:
         raise InvalidInputError(f"An index has no parameter '{unknown[0]}': they are those of CreateTableIndex.")
@@ -103,13 +109,36 @@ def fitted(order: Order, schema: pa.Schema) -> Order:
         request = msgspec.convert(told, models.CreateTableIndexRequest)
     except msgspec.ValidationError as error:
         raise InvalidInputError(f"The parameters of the index '{order.name}' cannot be: {error}.") from error
-    return replace(order, parameters=checked_parameters(kind, schema.field(order.column), request))
+    return replace(order, parameters=checked_parameters(kind, field, request))
+
+
+def find_field(schema: pa.Schema, path: str) -> pa.Field:
+    """Return the field at a path (`a`, `a.b`, "`a.b`.c"). Raises InvalidInputError."""
+    if path in schema.names:
+        return schema.field(path)
+    found: Any = LanceSchema.from_pyarrow(schema).field(path)  # pylance's stubs lack it
+    if found is None:
+        raise InvalidInputError(f"The table has no column '{path}'; it has {', '.join(schema.names)}.")
+    return found.to_arrow()
+
+
+def _commit_empty(run: Run, dataset: lance.LanceDataset, order: Order) -> bool:
+    """Publish the index of a table without rows; False if somebody else changed the table meanwhile."""
+    uuid = str(uuid4())
+    run.keep(_BUILT, json.dumps([uuid]))
+    run.check()
+    return _committed(lambda: commit_empty_index(dataset, order, uuid))
 
 
 def _commit(dataset: lance.LanceDataset, order: Order, segments: Sequence[Any]) -> bool:
     """Publish the segments, and have the dataset be of that version; False if fragments of theirs were replaced."""
+    return _committed(lambda: dataset.commit_existing_index_segments(order.name, order.column, list(segments)))
+
+
+def _committed(commit: Callable[[], object]) -> bool:
+    """Commit; False if that collides with another's commit. Raises what Lance raises."""
     try:
-        dataset.commit_existing_index_segments(order.name, order.column, list(segments))
+        commit()
     except (OSError, RuntimeError, ValueError) as error:
         if "conflict" not in str(error).lower():
             raise

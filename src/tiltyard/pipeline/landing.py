@@ -85,7 +85,7 @@ class Landing:
 
     def last_of(self, prefix: str) -> str | None:
         """What follows `prefix` in the newest run's id in the table's history that begins with it."""
-        if not latest_version(self.table):
+        if not self.table.latest_version():
             return None
         for _, entry in read_transactions(self.table.dataset(), 0):
             told = (entry.transaction_properties or {}).get(RUN, "")
@@ -96,7 +96,7 @@ class Landing:
     def withdraw(self, fragments: Sequence[str]) -> None:
         """Leave nothing behind: delete the files, and the name if it was declared by this run and is still empty."""
         discard(self.place, fragments)
-        if self.declared and not latest_version(self.table):
+        if self.declared and not self.table.latest_version():
             self.table.client.drop_table(upstream.DropTableRequest(id=self.table.id))
 
     def operation(self, fragments: Sequence[str], schema: pa.Schema) -> lance.LanceOperation.BaseOperation:
@@ -110,12 +110,12 @@ class Landing:
         guard = NextOnly(self.table.client)
         run.check()
         try:
-            if not latest_version(self.table):
+            if not self.table.latest_version():
                 transaction = Transaction(0, operation, str(uuid4()), {RUN: run.id})
                 guard.describe_table(upstream.DescribeTableRequest(id=self.table.id))
                 return int(first_version(self, guard, transaction).version)
         except Exception:
-            if not latest_version(self.table):
+            if not self.table.latest_version():
                 raise
         if (version := version_of(self.table.dataset(), 0, run.id)) is not None:
             return version
@@ -179,13 +179,6 @@ def _gone(table: Table) -> InvalidTableStateError:
     )
 
 
-def latest_version(table: Table) -> int:
-    """The newest version of a table; 0 for one that is only declared."""
-    request = upstream.ListTableVersionsRequest(id=table.id, descending=True, limit=1)
-    versions = table.client.list_table_versions(request).versions
-    return int(versions[0].version) if versions else 0
-
-
 def _begin(table: Table, mode: WriteMode) -> dict[str, Any]:
     try:
         table.describe()
@@ -193,7 +186,7 @@ def _begin(table: Table, mode: WriteMode) -> dict[str, Any]:
         if mode is WriteMode.APPEND:
             raise
         return {"base": 0, "declared": True}
-    base = latest_version(table)
+    base = table.latest_version()
     if base and mode is WriteMode.CREATE:
         raise TableAlreadyExistsError(f"{table} exists: append to it, overwrite it, or name another.")
     return {"base": base, "declared": False}

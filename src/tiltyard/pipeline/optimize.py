@@ -26,6 +26,7 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.tasks import call, run_tasks
 
 if TYPE_CHECKING:
+    import lance
     from pyspark.sql import SparkSession
 
 ROWS_OF_A_FRAGMENT = 1 << 20
@@ -141,16 +142,24 @@ def _rewritten(run: Run, spark: SparkSession, tasks: list[Rewrite]) -> list[Rewr
 
 
 def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
-    """Bring rows into each index that lacks some; how many rows joined."""
+    """Bring rows into each index that lacks some; how many rows joined.
+
+    Fewer than the index lacked may join: one of PQ that was made of no rows waits for the 256 that train it.
+    """
     dataset = table.dataset()
     rows = dataset.count_rows()
-    behind = {
-        one.name: rows - one.num_rows_indexed for one in dataset.describe_indices() if one.num_rows_indexed < rows
-    }
+    held = _indexed(dataset)
+    behind = {name: rows - indexed for name, indexed in held.items() if indexed < rows}
     tasks = [_Catch(table, name) for name in behind]
     run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
     session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
     for done, task in enumerate(tasks, 1):  # in turn: two commits of indexes at once would only wait for each other
         run_tasks(session, run, call, [task], name="optimize: index")
         run.progress(indexes=done)
-    return {"indexes": len(tasks), "rows_indexed": sum(behind.values())}
+    now = _indexed(table.dataset()) if tasks else held
+    return {"indexes": len(tasks), "rows_indexed": sum(max(0, now.get(name, 0) - held[name]) for name in behind)}
+
+
+def _indexed(dataset: lance.LanceDataset) -> dict[str, int]:
+    """How many rows each index holds."""
+    return {one.name: one.num_rows_indexed for one in dataset.describe_indices()}

@@ -34,7 +34,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file, and the fragments whose rows it holds."""
+    """One file, and the fragments whose rows it holds; without any, it has the columns alone."""
 
     path: str
     fragments: tuple[int, ...]
@@ -56,7 +56,7 @@ def export_part(export: Export, part: Part) -> Exported:
     with _whole(part.path, export.storage) as file:
         try:
             with pyarrow.parquet.ParquetWriter(file, export.schema, compression=export.compression) as writer:
-                for batch in scanned(dataset, part.fragments, **export.scan):
+                for batch in scanned(dataset, part.fragments, **export.scan) if part.fragments else ():
                     writer.write_batch(batch)
                     rows += batch.num_rows
         except pa.ArrowNotImplementedError as error:

@@ -15,6 +15,7 @@ from tiltyard.pipeline.datasource.options import Options
 from tiltyard.pipeline.datasource.reading import TableReader, pinned
 from tiltyard.pipeline.datasource.streaming import StreamReader, StreamWriter
 from tiltyard.pipeline.datasource.writing import TableWriter
+from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.spark_types import spark_schema
 
 if TYPE_CHECKING:
@@ -36,8 +37,17 @@ class TiltyardSource(DataSource):
         return "tiltyard"
 
     def schema(self) -> StructType:
-        """The columns that are read. Raises RefusedError for a type that Spark lacks."""
-        return spark_schema(self._pin().schema)
+        """The columns that are read. Raises RefusedError for a type that Spark lacks, and for a table without columns.
+
+        Spark does not call this where the caller says the columns (`spark.read.schema(…)`).
+        """
+        found = self._pin()
+        if found.schema is None:
+            raise RefusedError(
+                f"{self._options().table} is only declared, and has no columns yet: write to it first, or say which "
+                "columns it will have (spark.read.schema)."
+            )
+        return spark_schema(found.schema)
 
     def reader(self, schema: StructType) -> TableReader:
         """Read a version."""

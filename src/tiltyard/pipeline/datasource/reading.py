@@ -15,6 +15,7 @@ from tiltyard.pipeline.settling import settle
 from tiltyard.pipeline.spark_types import batch_schema, for_spark
 
 if TYPE_CHECKING:
+    import lance
     from pyspark.sql.types import StructType
 
     from tiltyard.pipeline.datasource.options import Options
@@ -30,12 +31,15 @@ _UNKNOWN_WIDTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A version of a table and what is asked of it; `groups` are fragments, a partition each."""
+    """A version of a table and what is asked of it; `groups` are fragments, a partition each.
+
+    A table that is only declared has the version 0, no schema, and no groups.
+    """
 
     place: Place
     version: int
     branch: str | None
-    schema: pa.Schema
+    schema: pa.Schema | None
     scan: Mapping[str, Any]
     groups: tuple[tuple[int, ...], ...]
 
@@ -48,13 +52,32 @@ class Group(InputPartition):
     fragments: tuple[int, ...]
 
 
+class NoRows(InputPartition):
+    """The one partition of a table without fragments: Spark makes one of its own where it is given none."""
+
+
 def pinned(options: Options) -> Pinned:
-    """The version to read, its columns and partitions. Raises RefusedError, TableNotFoundError."""
+    """The version to read, its columns and partitions. Raises RefusedError, TableNotFoundError, InvalidTableStateError.
+
+    A table that is only declared can be read, too, unless a version of it is asked for.
+    """
     # Planning alone needs the namespace client, whose import takes a second: tasks do without.
+    from lance_namespace.errors import InvalidTableStateError  # noqa: PLC0415
+
     from tiltyard.pipeline.connecting import connection, table  # noqa: PLC0415
 
     found = table(connection(options.uri, options.properties, options.storage), options.table)
-    dataset = found.dataset(options.version, options.branch)
+    try:
+        dataset = found.dataset(options.version, options.branch)
+    except InvalidTableStateError:
+        if options.version is not None or options.branch is not None or found.latest_version():
+            raise
+        scan = {**options.scanned(), "batch_size": options.number("batch_rows") or LEAST_BATCH_ROWS}
+        return Pinned(found.place(), 0, None, None, scan, ())
+    return _pinned(options, dataset, found.place())
+
+
+def _pinned(options: Options, dataset: lance.LanceDataset, place: Place) -> Pinned:
     columns = options.names("columns")
     for name in columns or []:
         if name not in dataset.schema.names and not name.startswith("_"):
@@ -67,7 +90,7 @@ def pinned(options: Options) -> Pinned:
     sizes = [(part.fragment_id, part.metadata.num_rows) for part in dataset.get_fragments()]
     groups = ((),) if options.whole else grouped(sizes, options.number("partitions") or _partitions(schema, sizes))
     return Pinned(
-        found.place(), int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
+        place, int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
     )
 
 
@@ -93,11 +116,13 @@ class TableReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A partition for each group of fragments."""
-        return [Group(self._source.version, group) for group in self._source.groups]
+        """A partition for each group of fragments; one without rows where there are none."""
+        return [Group(self._source.version, group) for group in self._source.groups] or [NoRows(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of a partition. Raises RefusedError for a value that Spark's type cannot hold."""
+        if isinstance(partition, NoRows):
+            return iter(())
         assert isinstance(partition, Group)
         return read_group(self._source, self._schema, partition)
 

@@ -70,11 +70,18 @@ class StreamReader(DataSourceStreamReader):
         return {"version": self._options.number("version") or 0}
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802  # Spark's name
-        """The newest version."""
-        return {"version": int(self._dataset().version)}
+        """The newest version; 0 while the table is only declared."""
+        try:
+            return {"version": int(self._dataset().version)}
+        except (OSError, ValueError) as error:
+            if self._source.version or "not found" not in str(error).lower():
+                raise
+            return {"version": 0}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """What was appended after one version and up to another, each version's rows as they were in it."""
+        if not end["version"]:
+            return []
         if not start["version"]:
             return self._groups(self._dataset(end["version"]), ())
         found: list[InputPartition] = []

@@ -16,9 +16,9 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
-from tiltyard.pipeline.building import built_segments
+from tiltyard.pipeline.building import built_segments, commit_empty_index
 from tiltyard.pipeline.index import fitted
-from tiltyard.pipeline.landing import WriteMode, first_version, latest_version
+from tiltyard.pipeline.landing import WriteMode, first_version
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.plans.model import Index
 from tiltyard.pipeline.plans.rows import Filled
@@ -117,7 +117,7 @@ def tag_all(tables: Sequence[Filled], tag: str, versions: Mapping[str, int]) -> 
 
 def _committed(table: Filled, base: int) -> int | None:
     """The version after `base` that has the rows of this run."""
-    if not latest_version(table.landing.table):
+    if not table.landing.table.latest_version():
         return None
     return version_of(table.landing.table.dataset(), base, table.run.id)
 
@@ -127,7 +127,7 @@ def _stage(block: Publication, table: Filled) -> None:
     landing, fragments = table.landing, table.fragments
     mode = WriteMode(table.plan.mode)
     operation = landing.operation(fragments, table.schema)
-    newest = latest_version(landing.table)
+    newest = landing.table.latest_version()
     if newest and not landing.base and mode is not WriteMode.OVERWRITE:
         raise TableAlreadyExistsError(f"Somebody else has written {table.name} meanwhile: append, or name another.")
     read = landing.base if mode is WriteMode.APPEND else newest
@@ -147,6 +147,9 @@ def _build(block: Publication, spark: SparkSession, table: Filled, index: Index)
     try:
         seen = StagedPlace(place.uri, place.options, place.connection, place.table, staged)
         order = fitted(order, dataset.schema)
+        if not dataset.get_fragments():
+            commit_empty_index(dataset, order, str(uuid4()))
+            return
         segments = built_segments(table.run, spark, seen, dataset, None, order)
     except (RefusedError, InvalidInputError) as refusal:
         raise InvalidInputError(f"The index {order.name} of {table.name}: {refusal}") from refusal

@@ -69,10 +69,26 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
     found = made(catalog, name, range(1000))
     pq.write_table(rows(range(900, 1100), "new"), tmp_path / "changed.parquet", row_group_size=50)
     figures = upsert(LocalRun(), catalog, spark, str(tmp_path), name, on=on)
-    assert figures == {"version": 2, "rows": 200, "updated": 100, "inserted": 100}
+    assert figures == {"version": 2, "rows": 200, "updated": 100, "inserted": 100, "replaced": 100}
     expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
     assert contents(found) == expected
     assert lance.dataset(found.place().uri).to_table().num_rows == 1100
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("on", [["id"], ["id", "half"]])
+def test_upsert_of_keys_that_the_table_has_more_than_once_counts_each_key_once(
+    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, on: list[str]
+) -> None:
+    found = made(catalog, name, range(400))
+    lance.write_dataset(rows(range(100), "twin"), namespace_client=found.client, table_id=found.id, mode="append")
+    twice = [*range(50), *range(50)]
+    lance.write_dataset(rows(twice, "twin"), namespace_client=found.client, table_id=found.id, mode="append")
+    pq.write_table(rows(range(25, 425), "new"), tmp_path / "changed.parquet", row_group_size=50)
+    figures = upsert(LocalRun(), catalog, spark, str(tmp_path), name, on=on)
+    replaced = 375 + 75 + 2 * 25  # of the table, of the first twins, of the second
+    assert figures == {"version": 4, "rows": 400, "updated": 375, "inserted": 25, "replaced": replaced}
+    assert found.dataset().count_rows() == 400 + 100 + 100 - replaced + 400
 
 
 def test_upsert_of_a_relative_path_means_the_drivers_folder(

@@ -6,7 +6,8 @@ a hash table over Arrow memory: rows of the table pass by it with their key colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ BATCH_ROWS = 65_536
 KEYS_AT_ONCE = 4_000_000
 """How many keys of the source a task holds in memory."""
 
+_NOT_THERE = -1
 _FRAGMENT_SHIFT = np.uint64(32)
 _OFFSET_BITS = np.uint64(0xFFFF_FFFF)
 
@@ -82,11 +84,15 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """A fragment without the rows that matched; `left` is None if all of them did."""
+    """A fragment without the rows that matched; `left` is None if all of them did.
+
+    `keys` are the positions of the source's keys that were found here, as `pack_positions` makes them.
+    """
 
     fragment: int
     rows: int
     left: FragmentMetadata | None
+    keys: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,37 +142,68 @@ def match(dataset: lance.LanceDataset, fragments: Sequence[int], keys: Keys) -> 
     wanted = [fragment(dataset, number) for number in fragments]
     scanner = dataset.scanner(columns=list(keys.on), with_row_address=True, fragments=wanted, batch_size=BATCH_ROWS)
     table = scanner.to_table()
-    hits = np.zeros(table.num_rows, bool)
+    positions = np.full(table.num_rows, _NOT_THERE, np.int64)
+    first = 0
     for chunk in keys.chunks():
-        hits |= found(table.select(list(keys.on)), chunk)
-    addresses = np.sort(table.column("_rowaddr").to_numpy()[hits])
-    if not len(addresses):
+        here = find_positions(table.select(list(keys.on)), chunk)
+        positions = np.where(here == _NOT_THERE, positions, here + first)
+        first += chunk.num_rows
+    hits = np.flatnonzero(positions != _NOT_THERE)
+    if not len(hits):
         return []
-    numbers, first = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
-    offsets = np.split(addresses & _OFFSET_BITS, first[1:])
-    return [_deleted(dataset, int(number), rows) for number, rows in zip(numbers, offsets, strict=True)]
+    addresses = table.column("_rowaddr").to_numpy()[hits]
+    order = np.argsort(addresses, kind="stable")
+    addresses, positions = addresses[order], positions[hits][order]
+    numbers, starts = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
+    parts = zip(numbers, np.split(addresses & _OFFSET_BITS, starts[1:]), np.split(positions, starts[1:]), strict=True)
+    return [_deleted(dataset, int(number), offsets, found) for number, offsets, found in parts]
 
 
 def share_keys(ours: Sequence[pa.Table], theirs: Keys) -> bool:
     """Whether any key of theirs is one of ours, which are in memory."""
-    return any(bool(found(rows, chunk).any()) for rows in theirs.chunks() for chunk in ours)
+    return any(bool((find_positions(rows, chunk) != _NOT_THERE).any()) for rows in theirs.chunks() for chunk in ours)
 
 
-def found(rows: pa.Table, keys: pa.Table) -> Any:
-    """For each row, whether its values are among the keys: a numpy array of bool. Nulls are equal to nothing."""
+def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
+    """Return for each row the position of its values among the keys, -1 where they are not there, as numpy's int64.
+
+    Nulls are equal to nothing.
+    """
+    positions = np.full(rows.num_rows, _NOT_THERE, np.int64)
     if rows.num_columns == 1:
-        column, among = rows.column(0), keys.column(0).combine_chunks()
-        hit = pc.is_in(column, value_set=among, skip_nulls=True)
-        return hit.combine_chunks().to_numpy(zero_copy_only=False) if rows.num_rows else np.zeros(0, bool)
+        if rows.num_rows:
+            among = keys.column(0).combine_chunks()
+            here = pc.index_in(rows.column(0), value_set=among, skip_nulls=True).combine_chunks()
+            positions[:] = pc.fill_null(here, _NOT_THERE).to_numpy()
+        return positions
     numbered = rows.append_column("__row", pa.array(np.arange(rows.num_rows)))
-    matched = numbered.join(keys, keys=keys.column_names, join_type="left semi").column("__row").to_numpy()
-    hits = np.zeros(rows.num_rows, bool)
-    hits[matched] = True
-    return hits
+    known = keys.append_column("__key", pa.array(np.arange(keys.num_rows)))
+    matched = numbered.join(known, keys=keys.column_names, join_type="inner")
+    positions[matched.column("__row").to_numpy()] = matched.column("__key").to_numpy()
+    return positions
 
 
-def _deleted(dataset: lance.LanceDataset, number: int, offsets: Any) -> Matched:
-    return Matched(number, len(offsets), fragment(dataset, number).delete_rows(offsets.tolist()))
+def pack_positions(positions: Any) -> bytes:
+    """Compress positions of keys, each once: a byte or two for one, where many of the keys are there."""
+    steps = np.diff(np.unique(positions), prepend=0).astype("<u8")
+    return zlib.compress(steps.tobytes(), 1)
+
+
+def count_keys(packed: Iterable[bytes], keys: int) -> int:
+    """Count the keys, of so many, whose positions are in any of these: one that was found twice counts once."""
+    seen = np.zeros((keys + 7) // 8, np.uint8)
+    for part in packed:
+        positions = np.cumsum(np.frombuffer(zlib.decompress(part), "<u8"), dtype=np.uint64)
+        at, starts = np.unique(positions >> np.uint64(3), return_index=True)
+        bits = np.left_shift(np.uint8(1), (positions & np.uint64(7)).astype(np.uint8))
+        if len(at):
+            seen[at] |= np.bitwise_or.reduceat(bits, starts)
+    return int.from_bytes(seen.tobytes(), "little").bit_count()
+
+
+def _deleted(dataset: lance.LanceDataset, number: int, offsets: Any, positions: Any) -> Matched:
+    left = fragment(dataset, number).delete_rows(offsets.tolist())
+    return Matched(number, len(offsets), left, pack_positions(positions))
 
 
 def _bucket(keys: pa.Table, buckets: int) -> Any:

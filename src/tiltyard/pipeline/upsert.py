@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,7 +28,7 @@ from tiltyard.pipeline.fragments import opened
 from tiltyard.pipeline.ingest import forgotten, source_recipe, write_source
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import WriteMode, land, without
-from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, share_keys
+from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, count_keys, share_keys
 from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
@@ -107,16 +107,21 @@ def _upsert(
 
 @dataclass(frozen=True, slots=True)
 class Upserted:
-    """What an upsert did; `version` is that of its commit."""
+    """What an upsert did; `version` is that of its commit.
+
+    Of the `rows` of the source, `updated` had a key that the table had, and `inserted` had none. `replaced` counts the
+    rows of the table that went: more than `updated` where the table had a key more than once.
+    """
 
     version: int
     rows: int
     updated: int
     inserted: int
+    replaced: int
 
     def figures(self) -> dict[str, object]:
         """For the run."""
-        return {"version": self.version, "rows": self.rows, "updated": self.updated, "inserted": self.inserted}
+        return asdict(self)
 
 
 def upsert_fragments(
@@ -140,7 +145,7 @@ def upsert_fragments(
     dataset = strict.latest()
     checked_columns(dataset.schema, on, "The key")
     if not written:
-        return Upserted(int(dataset.version), 0, 0, 0)
+        return Upserted(int(dataset.version), 0, 0, 0, 0)
     keys = Keys.of(table.place(), on, written)
     plan = _Plan(keys, list(written), dataset, branch)
     plan.look(run, spark, check=True)
@@ -159,8 +164,8 @@ def _done(run: Run, strict: StrictTable, since: int) -> Upserted | None:
     run.check()
     if _COUNTED not in run.kept() or (version := strict.done(run, since)) is None:
         return None
-    rows, updated = json.loads(run.kept()[_COUNTED])
-    return Upserted(version, rows, updated, rows - updated)
+    rows, updated, *replaced = json.loads(run.kept()[_COUNTED])  # runs of before kept two figures
+    return Upserted(version, rows, updated, rows - updated, *(replaced or [updated]))
 
 
 @dataclass(slots=True)
@@ -181,8 +186,9 @@ class _Plan:
 
     def keep(self, run: Run) -> None:
         """Remember the counts, for a driver that finds the commit made."""
-        updated = sum(one.rows for one in self.matched.values())
-        run.keep(_COUNTED, json.dumps([self.keys.rows, updated]))
+        updated = count_keys((one.keys for one in self.matched.values()), self.keys.rows)
+        replaced = sum(one.rows for one in self.matched.values())
+        run.keep(_COUNTED, json.dumps([self.keys.rows, updated, replaced]))
 
     def operation(self) -> LanceOperation.Update:
         """The commit: rows with the keys go from their fragments, and the source's fragments come."""

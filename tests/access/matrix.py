@@ -240,6 +240,7 @@ ROWS: dict[str, Row] = {
     "DropTableIndex": on_table(**BY_ID),
     "ExplainTableQueryPlan": on_table(query=NEAREST),
     "FinishJob": _job(owner="driver", status="Succeeded"),
+    "GetTableLsmWriteSpec": on_table(),
     "GetTableStats": on_table(),
     "GetTableTagVersion": after(_tagged, tag="none"),
     "GrantPrivileges": _named(**CARL),

@@ -130,6 +130,10 @@ def stats(w: World, db: Any) -> None:
     assert _table(w, db).stats()["num_rows"] == 3
 
 
+def lsm_write_spec(w: World, db: Any) -> None:
+    assert _table(w, db).get_lsm_write_spec() is None
+
+
 def list_versions(w: World, db: Any) -> None:
     assert [entry["version"] for entry in _table(w, db).list_versions()] == [1]
 
@@ -273,6 +277,7 @@ REMOTE: Mapping[str, Call] = {
     "CloneTable": clone,
     "PrewarmTableIndex": prewarm,
     "PrewarmTablePageCache": prewarm_data,
+    "GetTableLsmWriteSpec": lsm_write_spec,
     "CreateMultipartWrite": multipart,
     "CompleteMultipartWrite": multipart,
 }

@@ -376,6 +376,6 @@ def test_prewarm_data_loads_columns_that_are_there(table: Any) -> None:
 
 
 def test_unsupported_calls_say_so_and_not_that_the_table_is_missing(table: Any) -> None:
-    with pytest.raises(HttpError, match="406") as raised:
+    with pytest.raises(HttpError, match="501") as raised:
         table.flush_lsm()
     assert "not found" not in str(raised.value).lower()

@@ -36,6 +36,7 @@ READS = {
     "DescribeTableVersion",
     "DescribeTransaction",
     "ExplainTableQueryPlan",
+    "GetTableLsmWriteSpec",
     "GetTableStats",
     "GetTableTagVersion",
     "ListAllTables",

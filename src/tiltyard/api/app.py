@@ -29,10 +29,11 @@ from tiltyard.api.intake import ARRIVED, INTAKE
 from tiltyard.api.limits import QUERIES, Limits
 from tiltyard.api.once import Once, Replay
 from tiltyard.api.problems import HttpError, forget_frames, problem
-from tiltyard.api.queries import Deadline, Query, QueryStoppedError
+from tiltyard.api.queries import Deadline, Query, QueryStoppedError, earlier
 from tiltyard.api.repeats import REPLAYED, Repeats
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
-from tiltyard.api.routes import Route, Router
+from tiltyard.api.requests import Query as QueryString
+from tiltyard.api.routes import Route, Router, Segments
 from tiltyard.api.safety import check_single
 from tiltyard.api.threads import Threads
 from tiltyard.api.turns import Turns
@@ -78,7 +79,7 @@ class Api:
         headers: Headers = dict(scope["headers"])
         call = self._accounts.open(scope, _request_id(headers))
         send_whole = scope.get("extensions", {}).get(SEND_WHOLE)
-        exchange = Exchange(send, call, send_whole, remote.speaks(scope["raw_path"], headers))
+        exchange = Exchange(send, call, send_whole, remote.speaks(scope["raw_path"], scope["query_string"], headers))
         try:
             await self._answer(scope, headers, receive, exchange)
         except Exception as error:  # the one place where every failure becomes an answer
@@ -88,7 +89,7 @@ class Api:
             forget_frames(error)
             call.code = body.code
             if exchange.remote:
-                status = remote.status(status, body.code)
+                status = remote.status(status, body.code, late=exchange.is_late)
             await exchange.send(status, msgspec.json.encode(body), JSON, further)
         finally:
             call.end()
@@ -98,14 +99,8 @@ class Api:
         if path in BESIDE:
             await self._answer_beside(path, method, scope, headers, receive, exchange)
             return
-        query = parse_query(scope["query_string"])
-        route, segments = self._router.find(method, path, ("delimiter", ".") in query)
-        if exchange.remote:
-            route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
-        if route.served is None:
-            raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
+        route, segments, query = self._route(scope, headers, exchange)
         call = exchange.call
-        call.routed(route, segments)
         principal, body = self._known(scope, headers), None
         if principal is None:
             principal, body = await self._entrance.admit(route.operation, headers, receive)
@@ -118,6 +113,7 @@ class Api:
         arrived = extensions.get(ARRIVED)
         if route.operation.request_shape is Shape.ARROW:
             request = call.request = binder.bind(segments, query, headers, b"")
+            ctx = remote.limit_time(route.operation, ctx, request, exchange.deadline)
             ctx = await self._admitted(route, ctx, request, once)
             limit, give = self._services.settings.max_upload_bytes, extensions.get(INTAKE)
             upload = await open_upload(receive, limit, once is not None, give, arrived)
@@ -133,6 +129,7 @@ class Api:
             self._limits.check_entries(route.operation.name, request)
             await self._turns.wait(route.operation.name, request, scope["client"])
             accept = headers.get(b"accept", b"")
+            assert route.served is not None
             if self._inline and (quick := route.served.inline(ctx, request)) is not None:
                 result = self._at_once(route.served, quick, request, accept)
             else:
@@ -143,6 +140,19 @@ class Api:
                 run = partial(self._run, route, ctx, request, body, once, receive)
                 result = await self._turns.run(route.operation.name, request, scope["client"], run)
         await self._render(route, ctx, result, receive, exchange, once)
+
+    def _route(self, scope: Scope, headers: Headers, exchange: Exchange) -> tuple[Route, Segments, QueryString]:
+        """What serves a request, and how long it may take. Raises HttpError, UnsupportedOperationError."""
+        query = parse_query(scope["query_string"])
+        route, segments = self._router.find(scope["method"], scope["raw_path"], ("delimiter", ".") in query)
+        if exchange.remote:
+            route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
+        if route.served is None:
+            raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
+        exchange.call.routed(route, segments)
+        if exchange.remote:
+            exchange.deadline = remote.deadline(route.operation, headers)
+        return route, segments, query
 
     def _known(self, scope: Scope, headers: Headers) -> Principal | None:
         """Who asks, if that is known at once. Raises what `Entrance.known` raises, InvalidInputError."""
@@ -225,7 +235,7 @@ class Api:
         settings = self._services.settings
         slot = self._limits.enter(ctx, exchange.call.address)
         try:
-            deadline = Deadline.after(settings.query_timeout)
+            deadline = earlier(Deadline.after(settings.query_timeout), exchange.deadline)
             query = Query(self._threads.of(route.operation), deadline, slot, settings.max_result_bytes)
             assert route.served is not None
             result = await query.run(route.served, ctx, request, media_type(accept))

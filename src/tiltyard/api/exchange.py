@@ -14,6 +14,7 @@ from tiltyard.api.safety import SAFETY, SAFETY_LINES
 
 if TYPE_CHECKING:
     from tiltyard.api.accounts import Call
+    from tiltyard.api.queries import Deadline
 
 Send = Callable[[Any], Awaitable[None]]
 SendWhole = Callable[[int, bytes, bytes], bool]
@@ -39,7 +40,13 @@ class Exchange:
         self.call = call
         self.request_id = call.request_id
         self.remote = remote
+        self.deadline: Deadline | None = None
         self.started = False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over that the client gave its request."""
+        return self.deadline is not None and self.deadline.left <= 0
 
     async def send(self, status: int, body: bytes, media: str, further: tuple[Header, ...] = ()) -> None:
         """A whole answer. Raises ServiceUnavailableError, before anything is sent, if the audit is not written."""

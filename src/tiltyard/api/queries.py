@@ -35,15 +35,21 @@ class QueryStoppedError(HttpError):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a query has to be done, by the clock `time.monotonic`; `seconds` is how long it was given."""
+    """When work has to be done, by the clock `time.monotonic`; `seconds` is how long it was given."""
 
     seconds: float
     at: float
+    work: str = "query"
 
     @classmethod
     def after(cls, seconds: float) -> Deadline | None:
         """The deadline of a query that begins now; None where `seconds` is 0."""
-        return cls(seconds, time.monotonic() + seconds) if seconds else None
+        return cls.in_seconds(seconds, "query") if seconds else None
+
+    @classmethod
+    def in_seconds(cls, seconds: float, work: str) -> Deadline:
+        """The deadline of work that begins now; with 0 seconds it is over at once."""
+        return cls(seconds, time.monotonic() + seconds, work)
 
     @property
     def left(self) -> float:
@@ -55,6 +61,11 @@ class Deadline:
         if self.left <= 0:
             raise ServiceUnavailableError(self._message)
 
+    def check_begin(self) -> None:
+        """Raise QueryStoppedError if there is no time to begin in."""
+        if self.left <= 0:
+            raise self.over()
+
     def over(self) -> QueryStoppedError:
         """For the caller."""
         return QueryStoppedError(self._message)
@@ -65,7 +76,15 @@ class Deadline:
 
     @property
     def _message(self) -> str:
-        return f"The query took more than {self.seconds:g} s and was stopped: narrow it, or index what it filters by."
+        advice = "narrow it, or index what it filters by" if self.work == "query" else "give it more time, or send less"
+        return f"The {self.work} timed out: it took more than {self.seconds:g} s and was stopped; {advice}."
+
+
+def earlier(one: Deadline | None, other: Deadline | None) -> Deadline | None:
+    """The deadline that comes first."""
+    if one is None or other is None:
+        return one or other
+    return min(one, other, key=lambda deadline: deadline.at)
 
 
 class Query:

@@ -1,13 +1,15 @@
 """The dialect of lancedb's remote protocol (`lancedb.connect("db://…", host_override=…)`).
 
 It calls the same operations on the same routes, with other field names, other defaults and other answers. This is the
-one place that knows: a request speaks it if it carries `x-lancedb-database`, or its path ends in a slash;
-`rewrite` turns its body into the specification's model, `answer` the specification's response into what it reads.
+one place that knows: a request speaks it if it carries `x-lancedb-database`, or its path ends in a slash, and names no
+delimiter `$`; `rewrite` turns its body into the specification's model, `answer` the specification's response into what
+it reads.
 `docs/compatibility.md` lists the differences.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,6 +18,8 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError
 
+from tiltyard.api.limits import QUERIES
+from tiltyard.api.queries import Deadline
 from tiltyard.api.remote_query import query_request
 from tiltyard.api.requests import Headers, Rewrite, decode_json
 from tiltyard.context import Context
@@ -23,38 +27,87 @@ from tiltyard.paging import namespaces_scope, tables_scope
 from tiltyard.schemas import from_json, to_json, to_remote_json
 from tiltyard.spec import ARROW_STREAM, Operation, models
 
-VERSION_HEADER = (b"phalanx-version", b"0.5.0")
-"""Tells lancedb what this server can: several vectors in one request, structured full text, multipart writes, blobs."""
+VERSION_HEADER = (b"phalanx-version", b"0.4.0")
+"""Tells lancedb what this server can: several vectors in one request, structured full text, multipart writes.
+
+From 0.5.0 on it would ask for blobs.
+"""
 
 DATABASE_HEADER = b"x-lancedb-database"
 
 Fields = dict[str, Any]
 
 
-def speaks(raw_path: bytes, headers: Headers) -> bool:
-    """Whether a request is in this dialect. `/v1/table/` alone is how rest-catalog-spec.md writes ListAllTables."""
+def speaks(raw_path: bytes, query_string: bytes, headers: Headers) -> bool:
+    """Whether a request is in this dialect. `/v1/table/` alone is how rest-catalog-spec.md writes ListAllTables.
+
+    The client of `namespace_client()` sends the headers of its connection, the database's too, and reads the
+    specification's answers. It names the delimiter `$` in each request, and lancedb never does.
+    """
+    if query_string and any(mark in query_string for mark in _DOLLAR):
+        return False
     return DATABASE_HEADER in headers or (raw_path.endswith(b"/") and raw_path.strip(b"/") != b"v1/table")
 
 
-# lancedb retries 409 and shows any 404 as a missing table: what the user has to mend is 400.
+_DOLLAR = (b"delimiter=%24", b"delimiter=$")
+
+# lancedb retries 409, and shows any 404 as a missing table, version, tag or branch: what else has to be mended is 400.
 _BAD_REQUEST = frozenset(
     {
         ErrorCode.NAMESPACE_ALREADY_EXISTS,
         ErrorCode.NAMESPACE_NOT_EMPTY,
         ErrorCode.TABLE_ALREADY_EXISTS,
         ErrorCode.TABLE_INDEX_ALREADY_EXISTS,
-        ErrorCode.TABLE_TAG_NOT_FOUND,
         ErrorCode.TABLE_TAG_ALREADY_EXISTS,
-        ErrorCode.TABLE_VERSION_NOT_FOUND,
         ErrorCode.TABLE_COLUMN_NOT_FOUND,
         ErrorCode.INVALID_TABLE_STATE,
     }
 )
+_IN_VAIN = frozenset({409, 503})
+"""What lancedb sends again by itself, and a request gets too whose time was over while it waited for others."""
 
 
-def status(standard: int, code: int) -> int:
-    """The HTTP status of an error for this client."""
+def status(standard: int, code: int, *, late: bool = False) -> int:
+    """The HTTP status of an error for this client; `late` says that the time of the request is over.
+
+    408 and 501 are what it neither repeats nor takes for a missing table.
+    """
+    if standard == 504 or (late and standard in _IN_VAIN):
+        return 408
+    if code == ErrorCode.UNSUPPORTED and standard in (404, 406):
+        return 501
     return 400 if code in _BAD_REQUEST else standard
+
+
+def deadline(operation: Operation, headers: Headers) -> Deadline | None:
+    """When an operation has to be done, None where the request does not say.
+
+    Raises InvalidInputError, QueryStoppedError (no time to begin in).
+    """
+    text = headers.get(_TIMEOUT_HEADER)
+    if text is None:
+        return None
+    if not (text.isdigit() and len(text) <= _LONGEST_TIMEOUT):
+        raise InvalidInputError("The header x-request-timeout-ms is a whole number of milliseconds.")
+    work = "query" if operation.name in QUERIES else "merge insert" if operation.name == _MERGE else "request"
+    found = Deadline.in_seconds(int(text) / 1000, work)
+    found.check_begin()
+    return found
+
+
+def limit_time(operation: Operation, ctx: Context, request: Any, limit: Deadline | None) -> Context:
+    """The context in which an operation hears of its deadline; a merge waits for others no longer than until then."""
+    if limit is None:
+        return ctx
+    if operation.name == _MERGE:
+        request.timeout = f"{math.ceil(min(limit.seconds, _DAY) * 1000)}ms"
+    return limit.laid_on(ctx)
+
+
+_TIMEOUT_HEADER = b"x-request-timeout-ms"
+_LONGEST_TIMEOUT = 18  # digits
+_MERGE = "MergeInsertIntoTable"
+_DAY = 86400.0
 
 
 INSTEAD: Mapping[str, str] = {"ListAllTables": "ListTables"}
@@ -182,7 +235,12 @@ def _metadata(result: Any) -> Any:
     return result if isinstance(result, dict) else result.metadata
 
 
+def _no_lsm(result: models.GetTableLsmWriteSpecResponse) -> Fields:
+    return {"lsm_write_spec": None}
+
+
 _ANSWERS: Mapping[str, Callable[[Any], Any]] = {
+    "GetTableLsmWriteSpec": _no_lsm,
     "DescribeTable": _described,
     "UpdateTable": _updated,
     "ListTableTags": _bare_tags,

@@ -1006,6 +1006,18 @@ class GarbageFile(Model, kw_only=True):
     size: Int64
 
 
+class GetTableLsmWriteSpecRequest(Model, kw_only=True):
+    branch: str | None = None
+    context: dict[str, str] | None = None
+    id: list[str] | None = None
+    identity: Identity | None = None
+
+
+class GetTableLsmWriteSpecResponse(Model, kw_only=True):
+    context: dict[str, str] | None = None
+    lsm_write_spec: dict[str, Any] | None = None
+
+
 class GetTableStatsRequest(Model, kw_only=True):
     identity: Identity | None = None
     context: dict[str, str] | None = None

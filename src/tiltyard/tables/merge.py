@@ -60,7 +60,8 @@ def merge_insert_into_table(
 
     Merges of one table wait for each other, so that a key is inserted once. Raises NamespaceNotFoundError,
     TableNotFoundError, TableBranchNotFoundError, TableColumnNotFoundError, TableSchemaValidationError,
-    InvalidInputError (nothing to do, a bad filter or timeout, a key twice), ConcurrentModificationError.
+    InvalidInputError (nothing to do, a bad filter or timeout, a key twice), ConcurrentModificationError,
+    ServiceUnavailableError (its time is over, and nothing is written).
     """
     merge = _parse(request, ctx.settings.conflict_timeout)
     target = Target(ctx, find_table(ctx, request.id), request.branch)
@@ -68,6 +69,7 @@ def merge_insert_into_table(
     incoming.require_columns()
     _check_on(merge.on, incoming.schema.names, "These rows have")
     with target.leaving_nothing(), ctx.storage.locks.hold(target.key, merge.seconds):
+        ctx.check_time()
         if target.dataset_if_written() is None:
             return _into_nothing(target, incoming, merge)
         return _execute(target, incoming, merge)
@@ -152,8 +154,9 @@ def _execute(target: Target, incoming: Incoming, merge: Merge) -> models.MergeIn
             dataset = open_to_commit(target.ctx, target.record, target.branch)
         fitting = _fitting(merge, incoming.schema, dataset)
         with incoming.errors(dataset):
-            source = incoming.reader(fitting) if rows is None else fitting.table(rows)
+            source = incoming.reader(fitting, target.ctx.check_time) if rows is None else fitting.table(rows)
             try:
+                target.ctx.check_time()
                 stats = _builder(dataset, merge, patience.left, target.retries).execute(source)
                 break
             except Exception as error:

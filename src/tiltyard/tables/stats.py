@@ -72,3 +72,15 @@ def _summary(lengths: Sequence[int]) -> models.FragmentSummary:
         p75=rank(0.75),
         p99=rank(0.99),
     )
+
+
+@operation(needs=on_table(Privilege.USE))
+def get_table_lsm_write_spec(
+    ctx: Context, request: models.GetTableLsmWriteSpecRequest
+) -> models.GetTableLsmWriteSpecResponse:
+    """Say that writes of a table go to the table itself: this server has no log before it to describe.
+
+    lancedb asks before it reads rows by their ids. Raises what opening a table raises.
+    """
+    open_for_reading(ctx, request.id, branch=request.branch)
+    return models.GetTableLsmWriteSpecResponse()

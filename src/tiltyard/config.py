@@ -52,6 +52,10 @@ BOUNDS = {
     "max_queries_total": (0, 1 << 20),
     "query_timeout": (0, 86400),
     "max_result_bytes": (0, 1 << 50),
+    "max_connections": (0, 1 << 20),
+    "head_timeout": (0.1, 3600),
+    "keep_alive": (1, 86400),
+    "send_timeout": (0.1, 86400),
     "max_page_size": (1, 100_000),
     "max_json_depth": (8, 500),
     "max_operations": (1, 1 << 20),
@@ -186,6 +190,16 @@ class Settings:
     )
     max_result_bytes: int = field(
         default=0, metadata={"help": "Largest answer to a query, in bytes of Arrow; 0 is no limit."}
+    )
+    max_connections: int = field(
+        default=0, metadata={"help": "Connections of one server process; 0 is half of its descriptors (ulimit -n)."}
+    )
+    head_timeout: float = field(
+        default=10.0, metadata={"help": "Seconds that a request's line and headers may take to come."}
+    )
+    keep_alive: int = field(default=75, metadata={"help": "Seconds for which a connection stays without a request."})
+    send_timeout: float = field(
+        default=60.0, metadata={"help": "Seconds after which a client that reads nothing of its answer is cut off."}
     )
     max_page_size: int = field(default=1000, metadata={"help": "Most entries in a page of a list."})
     max_json_depth: int = field(default=128, metadata={"help": "Deepest nesting of a JSON body."})

@@ -113,10 +113,14 @@ def watched(server: ServerProcess, *, bound_mib: float) -> Iterator[MemoryWatchd
 
 @contextmanager
 def attacked_server(
-    folder: Path, *flags: str, bound_mib: float = 600, environ: Mapping[str, str] | None = None
+    folder: Path,
+    *flags: str,
+    bound_mib: float = 600,
+    environ: Mapping[str, str] | None = None,
+    descriptors: int | None = None,
 ) -> Iterator[ServerProcess]:
     """Start a server of its own for one attack, under a watchdog; it has to stop in order afterwards."""
-    server = ServerProcess(folder, *flags, environ=environ)
+    server = ServerProcess(folder, *flags, environ=environ, descriptors=descriptors)
     try:
         with watched(server, bound_mib=bound_mib):
             yield server

@@ -28,13 +28,21 @@ class ServerProcess:
     What it logs is kept in `log`, what it says on standard output in `said`.
     """
 
-    def __init__(self, root: Path | str, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        descriptors: int | None = None,
+    ) -> None:
+        """`descriptors` is how many files and sockets it may have open (ulimit -n)."""
         self.root = root
         self.db = flags[flags.index("--db") + 1] if "--db" in flags else None
         self.options: dict[str, str] = json.loads((environ or {}).get("TILTYARD_STORAGE_OPTIONS", "{}"))
         self.log: list[str] = []
         self.said: list[str] = []
         self._flags = flags
+        self._prefix = () if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
         self._environ = {**os.environ, **(environ or {})}
         # Of all addresses where the server listens on all: else one of them may have the port already.
         self._port, self._reserved = reserve_port(flags[flags.index("--host") + 1] if "--host" in flags else LOOPBACK)
@@ -52,6 +60,7 @@ class ServerProcess:
         self._ready = threading.Event()  # its own: the reader of a killed process may still be at work
         self.process = subprocess.Popen(
             [
+                *self._prefix,
                 sys.executable,
                 "-m",
                 "tiltyard",

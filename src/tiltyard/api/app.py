@@ -21,6 +21,7 @@ from tiltyard.api import metrics, oauth, plain, remote
 from tiltyard.api.accounts import Accounts
 from tiltyard.api.answers import Download, TooLargeError, outgoing
 from tiltyard.api.arrivals import Arrivals
+from tiltyard.api.connections import RECOGNIZE, Connections
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
 from tiltyard.api.exchange import SEND_WHOLE, Exchange, Send
@@ -59,8 +60,9 @@ BESIDE = frozenset({*plain.PAGES, oauth.PATH, metrics.PATH})
 class Api:
     """Serves every operation of the specification over ASGI; lives as long as the process."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, connections: Connections | None = None) -> None:
         self._services = services
+        self._connections = connections
         self._router = Router()
         self._binders: dict[str, Binder] = {}
         self._groups: dict[str, Group] = {}
@@ -104,12 +106,13 @@ class Api:
         principal, body = self._known(scope, headers), None
         if principal is None:
             principal, body = await self._entrance.admit(route.operation, headers, receive)
+        extensions = scope.get("extensions", {})
+        extensions.get(RECOGNIZE, _recognized)()
         binder = self._binder(route)
         ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
         call.ctx = ctx
         self._limits.admit(ctx, call.address)
         once = self._repeats.find(route.operation, scope, headers, principal, exchange.remote)
-        extensions = scope.get("extensions", {})
         arrived = extensions.get(ARRIVED)
         if route.operation.request_shape is Shape.ARROW:
             request = call.request = binder.bind(segments, query, headers, b"")
@@ -356,7 +359,8 @@ class Api:
         """What waits, runs, is kept or was lost in this process."""
         kept = {"bytes of rows in memory": self._services.storage.datasets.pages.size}
         running = {"queries running": self._limits.running}
-        return {**self._threads.waiting(), **self._accounts.loads(), **running, **kept}
+        connected = self._connections.loads() if self._connections is not None else {}
+        return {**self._threads.waiting(), **self._accounts.loads(), **running, **kept, **connected}
 
     def close(self) -> None:
         """Start nothing more, and write what waits."""
@@ -370,6 +374,10 @@ async def _gone(receive: Receive, feeding: asyncio.Task[None] | None = None) -> 
         await asyncio.wait([feeding])
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _recognized() -> None:
+    """A connection whose caller was known before, or that nobody counts."""
 
 
 def _never_later(ctx: Context, request: Any, upload: Any) -> None:

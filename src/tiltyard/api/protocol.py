@@ -8,8 +8,12 @@ over trailers of a chunked body as if they were headers: both are seen to here.
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import socket
+import struct
+import termios
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +26,7 @@ import msgspec
 from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tiltyard.api.connections import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
 from tiltyard.api.exchange import SEND_WHOLE
 from tiltyard.api.intake import ARRIVED, INTAKE, Intake
 from tiltyard.api.safety import SAFETY_LINES
@@ -36,6 +41,7 @@ MOST_PIPELINED = 32
 LINE_BYTES = 4
 """Of a header's line: colon, space, and its end."""
 
+_INT = struct.Struct("i")
 _CODED, _EXPECT = b"transfer-encoding", b"expect"
 
 
@@ -65,6 +71,67 @@ class Protocol(HttpToolsProtocol):
     """Bytes of a body that nobody wants any more, and that the parser must not see."""
     sheds: Callable[[], bool] = staticmethod(lambda: False)
     """Says for each request whether its connection shall end with it: another process has fewer."""
+    stood: tuple[Standing, float] | None = None
+    _connections: Connections | None = None
+    _recognized = False
+    _answers = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
+        """Begin; another connection may have to end for this one."""
+        super().connection_made(transport)
+        self._connections = self.app_state.get(CONNECTIONS)
+        if self._connections is not None:
+            self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if self._connections is not None:
+            self._connections.remove(self)
+        super().connection_lost(exc)
+
+    @property
+    def busy(self) -> bool:
+        """See Connection."""
+        return self._overhead > 0 or self._answering
+
+    @property
+    def _answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def standing(self) -> Standing | None:
+        """See Connection."""
+        if unsent := self.transport.get_write_buffer_size():
+            return Phase.ANSWER, unsent + _unacknowledged(self.transport)
+        if self._answering:
+            return None
+        if not self._in_head:
+            return Phase.BODY, self._answers
+        # Between requests, uvicorn's own timer runs until the first byte of the next one.
+        return (Phase.HEAD, self._answers) if self.timeout_keep_alive_task is None else None
+
+    def expire(self, phase: Phase) -> None:
+        """See Connection."""
+        if phase is Phase.ANSWER:
+            self.transport.abort()  # to close it would wait for the client to read
+        elif phase is Phase.HEAD and self._overhead:
+            self._refuse(RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The URL and headers took too long to come."))
+        else:
+            self.transport.close()
+
+    def give_way(self) -> None:
+        """See Connection."""
+        self.transport.abort()
+
+    def turn_away(self) -> None:
+        """See Connection."""
+        text = "All connections that this server takes are at work: try again later."
+        self._refuse(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, text, ErrorCode.SERVICE_UNAVAILABLE))
+
+    def _recognize(self) -> None:
+        if self._connections is not None and not self._recognized:
+            self._recognized = True
+            self._connections.recognize(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse what does not end."""
@@ -141,6 +208,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._overhead = self._trailers = 0
         extensions: dict[str, Any] = {INTAKE: self.give_body}
+        if not self._recognized:
+            extensions[RECOGNIZE] = self._recognize
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         extensions[ARRIVED] = partial(_arrived, self.cycle)
@@ -184,6 +253,7 @@ class Protocol(HttpToolsProtocol):
     def _answered(self, extensions: dict[str, Any]) -> None:
         """End an exchange. Its request knows the extensions, and they know it: only the collector would free them."""
         more = bool(self.pipeline)
+        self._answers += 1
         extensions.clear()
         self.on_response_complete()
         if self._refusal is not None and not more:
@@ -251,10 +321,10 @@ class Protocol(HttpToolsProtocol):
             return
         self._deaf, self._refusal = True, refusal
         in_body = not self._in_head
-        cycle: RequestResponseCycle | None = self.cycle
+        cycle = self.cycle
         if in_body and self.pipeline:
             self.pipeline.popleft()  # the newest: it is the one whose body this is
-        elif in_body and cycle is not None:
+        elif in_body:
             begun = cycle.response_started
             cycle.disconnected = True
             cycle.message_event.set()
@@ -262,7 +332,7 @@ class Protocol(HttpToolsProtocol):
                 self.transport.close()
             else:
                 self._write_refusal(refusal)
-        elif not self.pipeline and (cycle is None or cycle.response_complete):
+        elif not self.pipeline and not self._answering:
             self._write_refusal(refusal)
 
     def _write_refusal(self, refusal: RefusedError) -> None:
@@ -278,6 +348,13 @@ class Protocol(HttpToolsProtocol):
             % (status, request_id.encode(), SAFETY_LINES, len(body), body)
         )
         self.transport.close()
+
+
+def _unacknowledged(transport: asyncio.Transport) -> int:
+    """Bytes that the kernel still has to send, or to send again: a slow reader is seen to read by these."""
+    descriptor = transport.get_extra_info("socket").fileno()
+    unsent: int = _INT.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, _INT.pack(0)))[0]
+    return unsent
 
 
 def _arrived(cycle: RequestResponseCycle) -> bytes | None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -21,11 +22,13 @@ import uvicorn
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.api.app import Api
+from tiltyard.api.connections import CONNECTIONS, Connections
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
 from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
 from tiltyard.cli import server_process
+from tiltyard.cli.descriptors import connection_limit, raise_descriptor_limit
 from tiltyard.cli.memory import calm_collector, keep_large_buffers
 from tiltyard.cli.options import Refuse
 from tiltyard.cli.options import refuse as refuse_command
@@ -49,6 +52,8 @@ BACKLOG = 2048
 DRIVER_SECONDS = 5.0
 """How long drivers of jobs may take to hand them back."""
 
+SPREADING_LOOP = "tiltyard.cli.spreading:SpreadingLoop"
+
 log = logging.getLogger("tiltyard")
 
 
@@ -58,8 +63,10 @@ class Application:
     def __init__(self, services: Services, started: Callable[[], None] = lambda: None) -> None:
         """`started` is called once requests are answered."""
         self._services = services
+        settings = services.settings
         self._started = started
-        self._api = Api(services)
+        self._connections = Connections(settings, connection_limit(settings.max_connections))
+        self._api = Api(services, self._connections)
         self._worker = Worker(services, services.settings.jobs)
         # Of several server processes none runs jobs: each would start a Spark of its own.
         self._drivers = spark_drivers(services) if services.settings.workers == 1 else None
@@ -71,12 +78,15 @@ class Application:
         if scope["type"] == "http":
             await self._api(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._live(scope, receive, send)
         else:
             await send({"type": "websocket.close"})
 
-    async def _live(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    async def _live(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
         await receive()
+        scope["state"][CONNECTIONS] = self._connections
         if self._services.settings.jobs:
             self._worker.start()
         if self._drivers:
@@ -112,6 +122,7 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
     """The services, or one sentence why not."""
     try:
         set_up_logging(settings)
+        raise_descriptor_limit()
         keep_large_buffers()
         open_rooms()
         return open_services(settings)
@@ -129,7 +140,9 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
     services = open_or_refuse(settings, refuse)
     greet(services, host)
     shown = f"[{host}]" if ":" in host else host
-    server = None if settings.workers > 1 else _server(settings, Application(services), "uvloop")
+    # uvloop's own server gives nobody a say in how many connections are at their TLS handshake.
+    loop = SPREADING_LOOP if settings.tls_certificate else "uvloop"
+    server = None if settings.workers > 1 else _server(settings, Application(services), loop)
     # Before anybody knows that there is a server to stop. uvicorn takes the signals over, and raises the one it got
     # again once it has drained: that ends the process as asked, with status 0.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -139,7 +152,8 @@ def run_server(settings: Settings, refuse: Refuse) -> None:
         services.store.close()
         _supervise(settings, listener, refuse)
     else:
-        server.run(sockets=[listener])
+        with shared_connections(1) if settings.tls_certificate else nullcontext():
+            server.run(sockets=[listener])
     _leave()
 
 
@@ -164,7 +178,7 @@ def serve_beside_others(settings: Settings, listener: socket.socket, started: Ca
     services = open_or_refuse(settings, refuse_command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _leave())
-    server = _server(settings, Application(services, started), "tiltyard.cli.spreading:SpreadingLoop")
+    server = _server(settings, Application(services, started), SPREADING_LOOP)
     server.run(sockets=[listener])
     _leave()
 
@@ -183,7 +197,7 @@ def _server(settings: Settings, application: Application, loop: str) -> uvicorn.
         server_header=False,
         **network(settings),
         timeout_graceful_shutdown=DRAIN_SECONDS,
-        timeout_keep_alive=75,
+        timeout_keep_alive=settings.keep_alive,
     )
     return uvicorn.Server(config)
 

@@ -25,6 +25,7 @@ from typing import Any
 import uvloop
 
 from tiltyard.api.sharing import shared_file
+from tiltyard.cli.descriptors import descriptor_limit
 
 log = logging.getLogger("tiltyard")
 
@@ -39,6 +40,11 @@ LONGEST_SHED_SECONDS = 60.0
 """The same, where that other process takes none."""
 EXHAUSTED_SECONDS = 1.0
 """How long nothing is taken when there are too many open files."""
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a client may take to encrypt its connection."""
+HANDSHAKES = 4
+"""One of so many descriptors at most is a connection that is not encrypted yet: the oldest ends for a new one."""
 
 _COUNT = struct.Struct("<i")
 _NOBODY = -1
@@ -133,7 +139,8 @@ class SpreadServer:
         self._counts = counts
         self._pauses = 0
         self._pausing: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], None] = {}
+        self._most_opening = max(1, descriptor_limit() // HANDSHAKES)
         self._shed = _Shed(counts, loop.time)
         self._listen()
 
@@ -177,8 +184,10 @@ class SpreadServer:
             return
         connection.setblocking(False)
         opening = self._loop.create_task(self._open(connection))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+        self._opening[opening] = None
+        opening.add_done_callback(self._opening.pop)
+        if len(self._opening) > self._most_opening:
+            next(iter(self._opening)).cancel()
 
     async def _open(self, connection: socket.socket) -> None:
         """Give a connection to a protocol of its own, and count it until it is lost."""
@@ -205,7 +214,10 @@ class SpreadServer:
             return kept
 
         try:
-            await self._loop.connect_accepted_socket(protocol, connection, ssl=self._context)
+            timeout = HANDSHAKE_SECONDS if self._context else None
+            await self._loop.connect_accepted_socket(
+                protocol, connection, ssl=self._context, ssl_handshake_timeout=timeout
+            )
         except (OSError, asyncio.CancelledError) as error:  # a handshake that fails; the client hears of it
             lose()
             connection.close()

@@ -1,0 +1,127 @@
+"""Connections that are there to be there: silent, half-said, dripping, or at a handshake that does not end."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.attacks.conftest import BOUND_MIB
+from tests.attacks.watchdog import attacked_server
+from tests.identity.test_serving import certificate
+from tests.services.secured import make_keys
+from tests.services.sockets import connect, exchange, read_answer
+from tiltyard.cli.descriptors import raise_descriptor_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.services.server import ServerProcess
+
+DESCRIPTORS = 1024
+ATTACKERS = 1200
+PATIENCE = 20.0
+"""Seconds within which a caller is served, and a connection is ended that has a second to say something."""
+
+ASKS = b"POST /v1/namespace/%24/exists HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+PARTS = (b"", b"P", ASKS[:40], ASKS[:-2])
+HELLOS = (b"", b"\x16\x03\x01")
+"""Of TLS."""
+
+
+def attack(
+    stack: ExitStack, server: ServerProcess, number: int = ATTACKERS, said: Sequence[bytes] = PARTS
+) -> list[socket.socket]:
+    """Open connections that say nothing, a part of a head, or all but a body, and leave it at that."""
+    raise_descriptor_limit()
+    attackers = []
+    for at in range(number):
+        attackers.append(stack.enter_context(connect(server.url, PATIENCE)))
+        with suppress(OSError):  # with several processes it may be the oldest of its own, and have given way
+            attackers[-1].sendall(said[at % len(said)])
+    return attackers
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_server_with_as_many_silent_connections_as_descriptors_serves_who_comes_and_who_is_known(
+    tmp_path: Path, workers: str
+) -> None:
+    flags, environ = ("--auth", "--workers", workers), {"TILTYARD_HEAD_TIMEOUT": "600"}
+    key = make_keys(f"sqlite:///{tmp_path}/catalog.db", "administrator")["administrator"]
+    with ExitStack() as stack:
+        bound = BOUND_MIB * int(workers)
+        server = stack.enter_context(
+            attacked_server(tmp_path, *flags, bound_mib=bound, environ=environ, descriptors=DESCRIPTORS)
+        )
+        asks = ASKS.replace(b"Host: a\r\n", f"Host: a\r\nx-api-key: {key}\r\n".encode())
+        known = stack.enter_context(connect(server.url, PATIENCE))
+        known.sendall(asks)
+        assert read_answer(known).status == 200
+        attack(stack, server, ATTACKERS * int(workers))
+        for _ in range(20):
+            assert exchange(server.url, asks).status == 200
+        known.sendall(asks)
+        assert read_answer(known).status == 200
+        assert [line for line in server.log if "as many as this process takes" in line]
+
+
+def test_server_with_tls_and_handshakes_that_do_not_end_serves_who_comes(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    flags = ("--tls-certificate", str(chain), "--tls-key", str(key))
+    context = ssl.create_default_context(cafile=str(chain))
+    with ExitStack() as stack:
+        server = stack.enter_context(attacked_server(tmp_path / "root", *flags, descriptors=DESCRIPTORS))
+        attack(stack, server, said=HELLOS)
+        for _ in range(5):
+            with context.wrap_socket(connect(server.url, PATIENCE), server_hostname="127.0.0.1") as caller:
+                caller.sendall(ASKS)
+                assert read_answer(caller).status == 200
+
+
+def test_head_that_does_not_end_in_time_is_408_and_silence_is_ended(tmp_path: Path) -> None:
+    with attacked_server(tmp_path, environ={"TILTYARD_HEAD_TIMEOUT": "1"}) as server, ExitStack() as stack:
+        silent, half, dripping, again = (stack.enter_context(connect(server.url, PATIENCE)) for _ in range(4))
+        half.sendall(ASKS[:40])
+        again.sendall(ASKS)
+        assert read_answer(again).status == 200
+        again.sendall(ASKS[:-20])
+        dripping.sendall(b"GET / HTTP/1.1\r\n")
+        dripped = 0
+        try:
+            for _ in range(int(PATIENCE / 0.1)):
+                dripping.sendall(b"X: y\r\n")
+                time.sleep(0.1)
+                dripped += 1
+        except OSError:
+            pass
+        assert dripped < PATIENCE / 0.1 - 1
+        assert silent.recv(1) == b""
+        for connection in (half, again):
+            answer = read_answer(connection)
+            assert answer.status == 408
+            answer.check_error()
+
+
+def test_connection_beyond_the_bound_is_503_only_where_all_others_are_at_work(tmp_path: Path) -> None:
+    with attacked_server(tmp_path, environ={"TILTYARD_MAX_CONNECTIONS": "3"}) as server, ExitStack() as stack:
+        asking = [stack.enter_context(connect(server.url, PATIENCE)) for _ in range(3)]
+        for connection in asking:
+            connection.sendall(ASKS)
+            assert read_answer(connection).status == 200
+            connection.sendall(ASKS[:-1].replace(b"Host: a", b"Host: a\r\nExpect: 100-continue"))
+            assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"  # it is at work
+        refused = read_answer(stack.enter_context(connect(server.url, PATIENCE)))
+        assert refused.status == 503
+        refused.check_error()
+        asking[0].sendall(ASKS[-1:])
+        assert read_answer(asking[0]).status == 200
+        assert exchange(server.url, ASKS).status == 200  # in its place
+        assert asking[0].recv(1) == b""
+        for connection in asking[1:]:
+            connection.sendall(ASKS[-1:])
+            assert read_answer(connection).status == 200

@@ -1,0 +1,110 @@
+"""Which connection ends for another one, and which ends because it stands still, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tiltyard.api.connections import DRAIN_SECONDS, Connections, Phase, Standing
+from tiltyard.config import Settings
+
+SETTINGS = Settings(head_timeout=10, send_timeout=60)
+
+
+@dataclass(eq=False)
+class FakeConnection:
+    """A connection that notes what becomes of it."""
+
+    busy: bool = False
+    waits: Standing | None = None
+    stood: tuple[Standing, float] | None = None
+    ended: list[Any] = field(default_factory=list)
+
+    def standing(self) -> Standing | None:
+        return self.waits
+
+    def expire(self, phase: Phase) -> None:
+        self.ended.append(phase)
+
+    def give_way(self) -> None:
+        self.ended.append("gave way")
+
+    def turn_away(self) -> None:
+        self.ended.append("turned away")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def in_loop(test: Callable[[], None]) -> None:
+    async def run() -> None:
+        test()
+
+    asyncio.run(run())
+
+
+def test_newcomer_takes_the_place_of_the_oldest_stranger_that_asks_nothing() -> None:
+    def check() -> None:
+        connections = Connections(SETTINGS, 3)
+        known, asking, silent, newest = (FakeConnection(busy=number == 1) for number in range(4))
+        for connection in (known, asking, silent):
+            connections.add(connection)
+        connections.recognize(known)
+        connections.add(newest)
+        assert [one.ended for one in (known, asking, silent, newest)] == [[], [], ["gave way"], []]
+        connections.remove(newest)
+        connections.add(FakeConnection())
+        connections.add(FakeConnection(busy=True))
+        assert asking.ended == []
+        assert known.ended == []
+        assert len(connections) == 3
+
+    in_loop(check)
+
+
+def test_newcomer_among_known_callers_takes_the_place_of_an_idle_one_or_is_turned_away() -> None:
+    def check() -> None:
+        connections = Connections(SETTINGS, 3)
+        callers = [FakeConnection(busy=number != 1) for number in range(3)]
+        for connection in callers:
+            connections.add(connection)
+            connections.recognize(connection)
+        first, second = FakeConnection(), FakeConnection()
+        connections.add(first)
+        assert [caller.ended for caller in callers] == [[], ["gave way"], []]
+        connections.recognize(first)
+        first.busy = True
+        connections.add(second)
+        assert second.ended == ["turned away"]
+        assert len(connections) == 3
+        assert connections.loads() == {"connections": 3, "connections of nobody known": 0}
+
+    in_loop(check)
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [(Phase.HEAD, 10.0), (Phase.ANSWER, 60.0), (Phase.BODY, DRAIN_SECONDS)])
+def test_look_ends_who_stands_still_for_as_long_as_its_phase_may_take(phase: Phase, seconds: float) -> None:
+    def check() -> None:
+        clock = Clock()
+        connections = Connections(SETTINGS, 10, clock)
+        still, moving, idle = FakeConnection(waits=(phase, 1)), FakeConnection(waits=(phase, 1)), FakeConnection()
+        for connection in (still, moving, idle):
+            connections.add(connection)
+        for tick in range(2 * int(seconds)):
+            moving.waits = (phase, tick // 5)
+            connections._look()
+            clock.now += 1
+            assert (still.ended != []) == (tick >= seconds)
+        assert still.ended[0] is phase
+        assert moving.ended == []
+        assert idle.ended == []
+
+    in_loop(check)

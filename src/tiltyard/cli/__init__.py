@@ -43,6 +43,9 @@ def serve(settings: Settings) -> None:
       tiltyard serve --root ./data
       tiltyard serve --root s3://lake/tables --db postgresql://catalog@db/tiltyard --workers 4 --host 0.0.0.0 --auth
     """
+    from tiltyard.cli.lazy_imports import import_lazily
+
+    import_lazily()
     from tiltyard.cli.serving import run_server
 
     run_server(settings, refuse)
@@ -60,6 +63,9 @@ def worker(settings: Settings) -> None:
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --jobs 2
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark local[8]
     """
+    from tiltyard.cli.lazy_imports import import_lazily
+
+    import_lazily()
     from tiltyard.cli.serving import run_worker
 
     run_worker(settings, refuse)

@@ -12,6 +12,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from tiltyard.cli.lazy_imports import import_lazily
 from tiltyard.cli.supervisor import SERVING, STOP_SECONDS
 from tiltyard.config import Settings
 
@@ -67,6 +68,7 @@ def run(parent: Connection, listener: socket.socket, settings: Settings) -> None
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal's goes to the parent as well, which decides
     beats = Beats(parent)
     beats.start()
+    import_lazily()
     from tiltyard.cli.serving import serve_beside_others
 
     serve_beside_others(settings, listener, beats.serving)

@@ -77,12 +77,23 @@ class Datasets:
             if road is None:
                 dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             else:
-                dataset = lance.dataset(
-                    namespace_client=road.client, table_id=list(road.table_id), session=self.session
-                )
+                dataset = self._open_by_road(road)
             if branch and branch != MAIN_BRANCH:
                 dataset = dataset.checkout_version((branch, None))
         return self.checked(location, dataset)
+
+    def _open_by_road(self, road: Road) -> lance.LanceDataset:
+        """As `lance.dataset` opens a table of a namespace, which imports a client of generated models for it."""
+        table_id = list(road.table_id)
+        table = road.client.describe_table({"id": table_id})
+        return lance.LanceDataset(
+            table["location"],
+            storage_options=table["storage_options"],
+            session=self.session,
+            namespace_client=road.client,
+            table_id=table_id,
+            namespace_client_managed_versioning=table["managed_versioning"],
+        )
 
     def checked(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
         """A handle, if all files of its version lie in its table's folder, or where the catalog knows of.

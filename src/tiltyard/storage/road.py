@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lance_namespace import LanceNamespace
     from lance_namespace.errors import TableNotFoundError
 
 Check = Callable[[int, Callable[[], bytes]], None]
@@ -18,7 +17,8 @@ Check = Callable[[int, Callable[[], bytes]], None]
 class Road:
     """What Lance asks and tells on the way: a namespace in process, and the name of the table in it."""
 
-    client: LanceNamespace
+    client: Any
+    """What has the methods of a `LanceNamespace` that commits need."""
     table_id: tuple[str, ...]
     checks: list[Check] = field(default_factory=list)
     """What a version has to pass before it is recorded."""

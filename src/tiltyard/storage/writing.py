@@ -14,7 +14,6 @@ from uuid import uuid4
 import lance
 import pyarrow as pa
 from lance.fragment import write_fragments
-from lance_namespace import CreateTableVersionRequest
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
 from tiltyard.faults import Point, reach
@@ -132,9 +131,7 @@ def _commit_first(files: Files, road: Road, staged: str, content: bytes) -> None
     files.write_new(staged, content)
     try:
         road.client.create_table_version(
-            CreateTableVersionRequest(
-                id=list(road.table_id), version=1, manifest_path=staged, manifest_size=len(content)
-            )
+            {"id": list(road.table_id), "version": 1, "manifest_path": staged, "manifest_size": len(content)}
         )
     except ConcurrentModificationError as error:
         files.delete([staged])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import lance_namespace as upstream
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
@@ -33,8 +32,17 @@ _COARSE_MS = 2000
 """How far the time that a file carries may be behind."""
 
 
-class OwnCommits(upstream.LanceNamespace):
-    """The part of a namespace that commits need."""
+class _Response(dict[str, Any]):
+    """A response as pylance reads it: like one of the generated models, whose import takes a server's start as long
+    again."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """All fields, by name."""
+        return dict(self)
+
+
+class OwnCommits:
+    """The part of a `LanceNamespace` that commits need: pylance asks for these methods, and not for the class."""
 
     def __init__(
         self,
@@ -57,16 +65,16 @@ class OwnCommits(upstream.LanceNamespace):
         """What tells this namespace from others."""
         return f"tiltyard-{id(self._ctx.services)}"
 
-    def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
+    def describe_table(self, request: Any) -> _Response:
         """Where a table lies, and that it is managed."""
         record = self._table(request)
-        return upstream.DescribeTableResponse(
+        return _Response(
             location=record.location,
             storage_options=self._ctx.storage.options(record.location),
             managed_versioning=True,
         )
 
-    def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
+    def list_table_versions(self, request: Any) -> _Response:
         """The versions of a branch."""
         asked, record = _read(request, models.ListTableVersionsRequest), self._table(request)
         if asked.descending and asked.limit == 1:  # how Lance asks for the latest: it needs the file's name alone
@@ -74,17 +82,17 @@ class OwnCommits(upstream.LanceNamespace):
             found = models.ListTableVersionsResponse(versions=[latest] if latest else [])
         else:
             found = list_versions(self._ctx, record, asked)
-        return upstream.ListTableVersionsResponse.model_validate(msgspec.to_builtins(found))
+        return _Response(msgspec.to_builtins(found))
 
-    def describe_table_version(self, request: Any) -> upstream.DescribeTableVersionResponse:
+    def describe_table_version(self, request: Any) -> _Response:
         """One version. Raises TableVersionNotFoundError."""
         asked = _read(request, models.DescribeTableVersionRequest)
         found = describe_version(self._ctx, self._table(request), asked.branch, asked.version)
         if found is None:
             raise TableVersionNotFoundError(f"No version {asked.version}.")
-        return upstream.DescribeTableVersionResponse.model_validate({"version": msgspec.to_builtins(found)})
+        return _Response(version=msgspec.to_builtins(found))
 
-    def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
+    def create_table_version(self, request: Any) -> _Response:
         """Commit what Lance staged. Raises ConcurrentModificationError, and what the checks of the road raise."""
         record, asked = self._still_there(request), _read(request, models.CreateTableVersionRequest)
         self._check(record, asked)
@@ -92,8 +100,7 @@ class OwnCommits(upstream.LanceNamespace):
             base = f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions")
             self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITES], self._written_since)
         committed = commit_staged(self._ctx, record, asked, ours=True)
-        version = msgspec.to_builtins(wire_version(record, committed))
-        return upstream.CreateTableVersionResponse.model_validate({"version": version})
+        return _Response(version=msgspec.to_builtins(wire_version(record, committed)))
 
     def _check(self, record: TableRecord, asked: models.CreateTableVersionRequest) -> None:
         """What did not pass is not left behind."""

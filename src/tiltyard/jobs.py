@@ -58,7 +58,9 @@ RETRY_MS = 1_000
 ORDERS = "TILTYARD_JOB_CATALOG"
 """A driver's variable: how to reach the catalog (JSON). Other users can read its arguments, but not this."""
 UDFS = "TILTYARD_JOB_UDFS"
-"""A driver's variable: `off` where the worker runs no code of clients."""
+"""A driver's variable: `off` where it runs no code of clients."""
+DRIVER = "TILTYARD_JOB_DRIVER"
+"""A driver's variable: `worker` where it drives jobs of others, whose SQL and code are not the operator's own."""
 
 ENTRY_POINTS = "tiltyard.jobs"
 """The group of entry points by which packages bring jobs of their own: `name = "their.module"`."""

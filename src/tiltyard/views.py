@@ -115,6 +115,17 @@ class _Entry(msgspec.Struct):
     cut: bool
 
 
+def check_query_text(query: str) -> None:
+    """Raise InvalidInputError for a query that is too long, or in which Spark would replace variables."""
+    if len(query) > MOST_QUERY:
+        raise InvalidInputError(f"A view's query has at most {MOST_QUERY} characters, not {len(query)}.")
+    if "${" in query:
+        raise InvalidInputError(
+            "A query has no '${…}': Spark would put variables of its machine in its place. Write the value itself, and "
+            "a dollar before a brace as '$' || '{'."
+        )
+
+
 def sources_of(query: str) -> tuple[str, ...]:
     """The tables that a query reads, by their ids as it names them (`hr$people`), sorted.
 
@@ -125,8 +136,7 @@ def sources_of(query: str) -> tuple[str, ...]:
     from sqlglot import exp  # noqa: PLC0415  # the same
     from sqlglot.optimizer.scope import Scope, traverse_scope  # noqa: PLC0415  # the same
 
-    if len(query) > MOST_QUERY:
-        raise InvalidInputError(f"A view's query has at most {MOST_QUERY} characters, not {len(query)}.")
+    check_query_text(query)
     try:
         statements = sqlglot.parse(query, read="spark")
         if len(statements) != 1 or not isinstance(statements[0], exp.Query):

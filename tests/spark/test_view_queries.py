@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.pipeline.fragments import Rows
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.showing import shown
-from tiltyard.pipeline.views.making import own_session
+from tiltyard.pipeline.sql.sessions import own_session
 from tiltyard.pipeline.views.queries import check_reads_only, needed_columns, planned, why_not_by_rows
 
 if TYPE_CHECKING:
@@ -98,11 +98,106 @@ def test_query_that_needs_all_rows_says_what_needs_them(session: SparkSession, q
         ("SET a = b", "SetCommand"),
         ("ADD JAR 'x.jar'", "AddJar"),
         ("SELECT ((", "cannot read"),
+        ("SELECT '${env:HOME}'", r"has no '\$\{"),
+        ("SELECT id AS `${system:user.name}` FROM films", r"has no '\$\{"),
+        ("SELECT from_xml(text, 'a INT', map('rowValidationXSDPath', 'http://127.0.0.1/x')) FROM films", "XML"),
+        ("SELECT schema_of_xml('<!DOCTYPE a SYSTEM \"file:///etc/passwd\"><a/>')", "XML"),
+        ("SELECT xpath_string(text, 'a') FROM films", "XML"),
+        ("SELECT current_user() FROM films", "of the worker"),
+        ("SELECT input_file_name() FROM films", "of the worker"),
+        ("SELECT from_json(text, 'a INT', map('mode', 'FAILFAST')) FROM films", "without options"),
+        ("SELECT to_json(struct(id), map('pretty', 'true')) FROM films", "without options"),
+        ("""SELECT from_json(text, '{"type":"udt","class":"a.B"}') FROM films""", "as a literal"),
+        ("SELECT from_json(text, text) FROM films", "as a literal"),
+        ("SELECT * FROM films VERSION AS OF 1", "RelationTimeTravel"),
+        ("SELECT * FROM films TIMESTAMP AS OF '2026-01-01'", "RelationTimeTravel"),
+        ("SELECT * FROM films WITH (path = '/etc/passwd')", "without options"),
+        ("SELECT * FROM STREAM films", "NamedStreamingRelation"),
+        ("SELECT /*+ REPARTITION(1000000000) */ id FROM films", "no hint"),
+        ("EXECUTE IMMEDIATE 'SELECT 1'", "takes this for"),
+        ("DECLARE VARIABLE a INT", "takes this for"),
+        ("BEGIN SELECT 1; END", "takes this for"),
+        ("SELECT :name", "NamedParameter"),
+        ("SELECT ? FROM films", "PosParameter"),
+        ("CREATE TEMPORARY FUNCTION a AS 'a.B'", "takes this for"),
+        ("CREATE FUNCTION a() RETURNS INT RETURN 1", "takes this for"),
+        ("WITH RECURSIVE a(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM a) SELECT n FROM a", "WITH RECURSIVE"),
     ],
 )
 def test_query_that_does_more_than_read_its_tables_is_refused(session: SparkSession, query: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         check_reads_only(session, query, ["films"])
+
+
+GROWING = "WITH a0 AS (SELECT id FROM films)" + "".join(
+    f", a{n} AS (SELECT id FROM a{n - 1} UNION ALL SELECT id FROM a{n - 1})" for n in range(1, 8)
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT size(sequence(1, 2000000000))", "length is not bounded"),
+        ("SELECT size(sequence(1, id)) FROM films", "length is not bounded"),
+        ("SELECT sequence(1, least(id, 10)) FROM films", "length is not bounded"),  # backwards, if id is negative
+        ("SELECT sequence(DATE '0001-01-01', DATE '9999-01-01', INTERVAL '1' SECOND)", "length is not bounded"),
+        ("SELECT sequence(d, least(d, d + 2000000000), INTERVAL '1' DAY) FROM (SELECT DATE '2026-01-01' d)", "bounded"),
+        ("SELECT repeat(text, 2000000000) FROM films", "repeat whose size"),
+        ("SELECT repeat(text, id) FROM films", "repeat whose size"),
+        ("SELECT array_repeat(id, 2000000000) FROM films", "array_repeat whose size"),
+        ("SELECT space(2000000000)", "space whose size"),
+        ("SELECT lpad(text, 2000000000, 'x') FROM films", "lpad whose size"),
+        ("SELECT rpad(text, 2000000000) FROM films", "rpad whose size"),
+        ("SELECT array_insert(vector, 2000000000, 1.0f) FROM films", "array_insert whose size"),
+        ("SELECT stack(2000000000, id) FROM films", "stack whose size"),
+        ("SELECT id FROM films LATERAL VIEW stack(2000000000, id) t AS x", "stack whose size"),
+        ("SELECT round(1.5d, 2000000000)", "Argument 2 of round"),
+        ("SELECT format_string('%2000000000d', 1)", "format as a literal"),
+        ("SELECT format_number(1, 2000000000)", "digits"),
+        ("SELECT approx_count_distinct(id, 0.00001) FROM films", "deviation"),
+        ("SELECT window(ts, '1000 days', '1 second') FROM (SELECT now() AS ts)", "windows"),
+        ("SELECT count(*) FROM films GROUP BY CUBE(id, text, 1, 2, 3, 4, 5, 6, 7, 8, 9)", "CUBE takes"),
+        ("SELECT repeat(repeat(text, 10000), 10000) FROM films", "values of one row"),
+        ("SELECT repeat(a, 10000) FROM (SELECT repeat(text, 10000) AS a FROM films)", "values of one row"),
+        ("WITH a AS (SELECT space(10000) AS s) SELECT repeat(s, 10000) FROM a", "values of one row"),
+        ("SELECT transform(sequence(1, 10000), x -> sequence(1, 10000))", "values of one row"),
+        ("SELECT * FROM VALUES (transform(array(1), x -> x))", "no lambdas"),
+        (f"{GROWING} SELECT id FROM a7", "more than 64 times"),
+        (f"SELECT id IN ({', '.join(['1'] * 10_001)}) FROM films", "expressions"),
+    ],
+)
+def test_query_that_makes_too_much_is_refused_before_anything_is_evaluated(
+    session: SparkSession, query: str, message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        check_reads_only(session, query, ["films"])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT sequence(1, 1000), sequence(DATE '2026-01-01', DATE '2026-12-31') FROM films",
+        "SELECT sequence(id, least(id + 5, id * 2), 1), sequence(1, least(id, 1000), 1) FROM films",
+        "SELECT sequence(d, least(d, d + 30), INTERVAL '1' DAY) FROM (SELECT DATE '2026-01-01' AS d)",
+        "SELECT repeat(text, least(id, 10)), lpad(text, 20, '0'), round(id, 2), format_string('%05d', id) FROM films",
+        "SELECT window(ts, '1 hour', '5 minutes') FROM (SELECT now() AS ts) GROUP BY 1",
+        "SELECT from_json(text, 'a INT, b ARRAY<STRING>'), to_json(struct(id)) FROM films",
+        "SELECT from_json(text, schema_of_json('{\"a\": 1}')) FROM films",
+        "SELECT count(*) FROM films GROUP BY CUBE(id, text)",
+        "SELECT '$' || '{' || text FROM films",
+    ],
+)
+def test_query_whose_sizes_are_known_passes(session: SparkSession, query: str) -> None:
+    check_reads_only(session, query, ["films"])
+    planned(session, query)
+
+
+@pytest.mark.parametrize("keyword", ["CURRENT_USER", "USER", "SESSION_USER", "CURRENT_CATALOG", "CURRENT_DATABASE"])
+def test_word_that_is_a_function_only_to_the_analyser_is_refused(session: SparkSession, keyword: str) -> None:
+    query = f"SELECT {keyword} AS a FROM films"
+    check_reads_only(session, query, ["films"])  # a column, as far as it is known then
+    with pytest.raises(InvalidInputError, match=r"may not use Current|UNRESOLVED_COLUMN"):
+        planned(session, query)
 
 
 @pytest.mark.parametrize("query", ["SELECT nothing FROM films", "SELECT id, text AS id FROM films"])

@@ -27,9 +27,10 @@ from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.sql.sessions import own_session
 from tiltyard.pipeline.strict import OvertakenError, StrictTable
 from tiltyard.pipeline.views.history import keeps_rows
-from tiltyard.pipeline.views.making import Maker, cut, own_session, show_nothing, throw_away
+from tiltyard.pipeline.views.making import Maker, cut, show_nothing, throw_away
 from tiltyard.pipeline.views.planning import Asked, Plan, decide, parts_of
 from tiltyard.pipeline.views.queries import check_reads_only, needed_columns, planned, why_not_by_rows
 from tiltyard.pipeline.views.sources import Source, pinned, reopened

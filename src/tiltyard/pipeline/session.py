@@ -19,6 +19,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",  # what Arrow batches from Python carry, whatever the machine's zone
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.variable.substitute": "false",  # else SQL reads the driver's environment: ${env:…}
 }
 _LOCAL_MASTER = re.compile(r"local(\[([^,\]]+)\])?")
 

@@ -32,7 +32,7 @@ from tiltyard.tables.create import create_table
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.view_sources import check_definition, readable_sources, remember_view
 from tiltyard.tables.virtual_columns import check_image
-from tiltyard.views import ViewDefinition, ViewKind
+from tiltyard.views import ViewDefinition, ViewKind, check_query_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +86,7 @@ def create_materialized_view(
     spec = _udtf(ctx, kind, request.udtf_spec)
     if not request.source_query.strip():
         raise InvalidInputError("A view needs a 'source_query'.")
+    check_query_text(request.source_query)
     definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh))
     schema = _schema(request.output_schema)
     schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})

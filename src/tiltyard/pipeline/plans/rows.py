@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
+from tiltyard.pipeline.allowing import drives_for_others
 from tiltyard.pipeline.fragments import Rows, are_there
 from tiltyard.pipeline.frames import frame_recipe, write_partitions
 from tiltyard.pipeline.ingest import WITHDRAWN, forgotten, source_recipe, write_source
@@ -23,6 +24,8 @@ from tiltyard.pipeline.recipes import check_written
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.showing import rows_of_version, shown
 from tiltyard.pipeline.sources import TASK_BYTES, find_source
+from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
+from tiltyard.pipeline.sql.sessions import quoted
 from tiltyard.pipeline.writing import Written
 
 if TYPE_CHECKING:
@@ -48,8 +51,12 @@ class Filled:
         return [fragment for part in self.written for fragment in part.fragments]
 
 
-def fill(run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan: TablePlan) -> Filled:
+def fill(
+    run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan: TablePlan, readable: Collection[str]
+) -> Filled:
     """Write and check the rows of a table. What an earlier driver finished in this attempt is taken as it is.
+
+    `readable` are the views that its SQL may read.
 
     Raises InvalidInputError for what does not fit, RunCanceledError, what `land` raises.
     """
@@ -57,7 +64,7 @@ def fill(run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan
     try:
         filled = _kept(run, name, plan, landing)
         if filled is None or not are_there(landing.place, filled.fragments):
-            filled = _written(run, where, spark, name, plan, landing)
+            filled = _written(run, where, spark, name, plan, landing, readable)
     except (RefusedError, InvalidInputError) as error:
         landing.withdraw(forgotten(run))
         raise InvalidInputError(f"{name}: {error}") from error
@@ -83,7 +90,13 @@ def _kept(run: PartOfRun, name: str, plan: TablePlan, landing: Landing) -> Fille
 
 
 def _written(
-    run: PartOfRun, where: Connection, spark: SparkSession, name: str, plan: TablePlan, landing: Landing
+    run: PartOfRun,
+    where: Connection,
+    spark: SparkSession,
+    name: str,
+    plan: TablePlan,
+    landing: Landing,
+    readable: Collection[str],
 ) -> Filled:
     asked = plan.asked()
     if plan.files is not None:
@@ -91,7 +104,7 @@ def _written(
         recipe = source_recipe(run, spark, source, landing, asked)
         written = write_source(run, spark, source, recipe, TASK_BYTES)
     else:
-        frame = _query(spark, plan.sql or "")
+        frame = _query(spark, plan.sql or "", readable)
         recipe = frame_recipe(run, frame, landing, asked)
         written = write_partitions(run, frame, recipe)
     check_written(spark, landing, recipe, written)
@@ -127,7 +140,7 @@ def views(where: Connection, spark: SparkSession, plan: Plan) -> Iterator[dict[s
 
 def show(spark: SparkSession, made: dict[str, DataFrame], name: str, frame: DataFrame) -> None:
     """Make a view, which `views` takes away in the end."""
-    frame.createOrReplaceTempView(name)
+    frame.createOrReplaceTempView(quoted(name))
     made[name] = frame
 
 
@@ -137,11 +150,14 @@ def frame_of(spark: SparkSession, table: Filled) -> DataFrame:
     return shown(spark, table.schema, tasks)
 
 
-def _query(spark: SparkSession, text: str) -> DataFrame:
-    """A query. Raises InvalidInputError for one that Spark does not understand."""
-    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415  # an extra
+def _query(spark: SparkSession, text: str, readable: Collection[str]) -> DataFrame:
+    """A query. Raises InvalidInputError for one that Spark does not understand.
 
-    try:
-        return spark.sql(text)
-    except (AnalysisException, ParseException) as error:
-        raise InvalidInputError(f"Spark cannot plan its SQL: {str(error).split(chr(10))[0]}") from error
+    On a worker also for one that does more than read these views: who submits a job is not who runs the worker.
+    """
+    if not drives_for_others():
+        return analysed(spark, text)
+    check_parsed(spark, text, readable)
+    frame = analysed(spark, text)
+    check_analysed(frame)
+    return frame

@@ -23,6 +23,7 @@ from tiltyard.pipeline.plans.publishing import publish_all, published, tag_all
 from tiltyard.pipeline.plans.rows import Filled, discard_all, fill, filled_before, frame_of, show, views
 from tiltyard.pipeline.recipes import figures
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.sql.sessions import own_session
 from tiltyard.publishing import PublishConflictError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def pipeline(
     # A worker looks at `udf` to decide whether it runs clients' code: nothing else may be called.
     if unnamed := set(asked.functions) - set(udf or ()):
         raise InvalidInputError(f"The plan calls {min(unnamed)}, which --udf does not name.")
+    spark = own_session(spark)
     for _ in range(_TRIES - 1):
         try:
             return _run(run, where, spark, asked)
@@ -95,7 +97,7 @@ def _rows(run: Run, attempt: int, where: Connection, spark: SparkSession, plan: 
     try:
         with views(where, spark, plan) as made:
             for name, table in plan.tables.items():
-                filled = fill(PartOfRun(run, attempt, name), where, spark, name, table)
+                filled = fill(PartOfRun(run, attempt, name), where, spark, name, table, made)
                 tables.append(filled)
                 if queried:
                     show(spark, made, name, frame_of(spark, filled))

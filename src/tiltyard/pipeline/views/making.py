@@ -13,6 +13,7 @@ from tiltyard.pipeline.frames import write_partitions
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.showing import rows_of_version, shown
 from tiltyard.pipeline.spark_types import arrow_schema
+from tiltyard.pipeline.sql.sessions import quoted
 from tiltyard.pipeline.tasks import run_partitions, run_tasks
 from tiltyard.pipeline.views.code import code_of
 from tiltyard.pipeline.views.expanding import Chunker, first_rows, write_groups
@@ -27,17 +28,6 @@ if TYPE_CHECKING:
 
 _CHUNKED_ROWS = "1000"
 """How many rows a chunker is given at once, for each may become many."""
-
-
-def own_session(spark: SparkSession) -> SparkSession:
-    """A session of one refresh: the names of its tables are seen by nobody else."""
-    own = spark.newSession()
-    for name, value in spark.conf.getAll.items():
-        if name.startswith("spark.sql.") and own.conf.isModifiable(name):
-            own.conf.set(name, value)
-    own.conf.set("spark.sql.runSQLOnFiles", "false")
-    own.conf.set("spark.sql.session.timeZone", "UTC")
-    return own
 
 
 def show_nothing(spark: SparkSession, sources: Mapping[str, Source]) -> None:
@@ -101,7 +91,7 @@ def _grouped(frame: DataFrame, by: str | None) -> DataFrame:
 
 
 def _show(name: str, frame: DataFrame) -> None:
-    frame.createOrReplaceTempView(f"`{name}`")
+    frame.createOrReplaceTempView(quoted(name))
 
 
 @dataclass(frozen=True, slots=True)

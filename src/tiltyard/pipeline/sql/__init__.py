@@ -1,0 +1,1 @@
+"""SQL of callers in Spark: what it may be, how much it may make, and the session that it runs in."""

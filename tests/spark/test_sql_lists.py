@@ -1,0 +1,90 @@
+"""The lists of what SQL of callers may use, held against the running Spark: each of its functions is on one of them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
+from tiltyard.pipeline.sql.functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
+from tiltyard.pipeline.sql.sessions import own_session
+from tiltyard.pipeline.sql.trees import sequence
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILMS = """
+SELECT 1L id, 'a b' text, array(1.0f) vector, map('a', 1) m, named_struct('x', 1, 'y', array(named_struct('z', 1))) st,
+timestamp '2020-01-01' ts, date '2020-01-01' d, cast(1 as decimal(10, 2)) dec, x'00' bin
+"""
+
+WITH_OPTIONS = {"from_csv", "from_json", "schema_of_csv", "schema_of_json", "to_csv", "to_json"}
+"""Functions of which Spark shows examples with options, which a query may not have."""
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> SparkSession:
+    """A session with a table of one row."""
+    own = own_session(spark)
+    own.sql(FILMS).createOrReplaceTempView("films")
+    return own
+
+
+def registered(spark: SparkSession, registry: str) -> dict[str, Any]:
+    """Spark's functions, by name."""
+    found = getattr(spark._jsparkSession.sessionState(), registry)()
+    names = {str(one.funcName()): one for one in sequence(found.listFunction())}
+    return {name: found.lookupFunction(one).get() for name, one in names.items()}
+
+
+def test_every_function_of_this_spark_is_allowed_or_refused_with_a_reason(session: SparkSession) -> None:
+    names = registered(session, "functionRegistry").keys()
+    unknown = names - ALLOWED_NAMES - REFUSED_REASONS.keys()
+    assert not unknown, f"look at what these do, and put each on a list in pipeline/sql/functions.py: {sorted(unknown)}"
+    assert not (ALLOWED_NAMES | REFUSED_REASONS.keys()) - names, "the lists name functions that Spark has not"
+    assert not ALLOWED_NAMES & REFUSED_REASONS.keys()
+    assert all(group.reason and group.names for group in (*ALLOWED, *REFUSED))
+
+
+def test_every_function_that_makes_a_table_is_refused(session: SparkSession) -> None:
+    for name in registered(session, "tableFunctionRegistry"):
+        with pytest.raises(InvalidInputError, match="UnresolvedTableValuedFunction"):
+            check_parsed(session, f"SELECT * FROM {name}(1)", [])
+
+
+def test_every_function_that_is_refused_is_refused_by_its_reason_however_it_is_called(session: SparkSession) -> None:
+    for name, reason in REFUSED_REASONS.items():
+        for query in (f"SELECT {name}(1)", f"SELECT `{name.upper()}`(1)", f"SELECT 1 LIMIT {name}('a', 'b')"):
+            with pytest.raises(InvalidInputError, match=re.escape(reason[:40])):
+                check_parsed(session, query, [])
+        with pytest.raises(InvalidInputError, match="may not call"):
+            check_parsed(session, f"SELECT system.builtin.{name}(1)", [])
+        with pytest.raises(InvalidInputError, match="may not call"):
+            check_parsed(session, f"SELECT x FROM films LATERAL VIEW {name}(1) t AS x", ["films"])
+
+
+def test_function_of_nobody_is_refused(session: SparkSession) -> None:
+    with pytest.raises(InvalidInputError, match="may not call of_a_new_spark"):
+        check_parsed(session, "SELECT of_a_new_spark(1)", [])
+
+
+def test_every_example_of_an_allowed_function_passes_both_checks(session: SparkSession) -> None:
+    wrong, passed = [], set()
+    for name, info in registered(session, "functionRegistry").items():
+        if name not in ALLOWED_NAMES:
+            continue
+        for query in re.findall(r"> (SELECT .*?);\s*$", info.getExamples() or "", re.MULTILINE):
+            try:
+                check_parsed(session, query, [])
+                frame = analysed(session, query)
+                check_analysed(frame)
+                passed.add(name)
+            except InvalidInputError as error:
+                if "Spark cannot" not in str(error):  # what needs a setting of Spark's, or is cut in its page
+                    wrong.append(f"{name}: {query}: {error}")
+    assert len(passed) > 400, sorted(ALLOWED_NAMES - passed)
+    left = [one for one in wrong if one.split(":")[0] not in WITH_OPTIONS]
+    assert not left, "\n".join(left)

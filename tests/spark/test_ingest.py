@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
+from tiltyard.pipeline import sources
 from tiltyard.pipeline.connecting import table as table_of
 from tiltyard.pipeline.ingest import ingest
 from tiltyard.pipeline.runs import LocalRun
@@ -110,6 +111,42 @@ def test_ingest_other_formats_are_the_same_rows(
     put(file, name, cast=casts)
     expected = rows(500)
     assert stored(catalog, name) == (expected.drop_columns(["vector"]) if kind in ("csv", "tsv") else expected)
+
+
+def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "FILES_HERE", 1)
+    name = fresh("differ")
+    for year, columns in ((2013, {"id": pa.array([1], pa.int32())}), (2014, {"id": [1 << 40], "tail": ["N1"]})):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table(columns), tmp_path / f"year={year}" / "1.parquet")
+    put(tmp_path, name)
+    expected = [{"id": 1, "tail": None, "year": 2013}, {"id": 1 << 40, "tail": "N1", "year": 2014}]
+    assert stored(catalog, name).to_pylist() == expected
+    (tmp_path / "year=2015").mkdir()
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "year=2015" / "1.parquet")
+    other = fresh("differ")
+    with pytest.raises(
+        InvalidInputError, match=r"Column 'id' is string in .*year=2015/1.parquet and int.* in .*year=2013"
+    ):
+        put(tmp_path, other)
+    with pytest.raises(TableNotFoundError):
+        table_of(catalog, other).describe()
+
+
+def test_ingest_text_is_told_with_the_types_that_were_guessed_and_added_in_those_of_the_table(
+    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+) -> None:
+    name = fresh("guessed")
+    (tmp_path / "1.csv").write_text("id,zip,at\n1,01234,2013-01-31T10:00:00+02:00\n")
+    (tmp_path / "2.csv").write_text("at,id,zip\n,2,98101\n")
+    assert put(tmp_path / "1.csv", name)["guessed"] == (
+        "--cast 'id=int64' --cast 'zip=string' --cast 'at=timestamp[us, tz=+02:00]'"
+    )
+    assert "guessed" not in put(tmp_path / "2.csv", name, mode="append")
+    assert stored(catalog, name)["zip"].to_pylist() == ["01234", "98101"]
+    assert str(stored(catalog, name)["at"][0].as_py()) == "2013-01-31 10:00:00+02:00"
 
 
 def test_ingest_split_of_a_data_set_is_that_split(put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiltyard.pipeline.checks import parse_check
-from tiltyard.pipeline.lines import Bad, blocks, csv_parser, csv_schema, json_parser, json_schema, parse
+from tiltyard.pipeline.csv_records import Dialect, csv_parser, parse_block, read_blocks
+from tiltyard.pipeline.json_lines import json_evidence, json_parser, json_schema, parse_lines
+from tiltyard.pipeline.lines import Bad, blocks
 from tiltyard.pipeline.reading import Piece
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.sources import balanced
@@ -35,8 +37,9 @@ def test_blocks_of_any_ranges_are_each_line_once(lines: list[bytes], ended: bool
 
 def test_parse_bad_lines_stand_alone_and_the_others_are_rows() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    found = list(parse(b"1,x\nno,y\n3\n4,z\n", csv_parser(schema, ",")))
-    assert [one.row for one in found if isinstance(one, Bad)] == ["no,y", "3"]
+    [block] = read_blocks([b"1,x\nno,y\n3\n4,z\n"], ",")
+    found = list(parse_block(block, csv_parser(schema.names, schema, Dialect())))
+    assert [(one.row, one.line) for one in found if isinstance(one, Bad)] == [("no,y", 2), ("3", 3)]
     assert [row for one in found if isinstance(one, pa.Table) for row in one.to_pylist()] == [
         {"a": 1, "b": "x"},
         {"a": 4, "b": "z"},
@@ -45,14 +48,10 @@ def test_parse_bad_lines_stand_alone_and_the_others_are_rows() -> None:
 
 def test_json_lines_that_disagree_have_the_type_of_most() -> None:
     head = b'{"a": 1}\n{"a": 2, "b": 1}\n{"a": "x"}\nbroken\n{"a": 3, "b": 0.5}\n{"a": 4}\n'
-    schema = json_schema(head, complete=True)
+    schema = json_schema(json_evidence(head, complete=True))
     assert schema == pa.schema([("a", pa.int64()), ("b", pa.float64())])
-    bad = [one.row for one in parse(head, json_parser(schema)) if isinstance(one, Bad)]
-    assert bad == ['{"a": "x"}', "broken"]
-
-
-def test_csv_schema_of_a_cut_off_head_leaves_the_last_line_out() -> None:
-    assert csv_schema(b"a,b\n1,2\n3,x", ",", complete=False) == pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    bad = [(one.row, one.line) for one in parse_lines(head, json_parser(schema), 1) if isinstance(one, Bad)]
+    assert bad == [('{"a": "x"}', 3), ("broken", 4)]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, are_there, discard
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import Landing, WriteMode, land, let_go
+from tiltyard.pipeline.merging import SchemaMode
 from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
@@ -24,8 +26,9 @@ from tiltyard.pipeline.recipes import Asked, finish, recipe_for
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, balanced, find_source
+from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, balanced, find_source, look_in_tasks
 from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.text_sources import guesses, read_for_table
 from tiltyard.pipeline.types import parse_type
 from tiltyard.pipeline.writing import Recipe, Share, Written, schema_of_piece, write_share
 
@@ -50,7 +53,17 @@ def ingest(
     ] = None,
     split: Annotated[str | None, "Only this split of a data set (train, test, …)."] = None,
     delimiter: Annotated[str | None, "What parts the values of CSV."] = None,
-    select: Annotated[list[str], "Only these columns of the source."] = [],  # noqa: B006  # the registry copies it
+    schema: Annotated[
+        Literal["union", "first", "strict"],
+        "Of files that differ: all columns in types that hold the values of all (union, the default), those of the "
+        "first file, or an error for any difference (strict).",
+    ] = "union",
+    partitions: Annotated[
+        str, "Columns that folders hold: hive (year=2013/…, the default), off, or the names of folders (year/month)."
+    ] = "hive",
+    null_value: Annotated[list[str], "An unquoted text of CSV that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
+    multiline: Annotated[bool, "Values of CSV hold line breaks: each file is read by one task."] = False,
+    select: Annotated[list[str], "Only these columns of the source."] = [],  # noqa: B006  # the same
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
     null: Annotated[list[str], "Columns of the table that the source has not, and that shall be null."] = [],  # noqa: B006  # the same
@@ -90,8 +103,14 @@ def ingest(
         delimiter,
         {old_names.get(name, name): dtype for name, dtype in types.items()},
         dict(where.storage),
+        SchemaMode(schema),
+        partitions,
+        tuple(select),
+        tuple(null_value),
+        multiline,
     )
-    return _ingest(run, spark, find_source(wanted), connecting.table(where, table), asked, task_mb << 20)
+    files = find_source(wanted, look_in_tasks(run, spark))
+    return _ingest(run, spark, files, connecting.table(where, table), asked, task_mb << 20)
 
 
 def _ingest(
@@ -99,9 +118,10 @@ def _ingest(
 ) -> Mapping[str, object]:
     landing = land(run, table, asked.mode)
     try:
+        source = for_landing(run, source, landing, asked)
         recipe = source_recipe(run, spark, source, landing, asked)
         written = write_source(run, spark, source, recipe, task_bytes)
-        return finish(run, spark, landing, recipe, written)
+        return {**finish(run, spark, landing, recipe, written), **told_types(source)}
     except (RefusedError, InvalidInputError):
         # A run that was stopped keeps its files: the next driver goes on with them; gc takes those of a canceled one.
         landing.withdraw(forgotten(run))
@@ -121,6 +141,20 @@ def _shares(run: Run) -> dict[str, Written]:
     """What was kept of shares."""
     told = {key: text for key, text in run.kept().items() if key.startswith("share-") and text != WITHDRAWN}
     return {key: Written.from_kept(text) for key, text in told.items()}
+
+
+def for_landing(run: Run, source: Source, landing: Landing, asked: Asked) -> Source:
+    """A source of text in the types of the table that it is added to; the run is told which types are guesses."""
+    if landing.schema is not None and asked.udf is None:
+        source = replace(source, reading=read_for_table(source.reading, landing.schema, asked.chosen))
+    run.progress(**told_types(source))
+    return source
+
+
+def told_types(source: Source) -> dict[str, object]:
+    """The figure `guessed`, where types were guessed: options that name others."""
+    text = guesses(source.reading)
+    return {"guessed": text} if text else {}
 
 
 def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landing, asked: Asked) -> Recipe:
@@ -143,7 +177,8 @@ def write_source(
     number = int(kept[_SHARES]) if _SHARES in kept else slots(spark)  # another driver may have other slots
     if _SHARES not in kept:
         run.keep(_SHARES, str(number))
-    shares = [Share(pieces) for pieces in balanced(source.pieces, number, task_bytes)]
+    key = source.reading.key
+    shares = [Share(pieces, key) for pieces in balanced(source.pieces, number, task_bytes)]
     there = _shares(run)
     place = recipe.target.place
     wanted = {share.key: there[share.key] for share in shares if share.key in there}

@@ -49,11 +49,19 @@ def absolute(path: str) -> str:
     return path if is_remote(path) else str(local(path).absolute())
 
 
+def root_of(path: str) -> str:
+    """The folder that a pattern's files are below, spelt as in their paths; a path that is no pattern as it is."""
+    if not is_remote(path):
+        place = local(path)
+        return str(place) if place.is_file() else str(Path(_split(str(place))[0]))
+    return _split(path)[0].rstrip("/")
+
+
 def list_files(path: str, options: Mapping[str, str], *, missing_ok: bool = False) -> list[Found]:
     """The files at a path: one, all below a folder, or those that a pattern (`*`, `**`, `?`) matches; sorted.
 
-    Hidden ones (a part beginning with "." or "_") are left out. Raises RefusedError if there is none,
-    unless that is fine, or the store does not answer.
+    Hidden ones (a part beginning with "." or "_", but for folders like `_day=1`) are left out. Raises RefusedError if
+    there is none, unless that is fine, or the store does not answer.
     """
     try:
         found = sorted(_remote(path, options) if is_remote(path) else _local(path), key=lambda one: one.path)
@@ -187,7 +195,10 @@ def _parts_match(parts: list[str], patterns: list[str]) -> bool:
 
 
 def _hidden(inside: str) -> bool:
-    return any(part.startswith((".", "_")) for part in inside.split("/"))
+    *folders, name = inside.split("/")
+    return name.startswith((".", "_")) or any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in folders
+    )
 
 
 def open_store(path: str, options: Mapping[str, str]) -> tuple[Any, str]:

@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import bisect
-import gzip
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
-import pyarrow.parquet
 
-from tiltyard.pipeline import lines
-from tiltyard.pipeline.opening import Found, list_files, open_file
+from tiltyard.pipeline.csv_records import Dialect
+from tiltyard.pipeline.inspection import HEAD_BYTES, RANGE_BYTES, Inspected, Inspection, dialect_of
+from tiltyard.pipeline.merging import FileSchema, SchemaMode, merge_schemas
+from tiltyard.pipeline.opening import Found, list_files, root_of
+from tiltyard.pipeline.partitions import HIVE, read_partitions
 from tiltyard.pipeline.reading import Format, Piece, Reading
 from tiltyard.pipeline.refusing import RefusedError, in_words
+from tiltyard.pipeline.tasks import call, run_tasks
+from tiltyard.pipeline.text_sources import csv_reading, json_reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.runs import Run
 
 TASK_BYTES = 256 << 20
-RANGE_BYTES = 32 << 20
-HEAD_BYTES = 1 << 20
-"""How much of the first file of text its types are guessed from."""
+MORE_BYTES = 128 << 10
+"""How much of the files of text behind the first one their types are guessed from."""
 
-_FOOTERS_AT_ONCE = 16
+FILES_HERE = 512
+"""So many files are looked at in the driver, more of them in tasks."""
+
+_FILES_OF_A_TASK = 64
+_FILES_AT_ONCE = 16
 _IMAGES = ("bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp")
 _BY_NAME = {
     "parquet": Format.PARQUET, "arrow": Format.ARROW, "feather": Format.ARROW, "arrows": Format.ARROW,
-    "csv": Format.CSV, "tsv": Format.CSV, "csv.gz": Format.CSV, "tsv.gz": Format.CSV,
-    "json": Format.JSON, "jsonl": Format.JSON, "ndjson": Format.JSON, "json.gz": Format.JSON, "jsonl.gz": Format.JSON,
+    "csv": Format.CSV, "tsv": Format.CSV, "json": Format.JSON, "jsonl": Format.JSON, "ndjson": Format.JSON,
     **dict.fromkeys(_IMAGES, Format.IMAGES),
 }  # fmt: skip
 _METADATA = "metadata.jsonl"
+_COMPRESSED = ("bz2", "zst", "xz", "zip", "lz4", "7z", "br", "snappy", "z")
+
+Look = Callable[[Inspection], list[Inspected]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +66,58 @@ class Source:
 class Wanted:
     """How a source is to be read: `format` and `delimiter` where the names do not tell, `split` of a data set.
 
-    `types` are read in the place of guessed ones (text formats); `storage` are Lance's options of the object store.
+    `types` are read in the place of guessed ones (text formats), and files may differ in such columns; `columns` are
+    those that matter (empty: all). `nulls` are unquoted texts of CSV that are null, besides the empty one; with
+    `multiline`, CSV is not cut within a file. `storage` are Lance's options of the object store.
     """
 
     path: str
     format: Format | None = None
     split: str | None = None
     delimiter: str | None = None
-    types: Mapping[str, pa.DataType] | None = None
-    storage: Mapping[str, str] | None = None
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
+    schema: SchemaMode = SchemaMode.UNION
+    partitions: str = HIVE
+    columns: tuple[str, ...] = ()
+    nulls: tuple[str, ...] = ()
+    multiline: bool = False
 
 
-def find_source(wanted: Wanted) -> Source:
-    """Look at the files. Raises RefusedError if there are none, or what they are cannot be told."""
-    storage = dict(wanted.storage or {})
+def find_source(wanted: Wanted, look: Look | None = None) -> Source:
+    """Look at the files, all of them. Raises RefusedError if there are none, or what they are cannot be told."""
     if wanted.format is Format.LANCE or (wanted.format is None and wanted.path.rstrip("/").endswith(".lance")):
-        return _lance(wanted.path.rstrip("/"), storage)
-    files = list_files(wanted.path, storage)
+        return _lance(wanted.path.rstrip("/"), wanted.storage)
+    files = list_files(wanted.path, wanted.storage)
     kind = wanted.format or _format(wanted.path, files)
-    files = [file for file in files if len(files) == 1 or wanted.format or _format_of(file) is kind or _is_told(file)]
+    if len(files) > 1 and not wanted.format:
+        files = _of_format(kind, files)
     files = _of_split(files, wanted) if wanted.split else files
+    look = look or look_here
     if kind is Format.IMAGES:
-        return _images(files, storage)
+        return _images(files, wanted, look)
     files = [file for file in files if file.size]
     if not files:
         raise RefusedError(f"All files at {wanted.path} are empty.")
-    if kind is Format.PARQUET:
-        return _parquet(files, storage)
-    if kind is Format.ARROW:
-        return _arrow(files, storage)
-    return _text(kind, files, wanted, storage)
+    return _files(kind, files, wanted, look)
+
+
+def look_here(inspection: Inspection) -> list[Inspected]:
+    """Look at files in threads of this process."""
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        return [one for part in pool.map(call, inspection.parts(1)) for one in part]
+
+
+def look_in_tasks(run: Run, spark: SparkSession) -> Look:
+    """A way to look at files that takes tasks for many of them."""
+
+    def look(inspection: Inspection) -> list[Inspected]:
+        if len(inspection.files) <= FILES_HERE:
+            return look_here(inspection)
+        parts = run_tasks(spark, run, call, inspection.parts(_FILES_OF_A_TASK), name="look at files")
+        return [one for part in parts for one in part]
+
+    return look
 
 
 def balanced(pieces: Sequence[Piece], slots: int, task_bytes: int = TASK_BYTES) -> list[tuple[Piece, ...]]:
@@ -107,7 +143,21 @@ def _format(path: str, files: Sequence[Found]) -> Format:
 
 def _format_of(file: Found) -> Format | None:
     name = file.path.rpartition("/")[2].lower()
-    return _BY_NAME.get(name.partition(".")[2]) or _BY_NAME.get(name.rpartition(".")[2])
+    plain = name.removesuffix(".gz")
+    kind = _BY_NAME.get(plain.rpartition(".")[2])
+    return kind if plain == name or kind in (Format.CSV, Format.JSON) else None
+
+
+def _of_format(kind: Format, files: Sequence[Found]) -> list[Found]:
+    """The files of a format, without others that lie beside them (a card, a licence).
+
+    Raises RefusedError for one of this format that is compressed in a way that is not read.
+    """
+    for file in files:
+        name, _, ending = file.path.lower().rpartition(".")
+        if ending in _COMPRESSED and _format_of(replace(file, path=name)) is kind:
+            raise RefusedError(f"{file.path} is compressed as .{ending}, which is not read: unpack it, or use .gz.")
+    return [file for file in files if _format_of(file) is kind or _is_told(file)]
 
 
 def _is_told(file: Found) -> bool:
@@ -123,97 +173,54 @@ def _of_split(files: Sequence[Found], wanted: Wanted) -> list[Found]:
     return found
 
 
-def _parquet(files: Sequence[Found], storage: Mapping[str, str]) -> Source:
-    def footer(file: Found) -> tuple[pa.Schema, list[Piece]]:
-        try:
-            with pyarrow.parquet.ParquetFile(open_file(file.path, storage)) as opened:
-                told = opened.metadata
-                sizes = [told.row_group(number).total_byte_size for number in range(told.num_row_groups)]
-                return opened.schema_arrow, [Piece(file.path, s, file.mark, (n,)) for n, s in enumerate(sizes)]
-        except pa.ArrowInvalid as error:
-            raise RefusedError(f"{file.path} is no Parquet file: {error}") from error
-
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        found = list(pool.map(footer, files))
-    pieces = tuple(piece for _, own in found for piece in own)
+def _files(kind: Format, files: Sequence[Found], wanted: Wanted, look: Look) -> Source:
+    """Files of a format whose schemas are merged, with the columns that their folders hold."""
+    dialect = Dialect(wanted.delimiter, wanted.nulls) if wanted.delimiter else None
+    inspection = Inspection(
+        kind, tuple(files), wanted.storage, dialect, wanted.nulls, head_bytes=HEAD_BYTES, whole=wanted.multiline
+    )
+    found = _looked_at(inspection, look)
+    pieces = tuple(piece for one in found for piece in one.pieces)
     if not pieces:
         raise RefusedError(f"{files[0].path} holds no rows.")
-    return Source(Reading(Format.PARQUET, found[0][0].remove_metadata(), storage), pieces)
+    if kind is Format.CSV:
+        own = dialect or dialect_of(files[0], wanted.nulls)
+        reading = csv_reading(found, wanted.schema, wanted.types, own, wanted.storage)
+    elif kind is Format.JSON:
+        reading = json_reading(kind, found, wanted.schema, wanted.types, wanted.storage)
+    else:
+        schemas = (FileSchema(one.path, one.schema) for one in found)
+        reading = Reading(kind, merge_schemas(schemas, wanted.schema, wanted.types, wanted.columns), wanted.storage)
+    return _with_folders(Source(reading, pieces), found, wanted)
 
 
-def _arrow(files: Sequence[Found], storage: Mapping[str, str]) -> Source:
-    schema: pa.Schema | None = None
-    pieces: list[Piece] = []
-    for file in files:
-        try:
-            own, its = _arrow_pieces(file, storage)
-        except pa.ArrowInvalid as error:
-            raise RefusedError(f"{file.path} is no Arrow file or stream: {error}") from error
-        pieces += its
-        schema = schema or own
-    if schema is None or not pieces:
-        raise RefusedError(f"{files[0].path} holds no rows.")
-    return Source(Reading(Format.ARROW, schema.remove_metadata(), storage), tuple(pieces))
+def _looked_at(inspection: Inspection, look: Look) -> list[Inspected]:
+    """All files of a source; of text, the first file tells most about its types."""
+    if inspection.format not in (Format.CSV, Format.JSON):
+        return look(inspection)
+    first, rest = replace(inspection, files=inspection.files[:1]), inspection.files[1:]
+    return [*first(), *(look(replace(inspection, files=rest, head_bytes=MORE_BYTES)) if rest else [])]
 
 
-def _arrow_pieces(file: Found, storage: Mapping[str, str]) -> tuple[pa.Schema, list[Piece]]:
-    """A file's schema and batches; a stream is one piece. Raises pa.ArrowInvalid for what is neither."""
-    with open_file(file.path, storage) as opened:
-        is_file = opened.read(6) == b"ARROW1"
-        opened.seek(0)
-        if not is_file:
-            return pa.ipc.open_stream(opened).schema, [Piece(file.path, file.size, file.mark)]
-        batches = pa.ipc.open_file(opened)
-        size = file.size // max(1, batches.num_record_batches)
-        return batches.schema, [
-            Piece(file.path, size, file.mark, (n, n + 1)) for n in range(batches.num_record_batches)
-        ]
-
-
-def _text(kind: Format, files: Sequence[Found], wanted: Wanted, storage: Mapping[str, str]) -> Source:
-    delimiter = wanted.delimiter or ("\t" if files[0].path.removesuffix(".gz").endswith(".tsv") else ",")
-    head, complete = _head(files[0], storage)
-    try:
-        schema = (
-            lines.json_schema(head, complete=complete)
-            if kind is Format.JSON
-            else lines.csv_schema(head, delimiter, complete=complete)
-        )
-    except pa.ArrowInvalid as error:
-        raise RefusedError(f"{files[0].path} is no {kind.value} file: {error}") from error
-    if not schema.names:
-        raise RefusedError(f"No line of {files[0].path} is a JSON object: write one object to a line (JSON lines).")
-    for name, dtype in (wanted.types or {}).items():
-        at = schema.get_field_index(name)
-        if at >= 0 and _is_plain(dtype):
-            schema = schema.set(at, pa.field(name, dtype))
-        elif at < 0 and kind is Format.JSON:  # a field that the head lacks; CSV has told all names
-            schema = schema.append(pa.field(name, dtype))
-    pieces = tuple(piece for file in files for piece in _ranges(file))
-    return Source(Reading(kind, schema, storage, delimiter), pieces)
-
-
-def _is_plain(dtype: pa.DataType) -> bool:
-    """Whether text is parsed to it right away; the others are cast from what was guessed."""
-    return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype) or pa.types.is_float16(dtype))
-
-
-def _head(file: Found, storage: Mapping[str, str]) -> tuple[bytes, bool]:
-    """The beginning of a text, and whether that is all of it."""
-    with open_file(file.path, storage) as opened:
-        try:
-            head = bytes(lines.unpacked(opened, file.path).read(HEAD_BYTES))
-        except gzip.BadGzipFile as error:
-            raise RefusedError(f"{file.path} is not compressed, as its name says it is: {error}.") from error
-    return head, len(head) < HEAD_BYTES
-
-
-def _ranges(file: Found) -> list[Piece]:
-    if file.path.endswith(".gz"):
-        return [Piece(file.path, file.size * 4, file.mark)]
-    count = -(-file.size // RANGE_BYTES)
-    cuts = [file.size * number // count for number in range(count + 1)]
-    return [Piece(file.path, b - a, file.mark, (a, b)) for a, b in itertools.pairwise(cuts)]
+def _with_folders(source: Source, found: Sequence[Inspected], wanted: Wanted) -> Source:
+    """A source with the columns that its folders hold. Raises RefusedError for one that the files have, too."""
+    reading, paths = source.reading, [one.path for one in found]
+    folders = read_partitions(wanted.partitions, root_of(wanted.path), paths)
+    if not folders.names:
+        return source
+    for one in found:
+        for name in folders.names:
+            if name in (one.evidence.fields if one.evidence else one.schema.names):
+                raise RefusedError(
+                    f"{one.path} has a column '{name}', and lies in a folder that gives it one: take the file's "
+                    "(--partitions off), or leave it out of the files."
+                )
+    fields = [own.with_type(wanted.types.get(own.name, own.type)) for own in folders.schema]
+    values = dict(zip(paths, folders.values, strict=True))
+    pieces = tuple(replace(piece, folders=values[piece.path]) for piece in source.pieces)
+    guessed = reading.guessed | (frozenset(folders.names) - wanted.types.keys())
+    schema = pa.schema([*(own for own in reading.schema if own.name not in folders.names), *fields])
+    return Source(replace(reading, schema=schema, partitions=folders.names, guessed=guessed), pieces)
 
 
 def _lance(path: str, storage: Mapping[str, str]) -> Source:
@@ -238,17 +245,17 @@ def fragment_bytes(fragment: lance.LanceFragment) -> int:
     return fragment.metadata.num_rows * 100
 
 
-def _images(files: Sequence[Found], storage: Mapping[str, str]) -> Source:
+def _images(files: Sequence[Found], wanted: Wanted, look: Look) -> Source:
     """An image folder: rows of `metadata.jsonl` with their files, or else a label for each file, its folder."""
     told = [file for file in files if _is_told(file) and file.size]
     images = [file for file in files if not _is_told(file)]
     if not told:
         schema = pa.schema([("file_name", pa.string()), ("label", pa.string()), ("image", pa.binary())])
         pieces = tuple(Piece(file.path, file.size, file.mark) for file in images)
-        return Source(Reading(Format.IMAGES, schema, storage), pieces)
-    head, complete = _head(told[0], storage)
-    schema = lines.json_schema(head, complete=complete)
-    if "file_name" not in schema.names:
+        return Source(Reading(Format.IMAGES, schema, wanted.storage), pieces)
+    found = _looked_at(Inspection(Format.JSON, tuple(told), wanted.storage, head_bytes=HEAD_BYTES), look)
+    reading = json_reading(Format.IMAGES, found, wanted.schema, wanted.types, wanted.storage)
+    if "file_name" not in reading.schema.names:
         raise RefusedError(f"{told[0].path} has no 'file_name' that names the image of each row.")
     count = max(len(told), -(-sum(file.size for file in images) // RANGE_BYTES))
     size = sum(file.size for file in images) // count
@@ -258,4 +265,4 @@ def _images(files: Sequence[Found], storage: Mapping[str, str]) -> Source:
         for file in told
         for n in range(parts)
     )
-    return Source(Reading(Format.IMAGES, schema.append(pa.field("image", pa.binary())), storage), pieces)
+    return Source(replace(reading, schema=reading.schema.append(pa.field("image", pa.binary()))), pieces)

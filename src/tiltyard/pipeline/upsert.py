@@ -25,10 +25,11 @@ from tiltyard.pipeline.changes import brought, changed_fragments, fragments_of, 
 from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import opened
-from tiltyard.pipeline.ingest import forgotten, source_recipe, write_source
+from tiltyard.pipeline.ingest import for_landing, forgotten, source_recipe, write_source
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.landing import WriteMode, land, without
 from tiltyard.pipeline.matching import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, count_keys, share_keys
+from tiltyard.pipeline.merging import SchemaMode
 from tiltyard.pipeline.opening import absolute
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.reading import Format
@@ -36,9 +37,10 @@ from tiltyard.pipeline.recipes import Asked
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, find_source
+from tiltyard.pipeline.sources import TASK_BYTES, Source, Wanted, find_source, look_in_tasks
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import call, run_tasks
+from tiltyard.pipeline.types import parse_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +70,19 @@ def upsert(
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
         Literal["parquet", "arrow", "csv", "json", "lance"] | None, "What the files are, if not by name."
     ] = None,
-    rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the registry copies it
+    delimiter: Annotated[str | None, "What parts the values of CSV."] = None,
+    schema: Annotated[
+        Literal["union", "first", "strict"],
+        "Of files that differ: all columns in types that hold the values of all (union, the default), those of the "
+        "first file, or an error for any difference (strict).",
+    ] = "union",
+    partitions: Annotated[
+        str, "Columns that folders hold: hive (year=2013/…, the default), off, or the names of folders (year/month)."
+    ] = "hive",
+    null_value: Annotated[list[str], "An unquoted text of CSV that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
+    multiline: Annotated[bool, "Values of CSV hold line breaks: each file is read by one task."] = False,
+    rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
+    cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
     null: Annotated[list[str], "Columns of the table that the source has not, and that become null."] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
 ) -> Mapping[str, object]:
@@ -80,9 +94,25 @@ def upsert(
     Example:
       tiltyard job upsert --uri http://127.0.0.1:2333 changed.parquet films --on id
     """
-    asked = Asked(WriteMode.APPEND, Chosen((), rename, {}, tuple(null)), find_code(udf) if udf else None)
-    wanted = Wanted(absolute(source), Format(format) if format else None, None, None, {}, dict(where.storage))
-    return _upsert(run, spark, find_source(wanted), connecting.table(where, table), asked, on)
+    types = {name: parse_type(text) for name, text in cast.items()}
+    asked = Asked(WriteMode.APPEND, Chosen((), rename, types, tuple(null)), find_code(udf) if udf else None)
+    old_names = {new: old for old, new in rename.items()}
+    kind = Format(format) if format else None
+    wanted = Wanted(
+        absolute(source),
+        kind,
+        None,
+        delimiter,
+        {old_names.get(name, name): dtype for name, dtype in types.items()},
+        dict(where.storage),
+        SchemaMode(schema),
+        partitions,
+        (),
+        tuple(null_value),
+        multiline,
+    )
+    files = find_source(wanted, look_in_tasks(run, spark))
+    return _upsert(run, spark, files, connecting.table(where, table), asked, on)
 
 
 def _upsert(
@@ -95,6 +125,7 @@ def _upsert(
     if (done := _done(run, StrictTable(table), landing.base)) is not None:
         return done.figures()
     try:
+        source = for_landing(run, source, landing, asked)
         recipe = source_recipe(run, spark, source, landing, asked)
         small = asked.udf is None and source.size <= BYTES_IN_THE_DRIVER
         written = write_source(run, None if small else spark, source, recipe, TASK_BYTES)

@@ -70,14 +70,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A task: neighbouring pieces of a source."""
+    """A task: neighbouring pieces of a source, and the key of how they are read."""
 
     pieces: tuple[Piece, ...]
+    reading: str = ""
 
     @property
     def key(self) -> str:
-        """The same for the same pieces of the same files: what is kept of it is found by this."""
-        digest = hashlib.sha256(json.dumps([piece.key for piece in self.pieces]).encode())
+        """The same for the same pieces of the same files, read alike: what is kept of it is found by this."""
+        digest = hashlib.sha256(json.dumps([self.reading, *(piece.key for piece in self.pieces)]).encode())
         return f"share-{digest.hexdigest()[:32]}"
 
 
@@ -157,7 +158,10 @@ def _each(row: pa.RecordBatch | Bad, columns: Sequence[Column] | None) -> Iterat
 def _told(rows: Rows, piece: Piece) -> Iterator[pa.RecordBatch | Bad]:
     """Rows as they are; bad ones say which file they are of."""
     for row in rows:
-        yield Bad(row.row, f"{piece.path}: {row.reason}") if isinstance(row, Bad) else row
+        if not isinstance(row, Bad):
+            yield row
+        else:
+            yield Bad(row.row, f"{piece.path}{', ' if row.line else ': '}{row.reason}", row.line)
 
 
 @dataclass(slots=True)

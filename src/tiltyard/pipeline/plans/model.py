@@ -17,6 +17,8 @@ from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.index import find_order
 from tiltyard.pipeline.landing import WriteMode
+from tiltyard.pipeline.merging import SchemaMode
+from tiltyard.pipeline.partitions import HIVE
 from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.recipes import Asked
 from tiltyard.pipeline.refusing import RefusedError
@@ -54,6 +56,10 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     format: Literal["parquet", "arrow", "csv", "json", "lance", "images"] | None = None
     split: str | None = None
     delimiter: str | None = None
+    schema: Literal["union", "first", "strict"] = "union"
+    partitions: str = HIVE
+    null_value: list[str] = []
+    multiline: bool = False
     select: list[str] = []
     rename: dict[str, str] = {}
     cast: dict[str, str] = {}
@@ -81,10 +87,26 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         old_names = {new: old for old, new in self.rename.items()}
         types = {old_names.get(name, name): dtype for name, dtype in self._types().items()}
         kind = Format(self.format) if self.format else None
-        return Wanted(self.files, kind, self.split, self.delimiter, types, dict(storage))
+        return Wanted(
+            self.files,
+            kind,
+            self.split,
+            self.delimiter,
+            types,
+            dict(storage),
+            SchemaMode(self.schema),
+            self.partitions,
+            tuple(self.select),
+            tuple(self.null_value),
+            self.multiline,
+        )
 
     def _types(self) -> dict[str, Any]:
         return {name: parse_type(text) for name, text in self.cast.items()}
+
+
+_NO_OPTIONS = TablePlan()
+_OF_FILES = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline")
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -145,8 +167,9 @@ def _check_table(name: str, table: TablePlan) -> None:
     place: tuple[str | int, ...] = ("tables", name)
     if (table.files is None) == (table.sql is None):
         raise PlanError(place, "say where its rows come from, either 'files' or 'sql'.")
-    if table.sql is not None and (table.format or table.split or table.delimiter):
-        raise PlanError(place, "'format', 'split' and 'delimiter' are of files, not of SQL.")
+    files_only = [name for name in _OF_FILES if getattr(table, name) != getattr(_NO_OPTIONS, name)]
+    if table.sql is not None and files_only:
+        raise PlanError(place, f"'{files_only[0]}' is of files, not of SQL.")
     try:
         parse_id(name, DEFAULT_DELIMITER)
         table.asked()

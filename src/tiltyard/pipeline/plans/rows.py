@@ -15,7 +15,7 @@ from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import drives_for_others
 from tiltyard.pipeline.fragments import Rows, are_there
 from tiltyard.pipeline.frames import frame_recipe, write_partitions
-from tiltyard.pipeline.ingest import WITHDRAWN, forgotten, source_recipe, write_source
+from tiltyard.pipeline.ingest import WITHDRAWN, for_landing, forgotten, source_recipe, write_source
 from tiltyard.pipeline.landing import Landing, land
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.plans.model import Plan, TablePlan
@@ -23,7 +23,7 @@ from tiltyard.pipeline.plans.parts import PartOfRun
 from tiltyard.pipeline.recipes import check_written
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.showing import rows_of_version, shown
-from tiltyard.pipeline.sources import TASK_BYTES, find_source
+from tiltyard.pipeline.sources import TASK_BYTES, find_source, look_in_tasks
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
 from tiltyard.pipeline.sql.sessions import quoted
 from tiltyard.pipeline.writing import Written
@@ -100,7 +100,8 @@ def _written(
 ) -> Filled:
     asked = plan.asked()
     if plan.files is not None:
-        source = find_source(plan.wanted(dict(where.storage)))
+        found = find_source(plan.wanted(dict(where.storage)), look_in_tasks(run, spark))
+        source = for_landing(run, found, landing, asked)
         recipe = source_recipe(run, spark, source, landing, asked)
         written = write_source(run, spark, source, recipe, TASK_BYTES)
     else:

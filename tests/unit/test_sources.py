@@ -1,0 +1,468 @@
+"""Sources of files: what differs between files, what folders say, and text, read with nothing lost without a word."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import json
+import math
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tiltyard.pipeline import inspection, sources
+from tiltyard.pipeline.casts import Chosen
+from tiltyard.pipeline.csv_records import split_records
+from tiltyard.pipeline.lines import Bad
+from tiltyard.pipeline.merging import SchemaMode, common_type
+from tiltyard.pipeline.reading import Format
+from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.sources import Wanted, find_source
+from tiltyard.pipeline.text_sources import guesses, read_for_table
+
+
+def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
+    """The rows of a source as a job reads them, and the reasons of those that cannot be taken."""
+    source = find_source(Wanted(str(path), **options))
+    reading = source.reading if table is None else read_for_table(source.reading, table, Chosen())
+    found = [row for piece in source.pieces for row in reading.read(piece)]
+    batches = [row for row in found if not isinstance(row, Bad)]
+    return pa.Table.from_batches(batches, reading.schema), [row.reason for row in found if isinstance(row, Bad)]
+
+
+def read(path: Path | str, **options: Any) -> pa.Table:
+    rows, bad = rows_of(path, **options)
+    assert not bad
+    return rows
+
+
+def write_arrow(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {"parquet": pq.write_table, "arrow": write_arrow}
+
+
+# Files that differ.
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_files_that_differ_have_the_columns_of_all_in_types_that_hold_all(tmp_path: Path, kind: str) -> None:
+    write = WRITERS[kind]
+    write(pa.table({"id": pa.array([1], pa.int32()), "a": ["x"]}), tmp_path / f"1.{kind}")
+    write(pa.table({"b": [0.5], "id": pa.array([1 << 40], pa.int64())}), tmp_path / f"2.{kind}")
+    found = read(tmp_path)
+    assert found.schema == pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.float64())])
+    assert found.to_pylist() == [{"id": 1, "a": "x", "b": None}, {"id": 1 << 40, "a": None, "b": 0.5}]
+    first, bad = rows_of(tmp_path, schema=SchemaMode.FIRST)
+    assert first.to_pylist() == [{"id": 1, "a": "x"}] and "id: Integer value 1099511627776 not in range" in bad[0]
+    with pytest.raises(
+        RefusedError, match=rf"id' is int64 in {tmp_path}/2.{kind} and int32 in {tmp_path}/1.{kind}, and"
+    ):
+        read(tmp_path, schema=SchemaMode.STRICT)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({"a": pa.int64()}, {"a": pa.string()}, "Column 'a' is string in {2} and int64 in {1}: no type holds"),
+        ({"a": pa.uint64()}, {"a": pa.int8()}, "Column 'a' is int8 in {2} and uint64 in {1}"),
+        ({"a": pa.timestamp("us")}, {"a": pa.timestamp("us", "UTC")}, r"Column 'a' is timestamp\[us, tz=UTC\] in {2}"),
+        ({"a": pa.struct({"x": pa.bool_()})}, {"a": pa.struct({"x": pa.date32()})}, "Column 'a' is struct"),
+        ({"id": pa.int64()}, {"ID": pa.int64()}, "{2} has a column 'ID' where {1} has 'id'"),
+    ],
+)
+def test_difference_that_nothing_bridges_names_file_and_column(
+    tmp_path: Path, one: dict[str, pa.DataType], other: dict[str, pa.DataType], told: str
+) -> None:
+    names = {number: tmp_path / f"{number}.parquet" for number in (1, 2)}
+    for number, fields in ((1, one), (2, other)):
+        pq.write_table(pa.table({name: pa.nulls(1, dtype) for name, dtype in fields.items()}), names[number])
+    with pytest.raises(RefusedError, match=told.format(None, names[1], names[2])):
+        read(tmp_path)
+
+
+def test_column_that_is_cast_may_differ_and_one_that_is_not_selected_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "zip": [12345], "x": [True]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"id": [2], "zip": ["01234"], "x": ["?"]}), tmp_path / "2.parquet")
+    found = read(tmp_path, types={"zip": pa.string()}, columns=("id", "zip"))
+    assert found.to_pylist() == [{"id": 1, "zip": "12345"}, {"id": 2, "zip": "01234"}]
+
+
+def test_common_type_holds_the_values_of_both() -> None:
+    vector, lists = pa.list_(pa.float32(), 2), pa.list_(pa.float64())
+    for one, other, found in [
+        (pa.uint8(), pa.int8(), pa.int16()),
+        (pa.uint32(), pa.int8(), pa.int64()),
+        (pa.int16(), pa.float32(), pa.float32()),
+        (pa.int64(), pa.float32(), pa.float64()),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), pa.decimal128(12, 4)),
+        (pa.decimal128(4, 2), pa.int32(), pa.decimal128(12, 2)),
+        (pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC"), pa.timestamp("us", "UTC")),
+        (pa.date32(), pa.timestamp("s"), pa.timestamp("s")),
+        (pa.time32("s"), pa.time64("us"), pa.time64("us")),
+        (pa.string(), pa.large_string(), pa.large_string()),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
+        (
+            pa.dictionary(pa.int8(), pa.string()),
+            pa.dictionary(pa.int32(), pa.string()),
+            pa.dictionary(pa.int32(), pa.string()),
+        ),
+        (vector, lists, lists),
+        (pa.list_(pa.float32(), 2), pa.list_(pa.float32(), 3), pa.list_(pa.float32())),
+        (pa.null(), pa.bool_(), pa.bool_()),
+        (pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int16()), pa.map_(pa.string(), pa.int16())),
+        (pa.bool_(), pa.int8(), None),
+        (pa.string(), pa.binary(), None),
+        (pa.decimal128(4, 2), pa.float64(), None),
+    ]:
+        assert common_type(one, other) == found and common_type(other, one) == found, (one, other)
+    one, other = pa.struct({"x": pa.int8()}), pa.struct({"y": pa.int8()})
+    assert common_type(one, other) == pa.struct({"x": pa.int8(), "y": pa.int8()})
+
+
+def test_name_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
+    write_arrow(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "1.arrow")
+    with pytest.raises(RefusedError, match=r"1.arrow has two columns called 'a'"):
+        read(tmp_path)
+
+
+def test_files_of_a_format_that_are_compressed_otherwise_are_refused_and_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a\n1\n")
+    (tmp_path / "more.of.2.csv.gz").write_bytes(gzip.compress(b"a\n2\n"))
+    (tmp_path / "README.md").write_text("a card")
+    assert read(tmp_path)["a"].to_pylist() == [1, 2]
+    (tmp_path / "3.csv.bz2").write_bytes(b"?")
+    with pytest.raises(RefusedError, match=r"3.csv.bz2 is compressed as .bz2, which is not read"):
+        read(tmp_path)
+
+
+# Folders that hold columns.
+
+
+def put(folder: Path, *parts: str, **columns: Any) -> Path:
+    file = folder.joinpath(*parts)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"x": [1]} | columns), file)
+    return file
+
+
+def test_hive_folders_are_columns_of_types_that_lose_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "year=2013", "day=2013-01-31", "zip=01234", "who=a%2Fb%20%C3%BC", "1.parquet")
+    put(tmp_path, "year=2014", "day=2013-02-01", "zip=12345", "who=__HIVE_DEFAULT_PARTITION__", "1.parquet")
+    found = read(tmp_path)
+    assert found.to_pylist() == [
+        {"x": 1, "year": 2013, "day": dt.date(2013, 1, 31), "zip": "01234", "who": "a/b ü"},
+        {"x": 1, "year": 2014, "day": dt.date(2013, 2, 1), "zip": "12345", "who": None},
+    ]
+    assert read(tmp_path, types={"zip": pa.int32()})["zip"].to_pylist() == [1234, 12345]
+    assert read(tmp_path, partitions="off").column_names == ["x"]
+    assert read(tmp_path / "year=2013")["year"].to_pylist() == [2013]
+    assert read(f"{tmp_path}/year=*/*/*/who=a*/*.parquet")["year"].to_pylist() == [2013]
+    assert read(next(tmp_path.glob("year=2014/*/*/*/*.parquet")))["zip"].to_pylist() == [12345]
+
+
+def test_folders_whose_names_are_values_are_columns_where_they_are_named(tmp_path: Path) -> None:
+    put(tmp_path, "2013", "01", "1.parquet")
+    assert read(tmp_path).column_names == ["x"]
+    assert read(tmp_path, partitions="year/month").to_pylist() == [{"x": 1, "year": 2013, "month": "01"}]
+    with pytest.raises(RefusedError, match="lies in fewer folders than --partitions names columns: a/b/c"):
+        read(tmp_path, partitions="a/b/c")
+
+
+def test_hive_folders_of_csv_and_json_lines_are_columns_too(tmp_path: Path) -> None:
+    for kind, text in (("csv", "x\n1\n"), ("jsonl", '{"x": 1}\n')):
+        file = tmp_path / kind / "_day=7" / f"1.{kind}"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        assert read(tmp_path / kind).to_pylist() == [{"x": 1, "_day": 7}]
+
+
+def test_folder_that_is_also_a_column_or_that_only_some_files_lie_in_is_refused(tmp_path: Path) -> None:
+    file = put(tmp_path, "year=2013", "1.parquet", year=[2012])
+    with pytest.raises(RefusedError, match=f"{file} has a column 'year', and lies in a folder"):
+        read(tmp_path)
+    assert read(tmp_path, partitions="off")["year"].to_pylist() == [2012]
+    put(tmp_path, "year=2013", "1.parquet")
+    other = put(tmp_path, "z", "1.parquet")
+    with pytest.raises(RefusedError, match=f"{other} lies in folders of the partition columns none, and .* of 'year'"):
+        read(tmp_path)
+
+
+# CSV.
+
+
+def csv(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
+    file = tmp_path / name
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return file
+
+
+def test_csv_only_the_empty_unquoted_field_is_null(tmp_path: Path) -> None:
+    file = csv(tmp_path, 'code,empty,n\nNA,,1\nN/A,"",\nnull,,2\nnan,,3\n"",,4\n,,NA\n')
+    found = read(file)
+    assert found["code"].to_pylist() == ["NA", "N/A", "null", "nan", "", None]
+    assert found["empty"].to_pylist() == [None, "", None, None, None, None]
+    assert found["n"].to_pylist() == ["1", None, "2", "3", "4", "NA"]
+    more = read(file, nulls=("NA", "nan"))
+    assert more["code"].to_pylist() == [None, "N/A", "null", None, "", None]
+    assert more["n"].to_pylist() == [1, None, 2, 3, 4, None]
+
+
+def test_csv_column_of_nulls_takes_a_quoted_empty_text_behind_the_head(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    file = csv(tmp_path, "a,b\n" + "1,\n" * 100 + '2,""\n')
+    source = find_source(Wanted(str(file)))
+    assert source.reading.schema.field("b").type == pa.string()
+    assert read(file)["b"].to_pylist()[-2:] == [None, ""]
+
+
+def test_csv_types_give_back_what_was_written(tmp_path: Path) -> None:
+    for texts, expected in {
+        ("1", "-7", "0"): [1, -7, 0],
+        ("01234", "5"): ["01234", "5"],
+        ("12345678901234567890", "5"): ["12345678901234567890", "5"],
+        ("+5", "5"): ["+5", "5"],
+        ("0x10", "5"): ["0x10", "5"],
+        ("1E5", "2"): ["1E5", "2"],
+        ("0.1", "-2.50", "1e-05", "nan"): [0.1, -2.5, 1e-05, "nan"],
+        ("12345678901234567.89",): ["12345678901234567.89"],
+        ("1e999",): ["1e999"],
+        ("NaN", "Inf"): ["NaN", "Inf"],
+        ("true", "False"): [True, False],
+        ("2013-01-31",): [dt.date(2013, 1, 31)],
+        ("01/02/2013",): ["01/02/2013"],
+        ("2013-01-31 10:00:00",): [dt.datetime(2013, 1, 31, 10)],  # noqa: DTZ001  # a time without a zone
+        ("2013-01-31T10:00:00Z",): [dt.datetime(2013, 1, 31, 10, tzinfo=dt.UTC)],
+        ("2013-01-31T10:00:00+02:00",): [dt.datetime(2013, 1, 31, 8, tzinfo=dt.UTC)],
+        ("2013-01-31T10:00:00+02:00", "2013-01-31T10:00:00+01:00"): [
+            "2013-01-31T10:00:00+02:00",
+            "2013-01-31T10:00:00+01:00",
+        ],
+        ("10:30:00",): [dt.time(10, 30)],
+        ("10:30",): ["10:30"],
+    }.items():
+        found = read(csv(tmp_path, "a,b\n" + "".join(f"{text},\n" for text in texts)))["a"].to_pylist()
+        assert ["nan" if isinstance(one, float) and math.isnan(one) else one for one in found] == expected, texts
+    zone = read(csv(tmp_path, "a\n2013-01-31T10:00:00+02:00\n")).schema.field("a").type
+    assert zone == pa.timestamp("us", "+02:00")
+
+
+def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    for early, late in [
+        ("12345", "01234"),
+        ("5", "+5"),
+        ("5", "0x10"),
+        ("5", "12345678901234567890"),
+        ("0.5", "12345678901234567.89"),
+        ("0.5", "007.5"),
+        ("0.5", "1e999"),
+        ("2013-01-31T10:00:00Z", "2013-01-31T10:00:00+02:00"),
+        ("2013-01-31 10:00:00", "2013-01-31T10:00:00Z"),
+        ("5", "NA"),
+    ]:
+        file = csv(tmp_path, "a,b\n" + f"{early},1\n" * 100 + f"{late},2\n{early},3\n")
+        rows, bad = rows_of(file)
+        assert rows["b"].to_pylist()[-2:] == [1, 3], late
+        assert len(bad) == 1 and bad[0].startswith("line 102: column 'a': "), bad
+        assert late in bad[0] or "zone" in bad[0], bad
+
+
+def test_csv_guesses_are_told_as_options_that_name_other_types(tmp_path: Path) -> None:
+    file = csv(tmp_path, "id,zip,x\n1,01234,0.5\n")
+    reading = find_source(Wanted(str(file), types={"x": pa.string()})).reading
+    assert guesses(reading) == "--cast 'id=int64' --cast 'zip=string'"
+
+
+def test_csv_rows_for_a_table_have_its_types_as_they_are_written(tmp_path: Path) -> None:
+    table = pa.schema(
+        [("id", pa.int32()), ("version", pa.string()), ("price", pa.decimal128(20, 2)), ("r", pa.float32())]
+    )
+    rows, bad = rows_of(csv(tmp_path, "id,version,price,r\n1,1.10,12345678901234567.89,0.1\n"), table)
+    assert not bad and rows.schema == table
+    assert rows.to_pylist()[0] | {"r": 0} == {
+        "id": 1,
+        "version": "1.10",
+        "price": Decimal("12345678901234567.89"),
+        "r": 0,
+    }
+    line = '{"id": 7, "version": 1.10, "price": 12345678901234567.89, "r": 0.1}\n'
+    rows, bad = rows_of(csv(tmp_path, line, "rows.jsonl"), table)
+    assert not bad and rows.to_pylist()[0]["version"] == "1.10"
+    assert rows["price"].to_pylist() == [Decimal("12345678901234567.89")]
+
+
+def test_csv_header_that_is_no_header_is_refused(tmp_path: Path) -> None:
+    for text, told in {
+        "a,b,a\n1,2,3\n": "line 1: the columns 1 and 3 are both called 'a'",
+        "a,,b\n1,2,3\n": "line 1: column 2 has no name",
+        b"\xff\xfea\x00": "is UTF-16: write it as UTF-8",
+        b"a,\xfc\n1,2\n": "the names of its columns are not UTF-8",
+    }.items():
+        with pytest.raises(RefusedError, match=told):
+            read(csv(tmp_path, text))
+
+
+def test_csv_marks_line_ends_and_bytes_of_other_systems_are_no_part_of_values(tmp_path: Path) -> None:
+    assert read(csv(tmp_path, b"\xef\xbb\xbfa,b\r\n1,x\r\n2,\r\n")).to_pylist() == [
+        {"a": 1, "b": "x"},
+        {"a": 2, "b": None},
+    ]
+    assert read(csv(tmp_path, b"a,b\r1,x\r2,y\r")).to_pylist() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert read(csv(tmp_path, b"a,b\n1,x\0y\n"))["b"].to_pylist() == ["x\0y"]
+    assert read(csv(tmp_path, b"a\n1\n\n3\n"))["a"].to_pylist() == [1, None, 3]
+    assert read(csv(tmp_path, b'"a\nb",c\n1,2\n')).column_names == ["a\nb", "c"]
+    rows, bad = rows_of(csv(tmp_path, b"a,b\n1,x\n2,M\xfcnchen\n"))
+    assert rows.num_rows == 1 and bad == ["line 3: column 'b': CSV conversion error to string: invalid UTF8 data"]
+
+
+def test_csv_columns_go_by_their_names_in_each_file(tmp_path: Path) -> None:
+    csv(tmp_path, "a,b\n1,x\n", "1.csv")
+    csv(tmp_path, "b\ta\tc\ny\t2\t0.5\n", "2.tsv")
+    assert read(tmp_path).to_pylist() == [{"a": 1, "b": "x", "c": None}, {"a": 2, "b": "y", "c": 0.5}]
+    csv(tmp_path, "a,b\nz,x\n", "3.csv")
+    assert read(tmp_path)["a"].to_pylist() == ["1", "2", "z"]
+    with pytest.raises(RefusedError, match=r"2.tsv has a column 'c', which .*1.csv lacks, and --schema is strict"):
+        read(tmp_path, schema=SchemaMode.STRICT)
+    assert read(tmp_path, schema=SchemaMode.FIRST).column_names == ["a", "b"]
+
+
+def test_csv_bad_row_is_told_by_the_line_of_its_file(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 300)
+    text = "id,text\n" + "".join(f'{n},"two\nlines"\n' if n < 3 else f"{n},row {n}\n" for n in range(200))
+    lines = text.split("\n")
+    broken = {
+        at: line.replace(",", ";") for at, line in enumerate(lines) if line in ("4,row 4", "100,row 100", "199,row 199")
+    }
+    file = csv(tmp_path, "\n".join(broken.get(at, line) for at, line in enumerate(lines)))
+    assert len(find_source(Wanted(str(file))).pieces) > 5
+    rows, bad = rows_of(file, types={"id": pa.int64()})
+    assert [int(one.partition(":")[0].removeprefix("line ")) - 1 for one in bad] == list(broken)
+    assert rows["text"].to_pylist()[:3] == ["two\nlines"] * 3 and rows.num_rows == 197
+
+
+def test_csv_value_over_several_lines_is_never_cut(tmp_path: Path, monkeypatch: Any) -> None:
+    text = "id,text\n" + "".join(f'{n},"1,x\n2,y\n{"z" * 50}"\n' for n in range(20))
+    file = csv(tmp_path, text)
+    whole = read(file)
+    assert whole["text"].to_pylist() == [f"1,x\n2,y\n{'z' * 50}"] * 20
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 100)
+    with pytest.raises(RefusedError, match=r"rows.csv, line \d+: a value with a line break goes on .*--multiline"):
+        read(file)
+    assert read(file, multiline=True) == whole
+    rows, bad = rows_of(csv(tmp_path, 'id,text\n1,x\n2,"y\n3,z\n'))
+    assert rows.num_rows == 1 and bad == ["line 3: a quote is opened and not closed"]
+
+
+def test_split_records_with_quotes_anywhere_finds_the_ends_of_records() -> None:
+    for text, ends, is_open in [
+        (b"a,b\nc,d\n", [4, 8], False),
+        (b'a,"b\nc"\nd\n', [8, 10], False),
+        (b'"a""\n",b\nc\n', [9, 11], False),
+        (b'5" pipe,x\n6" pipe,"a\nb"\ny\n', [10, 24, 26], False),
+        (b'a,"b\nc\n', [], True),
+        (b'5" x\n"y\n', [5], True),
+    ]:
+        found, opened = split_records(text, ",")
+        assert (found.tolist(), opened) == (ends, is_open), text
+
+
+# JSON lines.
+
+
+def jsonl(tmp_path: Path, *rows: str | bytes) -> Path:
+    return csv(
+        tmp_path, b"".join((row if isinstance(row, bytes) else row.encode()) + b"\n" for row in rows), "rows.jsonl"
+    )
+
+
+def test_json_types_give_back_what_was_written(tmp_path: Path) -> None:
+    for value, expected in {
+        "12345678901234567890": "12345678901234567890",
+        "-1.50": -1.5,
+        "1e999": "1e999",
+        "12345678901234567.89": "12345678901234567.89",
+        '"2013-01-31T10:00:00Z"': dt.datetime(2013, 1, 31, 10, tzinfo=dt.UTC),
+        '"2013-01-31 10:00:00"': dt.datetime(2013, 1, 31, 10),  # noqa: DTZ001  # a time without a zone
+        '"01234"': "01234",
+        '"10"': "10",
+        "[1, 2]": [1, 2],
+        '{"x": [12345678901234567890], "t": "2013-01-31T10:00:00Z"}': {
+            "x": ["12345678901234567890"],
+            "t": "2013-01-31T10:00:00Z",
+        },
+        "null": None,
+    }.items():
+        assert read(jsonl(tmp_path, f'{{"a": {value}, "b": 1}}'))["a"].to_pylist() == [expected], value
+    zone = read(jsonl(tmp_path, '{"a": "2013-01-31T10:00:00+02:00"}')).schema.field("a").type
+    assert zone == pa.timestamp("us", "+02:00")
+
+
+def test_json_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    for early, late in [
+        ("5", "12345678901234567890"),
+        ("0.5", "12345678901234567890"),
+        ("0.5", "0.12345678901234567890"),
+        ("0.5", "1e999"),
+        ("[0.5]", "[12345678901234567890]"),
+        ('"2013-01-31T10:00:00Z"', '"2013-01-31T10:00:00+02:00"'),
+        ('"2013-01-31 10:00:00"', '"2013-01-31T10:00:00Z"'),
+        ("null", "5"),
+        ('"x"', '{"y": 1}'),
+    ]:
+        lines = [f'{{"a": {early}, "b": 1}}'] * 50 + [f'{{"a": {late}, "b": 2}}', f'{{"a": {early}, "b": 3}}']
+        rows, bad = rows_of(jsonl(tmp_path, *lines))
+        assert rows["b"].to_pylist()[-2:] == [1, 3], late
+        assert len(bad) == 1 and bad[0].startswith("line 51: "), bad
+
+
+def test_json_numbers_are_what_a_cast_says(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, '{"a": 12345678901234567890, "b": 1.10, "t": 5}')
+    for dtype, expected in {
+        pa.uint64(): 12345678901234567890,
+        pa.decimal128(38, 0): Decimal(12345678901234567890),
+        pa.string(): "12345678901234567890",
+    }.items():
+        assert read(file, types={"a": dtype})["a"].to_pylist() == [expected]
+    assert read(file, types={"b": pa.string()})["b"].to_pylist() == ["1.10"]
+
+
+def test_json_bytes_that_are_no_text_are_bad_rows_and_a_mark_is_none(tmp_path: Path) -> None:
+    rows, bad = rows_of(jsonl(tmp_path, b'\xef\xbb\xbf{"a": "x"}', b'{"a": "M\xfcnchen"}', '{"a": "ü"}'))
+    assert rows["a"].to_pylist() == ["x", "ü"] and bad[0].startswith("line 2: the line is not UTF-8")
+    rows, bad = rows_of(jsonl(tmp_path, '{"a": "x"}', '{"a": "y", "a": "z"}'))
+    assert rows.num_rows == 1 and "line 2: " in bad[0] and "twice" in bad[0]
+
+
+def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
+    csv(tmp_path, '{"a": 1}\n', "1.jsonl")
+    csv(tmp_path, '{"a": 2.5, "b": "x"}\n', "2.jsonl")
+    assert read(tmp_path).to_pylist() == [{"a": 1.0, "b": None}, {"a": 2.5, "b": "x"}]
+    assert read(tmp_path, schema=SchemaMode.FIRST, types={"a": pa.float64()}).to_pylist() == [{"a": 1.0}, {"a": 2.5}]
+    with pytest.raises(
+        RefusedError, match=r"Column 'a' is double in .*2.jsonl and int64 in .*1.jsonl, and --schema is"
+    ):
+        read(tmp_path, schema=SchemaMode.STRICT)
+
+
+def test_many_files_are_looked_at_in_parts_with_the_same_result(tmp_path: Path) -> None:
+    for number in range(150):
+        csv(tmp_path, json.dumps({"a": number, f"b{number % 3}": 1}) + "\n", f"{number:03}.jsonl")
+    parts: list[int] = []
+
+    def look(whole: inspection.Inspection) -> list[inspection.Inspected]:
+        split = whole.parts(64)
+        parts.extend(len(part.files) for part in split)
+        return [one for part in split for one in part()]
+
+    wanted = Wanted(str(tmp_path))
+    assert find_source(wanted, look) == find_source(wanted) and parts == [64, 64, 21]
+    assert find_source(wanted).reading.format is Format.JSON and sources.FILES_HERE > 150

@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 _SCORES = ("_distance", "_score")
 _OPTIONS = frozenset(
     {
+        "batch_readahead",
+        "batch_size",
         "columns",
         "disable_scoring_autoprojection",
         "fast_search",
         "filter",
         "full_text_query",
+        "io_buffer_size",
         "limit",
         "offset",
         "prefilter",
@@ -36,7 +39,7 @@ _OPTIONS = frozenset(
     }
 )
 """Options of a search that leave its rows in an order that does not depend on their columns."""
-_FILTERED = frozenset({"columns", "disable_scoring_autoprojection", "filter", "limit", "prefilter"})
+_FILTERED = _OPTIONS - {"fast_search", "full_text_query", "offset", "with_row_id"}
 """Options of a search by nothing but a filter."""
 
 

@@ -24,11 +24,13 @@ from tiltyard.spec import models
 from tiltyard.storage.datasets import rows_of
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.page_cache import place_of
+from tiltyard.tables.batch_sizes import batch_options
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fetching import Pages, Reader, readers
 from tiltyard.tables.lookups import looking_up
 from tiltyard.tables.narrowing import Within, check_search, masked_answer, narrowed_query, open_within, quiet
 from tiltyard.tables.opening import open_at_hand, open_for_reading
+from tiltyard.tables.scanners import make_scanner
 from tiltyard.tables.search_plan import QUERY_INDEX, Search, plan_search
 
 if TYPE_CHECKING:
@@ -119,10 +121,12 @@ def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
         return rows_of(dataset)
     checked_expression(predicate, "predicate")
     with _query_errors(dataset):
+        few = batch_options(dataset, (), {"predicate": predicate})
         if _ROW_OFFSET in predicate.lower():  # a scan knows this column, a count does not
-            return sum(batch.num_rows for batch in dataset.scanner(columns=[_ROW_OFFSET], filter=predicate).to_reader())
+            scanner = make_scanner(dataset, {"columns": [_ROW_OFFSET], "filter": predicate, **few})
+            return sum(batch.num_rows for batch in scanner.to_reader())
         # A scanner says more clearly than `dataset.count_rows` what is wrong with a predicate.
-        return dataset.scanner(columns=[], with_row_id=True, filter=predicate).count_rows()
+        return make_scanner(dataset, {"columns": [], "with_row_id": True, "filter": predicate, **few}).count_rows()
 
 
 @contextmanager

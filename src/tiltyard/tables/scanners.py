@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     import lance
 
 _PLAIN = frozenset(
-    {"columns", "disable_scoring_autoprojection", "filter", "limit", "nearest", "offset", "prefilter", "with_row_id"}
+    {
+        "batch_readahead",
+        "batch_size",
+        "columns",
+        "disable_scoring_autoprojection",
+        "filter",
+        "io_buffer_size",
+        "limit",
+        "nearest",
+        "offset",
+        "prefilter",
+        "with_row_id",
+    }
 )
 """Options that mean to Lance's own scanner what they mean to pylance's, as long as they have the `_PLAIN_KINDS`."""
 _PLAIN_KINDS = (list, str, int)

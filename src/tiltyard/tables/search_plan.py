@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.tables.batch_sizes import SMALL_ANSWER, batch_options
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.full_text import FullText
 from tiltyard.tables.growing import check_growth
@@ -26,7 +27,7 @@ from tiltyard.tables.scanners import make_scanner
 from tiltyard.tables.vectors import Vector, VectorColumns, find_column, vector_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import lance
     from lance.dataset import LanceScanner
@@ -121,7 +122,9 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
         options["fast_search"] = True
     if vectors:
         nearest, numbered = _nearest(dataset, request, vectors)
-        return Search(dataset, options, nearest, numbered, hidden, min(request.k, nearest[0]["k"]))
+        most = min(request.k, nearest[0]["k"])
+        options |= _batches(dataset, options, most)
+        return Search(dataset, options, nearest, numbered, hidden, most)
     if text is not None:
         most = min(request.k, _facts_of(dataset).rows)
         options["limit"] = max(1, most)  # Lance panics at 0
@@ -129,7 +132,28 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
         most = options["limit"] = request.k
     if options.get("limit", NO_LIMIT) > LARGE:
         options |= _STREAMING
+    options |= _batches(dataset, options, most if "limit" in options else None)
     return Search(dataset, options, (), False, hidden, most if "limit" in options else None)
+
+
+def _batches(dataset: lance.LanceDataset, options: Mapping[str, Any], most: int | None) -> dict[str, int]:
+    """Return how many rows the scan may read at once, where that has to be said; `most` is how many it may give."""
+    columns, found = options.get("columns"), options.get("filter")
+    few = most is not None and most <= SMALL_ANSWER and "order_by" not in options
+    if few and found is None and not _is_aliased(columns):
+        return {}
+    expressions: dict[str, str] = {}
+    if _is_aliased(columns):
+        expressions = {f"expression of '{name}'": text for name, text in columns.items()}
+    expression = found.get("expr_filter") if isinstance(found, dict) else found
+    if expression is not None:
+        expressions["filter"] = expression
+    read = () if few or _is_aliased(columns) else columns
+    return batch_options(dataset, read, expressions)
+
+
+def _is_aliased(columns: Any) -> TypeGuard[dict[str, str]]:
+    return isinstance(columns, dict)
 
 
 def _query_vectors(request: models.QueryTableRequest) -> list[Vector]:

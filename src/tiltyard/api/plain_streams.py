@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tiltyard.api.swelling import ROOM
+from tiltyard.api.unfolding import check_unfolded, folded_columns
 from tiltyard.sound import with_decimals
 
 _CONTINUES = 0xFFFFFFFF
@@ -79,24 +80,29 @@ def look(data: bytes) -> Plain | None:
 def read(data: bytes, plain: Plain) -> tuple[pa.Table, tuple[int, ...]]:
     """The rows of a stream, validated, and the positions of its columns with decimals.
 
-    Raises pyarrow.ArrowException, OSError, UnicodeDecodeError for a name that is not UTF-8.
+    Raises pyarrow.ArrowException, OSError, UnicodeDecodeError for a name that is not UTF-8, ValueError for views that
+    stand for too much.
     """
     whole = pa.py_buffer(data)
     if not plain.native or plain.schema_end > _LONGEST_SCHEMA:
         table = pa.ipc.open_stream(whole).read_all()
         table.validate(full=True)
+        check_unfolded(table.to_batches(), folded_columns(table.schema), len(data))
         return table, with_decimals(table.schema)
-    schema, decimals = _schema(data[: plain.schema_end])
+    schema, decimals, folded = _schema(data[: plain.schema_end])
     batches = [pa.ipc.read_record_batch(whole[at:], schema) for at in plain.batches]
     for batch in batches:
         batch.validate(full=True)
+    if folded:
+        check_unfolded(batches, folded, len(data))
     return pa.Table.from_batches(batches, schema), decimals
 
 
 @lru_cache(maxsize=_MOST_SCHEMAS)
-def _schema(message: bytes) -> tuple[pa.Schema, tuple[int, ...]]:
+def _schema(message: bytes) -> tuple[pa.Schema, tuple[int, ...], tuple[int, ...]]:
+    """Read a schema; return it with the positions of its columns with decimals, and with views."""
     schema = pa.ipc.read_schema(pa.py_buffer(message))
-    return schema, with_decimals(schema)
+    return schema, with_decimals(schema), folded_columns(schema)
 
 
 def _fields(data: bytes, table: int) -> list[int]:

@@ -20,6 +20,7 @@ from tiltyard.api import plain_streams
 from tiltyard.api.intake import Arrived, ClientGoneError, Give, Intake, client_gone, stalled
 from tiltyard.api.problems import HttpError
 from tiltyard.api.swelling import Swelling, check_whole
+from tiltyard.api.unfolding import Unfolding, check_unfolded, known_folded_columns
 from tiltyard.sound import aligned, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
@@ -178,6 +179,8 @@ class StreamedBody:
         self._tail = b""
         self._fingerprint = fingerprint
         self._swelling: Swelling | None = None
+        self._unfolding = Unfolding(())
+        self._read = 0
         self._ended = False
 
     @property
@@ -231,6 +234,7 @@ class StreamedBody:
         try:
             source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
             decimals = with_decimals(source.schema)
+            self._unfolding = Unfolding(known_folded_columns(source.schema))
             return pa.RecordBatchReader.from_batches(source.schema, self._batches(source, decimals))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
@@ -239,6 +243,7 @@ class StreamedBody:
         try:
             for batch in source:
                 batch.validate(full=True)  # offsets that lead out of a buffer would end the process
+                self._unfolding.take(batch, self._read)
                 yield aligned(batch, decimals)
             _check_end(self._tail)
             if self.read_buffer(1):
@@ -288,6 +293,7 @@ class StreamedBody:
                 at += taken
         self._tail = (self._tail + bytes(view[max(0, at - 8) : at]))[-8:]
         self._ended = at < count
+        self._read += at
         if self._fingerprint is not None:
             self._fingerprint.update(view[:at])
         if self._swelling is not None:
@@ -348,6 +354,7 @@ def _rows(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
     if not file and source.tell() != len(data):
         raise ValueError(_MORE)
     table.validate(full=True)
+    check_unfolded(table.to_batches(), known_folded_columns(table.schema), len(data))
     return table, with_decimals(table.schema)
 
 

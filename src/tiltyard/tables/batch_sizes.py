@@ -6,8 +6,8 @@ last one, which is too late for the first, and it counts a dictionary once. So w
 
 * a value of fixed width says it by its type;
 * a dictionary by its longest value, read once for each data file;
-* all else by the pages of its data files. Lance begins a new page about every 8 MB of values before it compresses them,
-  so that a page of few rows has wide ones, however small it is in the file.
+* all else by how the pages of its data files are encoded (`page_sizes`). Where that says nothing, as of large values
+  that are compressed each, batches are small and corrected by the last one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import re
 import threading
 import weakref
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.growing import growth_of
+from tiltyard.tables.page_sizes import page_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,20 +43,24 @@ MOST_ROWS = 8192
 """Rows of a batch that nothing bounds: Lance's own number."""
 FEWEST_ROWS = 16
 """Batches of fewer rows take longer than anybody waits: an expression that needs them is refused."""
+CHANGE_BYTES = 512 << 20
+"""What a batch of an update or a delete may come to: Lance takes no number of rows there, and takes `MOST_ROWS`."""
+ORDER_BYTES = 1 << 30
+"""What the rows of an ordered answer may come to: Lance holds all of them before it gives the first."""
 SMALL_ANSWER = 1000
 """Rows of an answer up to which its columns are read as they are: it is no larger than what its caller gets."""
 
-PAGE_BYTES = 16 << 20
-"""About what the values of a page come to: 8 MB, unless they came in one large batch."""
-_LAST_PAGE_BYTES = 8 << 20
-_LAST_PAGE_TIMES = 64
-"""A file's last page may have any number of rows: it is taken to be so many times what it takes in the file."""
 _MOST_LOOKS = 32
-"""Data files that one query reads the pages of; where there are more, it takes batches of `_UNKNOWN_ROWS`."""
-_UNKNOWN_ROWS = 1024
+"""Data files that one query looks at; where there are more, it takes batches of `_UNKNOWN_ROWS`."""
+_UNKNOWN_ROWS = 256
+"""Rows of a batch whose values may be of any size."""
+_LOOKING_ROWS = 64
+"""Rows of a batch that is read to see what its rows come to."""
 _REMEMBERED = 50_000
-_READ_AHEAD = {"batch_readahead": 2, "io_buffer_size": 32 << 20}
-"""What goes with smaller batches: as much is read ahead by default as memory is bounded by here."""
+_FIRST_VERSION = 2
+_WITH_IT = {"batch_readahead": 2, "batch_size_bytes": 8 << 20, "io_buffer_size": 32 << 20}
+"""What goes with smaller batches: less is read ahead, and a batch that came to more than was thought makes the next
+smaller."""
 _NARROW = 64
 """Bytes of a value that any short expression may have, however often it names it."""
 _NARROW_BATCH = 1 << 20
@@ -68,27 +74,36 @@ _LONG = 100_000
 _SIZES = tuple(MOST_ROWS >> shift for shift in range((MOST_ROWS // FEWEST_ROWS).bit_length()))
 _WORD = re.compile(r"\w+")
 _TEXT = re.compile(r"'(?:[^']|'')*'")
-_ITEMS = re.compile(r"num_(?:visible_)?items: (\d+)")
+
+
+Sizes = tuple[float, ...]
+"""Bytes that a column may come to in a batch of each of `_SIZES` rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What was looked up of a column: its sizes, and whether its values may be larger than those."""
+
+    sizes: Sizes
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Columns of a version: bytes of a value where they are fixed, and the fields whose values vary.
 
-    `wide` are the names, in small letters, of all whose values are not known to be narrow; `sizes` is what was looked up.
+    `wide` are the names, in small letters, of all whose values are not known to be narrow; `looked` is what was looked
+    up of those that vary.
     """
 
     fixed: Mapping[str, float]
     varying: Mapping[str, pa.Field]
     wide: set[str]
-    sizes: dict[str, Sizes] = field(default_factory=dict)
+    looked: dict[str, _Looked] = field(default_factory=dict)
 
-
-Sizes = tuple[float, ...]
-"""Bytes that a column may come to in a batch of each of `_SIZES` rows."""
 
 _layouts: weakref.WeakKeyDictionary[lance.LanceDataset, _Layout] = weakref.WeakKeyDictionary()
-_measured: OrderedDict[tuple[str, int], Sizes] = OrderedDict()
+_measured: OrderedDict[tuple[str, int], _Looked] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -100,9 +115,76 @@ def batch_options(
     `read` are the columns that are read as they are, None for all; `expressions` are by what each of them is. Raises
     InvalidInputError for expressions that are too large for any batch, and Lance's errors.
     """
-    layout = _layout_of(dataset)
-    if read == () and all(_is_plain(text, layout) for text in expressions.values()):
+    if read == () and _are_plain(dataset, expressions):
         return {}
+    totals, least = _totals(dataset, read, expressions)
+    fitting = [size for size, total in zip(_SIZES, totals, strict=True) if total <= BATCH_BYTES and size <= least]
+    if fitting:
+        return {} if fitting[0] == MOST_ROWS else {"batch_size": fitting[0], **_WITH_IT}
+    if expressions and totals[-1] > BATCH_BYTES * FEWEST_ROWS:
+        raise _too_large(expressions, totals[-1], FEWEST_ROWS)
+    return {"batch_size": FEWEST_ROWS, **_WITH_IT}
+
+
+def check_change(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> None:
+    """Check expressions that Lance computes for as many rows at once as it likes. Raises InvalidInputError.
+
+    Columns whose values may be of any size are read for it, in small batches: to compute with them reads them again.
+    """
+    if _are_plain(dataset, expressions):
+        return
+    layout = _layout_of(dataset)
+    for name in _weights(layout, (), expressions):
+        if name in layout.varying and (looked := _look_up(dataset, layout, name)).unknown:
+            layout.looked[name] = _read_through(dataset, layout.varying[name], looked)
+    totals, _ = _totals(dataset, (), expressions)
+    if totals[0] > CHANGE_BYTES:
+        raise _too_large(expressions, totals[0], MOST_ROWS)
+
+
+def _read_through(dataset: lance.LanceDataset, column: pa.Field, looked: _Looked) -> _Looked:
+    """Return what rows of a column come to, by reading them."""
+    largest = 0.0
+    for fragment in dataset.get_fragments():
+        window: deque[tuple[int, int]] = deque()
+        rows = size = 0
+        scanner = fragment.scanner(columns=[column.name], batch_size=_LOOKING_ROWS, batch_readahead=1)
+        for batch in scanner.to_reader():
+            window.append((batch.num_rows, batch.nbytes))
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            while rows - window[0][0] >= MOST_ROWS:
+                rows, size = rows - window[0][0], size - window.popleft()[1]
+            largest = max(largest, size)
+    return _Looked((largest, *looked.sizes[1:]), looked.unknown)
+
+
+def check_order(
+    dataset: lance.LanceDataset, read: Iterable[str] | None, expressions: Mapping[str, str], rows: int
+) -> None:
+    """Check what is held of `rows` rows until they are in order. Raises InvalidInputError."""
+    if rows <= SMALL_ANSWER:
+        return
+    totals, _ = _totals(dataset, read, expressions)
+    if totals[0] / MOST_ROWS * rows > ORDER_BYTES:
+        raise InvalidInputError(
+            f"To order {rows} rows takes about {totals[0] / MOST_ROWS * rows / (1 << 20):.0f} MiB: "
+            f"{ORDER_BYTES >> 20} at most, so ask for fewer rows (k), or for fewer columns."
+        )
+
+
+def _too_large(expressions: Mapping[str, str], size: float, rows: int) -> InvalidInputError:
+    what = next(iter(expressions)) if len(expressions) == 1 else "expressions of this request"
+    return InvalidInputError(
+        f"The {what} would make {size / (1 << 20):.0f} MiB of {rows} rows of this table, which are computed at once:"
+        " name columns of wide values less often, and call fewer functions on them."
+    )
+
+
+def _totals(
+    dataset: lance.LanceDataset, read: Iterable[str] | None, expressions: Mapping[str, str]
+) -> tuple[list[float], int]:
+    """Return what a batch of each of `_SIZES` rows comes to, and the rows it may have where that is not known yet."""
+    layout = _layout_of(dataset)
     weights = _weights(layout, read, expressions)
     fixed = sum(weight * layout.fixed[name] for name, weight in weights.items() if name in layout.fixed)
     fixed += sum(_constant(text, what) for what, text in expressions.items())
@@ -110,19 +192,16 @@ def batch_options(
     least = MOST_ROWS
     for name, weight in weights.items():
         if name in layout.varying:
-            sizes, known = _sizes_of(dataset, layout, name)
-            least = least if known else _UNKNOWN_ROWS
-            totals = [total + weight * size for total, size in zip(totals, sizes, strict=True)]
-    fitting = [size for size, total in zip(_SIZES, totals, strict=True) if total <= BATCH_BYTES and size <= least]
-    if fitting:
-        return {} if fitting[0] == MOST_ROWS else {"batch_size": fitting[0], **_READ_AHEAD}
-    if expressions and totals[-1] > BATCH_BYTES * FEWEST_ROWS:
-        what = next(iter(expressions)) if len(expressions) == 1 else "expressions of this request"
-        raise InvalidInputError(
-            f"The {what} would make {totals[-1] / (1 << 20):.0f} MiB of {FEWEST_ROWS} rows of this table:"
-            " name columns of wide values less often, or read them as they are."
-        )
-    return {"batch_size": FEWEST_ROWS, **_READ_AHEAD}
+            looked = _look_up(dataset, layout, name)
+            if looked.unknown:
+                least = min(least, max(FEWEST_ROWS, int(_UNKNOWN_ROWS / max(1, weight))))
+            totals = [total + weight * size for total, size in zip(totals, looked.sizes, strict=True)]
+    return totals, least
+
+
+def _are_plain(dataset: lance.LanceDataset, expressions: Mapping[str, str]) -> bool:
+    layout = _layout_of(dataset)
+    return all(_is_plain(text, layout) for text in expressions.values())
 
 
 def _is_plain(text: str, layout: _Layout) -> bool:
@@ -195,45 +274,44 @@ def _constant(text: str, what: str) -> float:
     return 8.0 * growth_of(text, what)
 
 
-def _sizes_of(dataset: lance.LanceDataset, layout: _Layout, name: str) -> tuple[Sizes, bool]:
-    """Return what a column of varying values may come to, and whether all of its files are known by now."""
-    sizes = layout.sizes.get(name)
-    if sizes is not None:
-        return sizes, True
-    sizes, known = _largest(dataset, layout.varying[name])
-    if known:
-        layout.sizes[name] = sizes
-        if sizes[0] <= _NARROW_BATCH:
-            layout.wide.discard(name.lower())
-    return sizes, known
+def _look_up(dataset: lance.LanceDataset, layout: _Layout, name: str) -> _Looked:
+    """Return what a column of varying values may come to."""
+    looked = layout.looked.get(name)
+    if looked is None:
+        looked, complete = _largest(dataset, layout.varying[name])
+        if complete:
+            layout.looked[name] = looked
+            if looked.sizes[0] <= _NARROW_BATCH and not looked.unknown:
+                layout.wide.discard(name.lower())
+    return looked
 
 
-def _largest(dataset: lance.LanceDataset, column: pa.Field) -> tuple[Sizes, bool]:
-    """Return the most that a column comes to in any of its data files, as far as they were looked at."""
+def _largest(dataset: lance.LanceDataset, column: pa.Field) -> tuple[_Looked, bool]:
+    """Return the most that a column comes to in any of its data files, and whether there was time for all of them."""
     measure = _dictionary_sizes if _has_dictionary(column.type) else _page_sizes
     ids = _leaf_ids(dataset, column.name)
-    largest: Sizes = (0.0,) * len(_SIZES)
-    looks = 0
+    largest, unknown, looks = (0.0,) * len(_SIZES), False, 0
     for fragment in dataset.get_fragments():
         for file in fragment.metadata.files:
             if ids.isdisjoint(file.fields):
                 continue
             key = (file.path, min(ids))
-            sizes = _measured.get(key)
-            if sizes is None:
+            looked = _measured.get(key)
+            if looked is None:
                 if looks >= _MOST_LOOKS:
-                    return largest, False
+                    return _Looked(largest, unknown=True), False
                 looks += 1
-                sizes = measure(dataset, fragment, file, column, ids)
-                _remember(key, sizes)
-            largest = tuple(map(max, largest, sizes))
-    return largest, True
+                looked = measure(dataset, fragment, file, column, ids)
+                _remember(key, looked)
+            largest = tuple(map(max, largest, looked.sizes))
+            unknown = unknown or looked.unknown
+    return _Looked(largest, unknown), True
 
 
-def _remember(key: tuple[str, int], sizes: Sizes) -> None:
+def _remember(key: tuple[str, int], looked: _Looked) -> None:
     """Keep what a data file says: its name is never used again."""
     with _lock:
-        _measured[key] = sizes
+        _measured[key] = looked
         while len(_measured) > _REMEMBERED:
             _measured.popitem(last=False)
 
@@ -257,12 +335,12 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 def _dictionary_sizes(
     dataset: lance.LanceDataset, fragment: lance.LanceFragment, file: DataFile, column: pa.Field, ids: frozenset[int]
-) -> Sizes:
+) -> _Looked:
     """Measure a column that has dictionaries by reading it once, as it lies in its file."""
     widest = 0.0
     for batch in fragment.scanner(columns=[column.name], batch_size=_UNKNOWN_ROWS).to_reader():
         widest = max(widest, unfolded_width(batch.column(0)))
-    return tuple(widest * size for size in _SIZES)
+    return _Looked(tuple(widest * size for size in _SIZES))
 
 
 def unfolded_width(array: pa.Array) -> float:
@@ -300,35 +378,21 @@ def _widest(values: pa.Array) -> float:
 
 def _page_sizes(
     dataset: lance.LanceDataset, fragment: lance.LanceFragment, file: DataFile, column: pa.Field, ids: frozenset[int]
-) -> Sizes:
+) -> _Looked:
     """Look up, for each number of rows, what the pages come to that so many rows may touch."""
-    if file.file_major_version < 2 or file.base_id is not None:
-        return tuple(PAGE_BYTES * size / _UNKNOWN_ROWS for size in _SIZES)  # its pages cannot be read here
-    reader = LanceFileReader(f"{dataset.uri.rstrip('/')}/data/{file.path}", storage_options=dataset._storage_options)
-    metadata = reader.metadata()
-    totals = [0.0] * len(_SIZES)
+    if file.file_major_version < _FIRST_VERSION or file.base_id is not None:
+        return _Looked((0.0,) * len(_SIZES), unknown=True)  # its pages cannot be read here
+    place = f"{dataset.uri.rstrip('/')}/data/{file.path}"
+    local = None if "://" in place else Path(place)
+    metadata = LanceFileReader(place, storage_options=dataset._storage_options).metadata()
+    totals, unknown = [0.0] * len(_SIZES), False
     for identity, at in zip(file.fields, file.column_indices, strict=True):
         if identity in ids and 0 <= at < len(metadata.columns) and (pages := metadata.columns[at].pages):
-            sizes = window_sizes(_page_rows(pages, metadata.num_rows, kinds.is_nested(column.type)), _weighed(pages))
-            totals = [total + size for total, size in zip(totals, sizes, strict=True)]
-    return tuple(totals)
-
-
-def _page_rows(pages: Sequence[Any], rows: int, nested: bool) -> list[float]:
-    """Return the rows of each page: as it says; what is left is shared by those that say nothing."""
-    if nested:  # they count what is inside
-        return [rows / len(pages)] * len(pages)
-    counts = [_ITEMS.findall(page.encoding) for page in pages]
-    known = [int(found[-1]) if found else None for found in counts]
-    silent = known.count(None)
-    left = max(0, rows - sum(count for count in known if count is not None))
-    return [left / silent if count is None else count for count in known]
-
-
-def _weighed(pages: Sequence[Any]) -> list[float]:
-    """Return about what the values of each page come to."""
-    last = sum(buffer.size for buffer in pages[-1].buffers)
-    return [float(PAGE_BYTES)] * (len(pages) - 1) + [float(min(_LAST_PAGE_BYTES, _LAST_PAGE_TIMES * last))]
+            sizes = page_sizes(pages, metadata.num_rows, kinds.is_nested(column.type), local)
+            unknown = unknown or any(size.unknown for size in sizes)
+            window = window_sizes([size.rows for size in sizes], [size.bytes for size in sizes])
+            totals = [total + size for total, size in zip(totals, window, strict=True)]
+    return _Looked(tuple(totals), unknown)
 
 
 def window_sizes(rows: Sequence[float], weights: Sequence[float]) -> Sizes:

@@ -11,6 +11,7 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.spec import models
+from tiltyard.tables.batch_sizes import check_change
 from tiltyard.tables.committing import commit
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.growing import check_growth
@@ -42,6 +43,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
         if bounds is not None:
             narrowed_updates(updates, bounds)
             rows = bounds.filter(predicate, "predicate")
+        check_change(dataset, updates if rows is None else {**updates, "predicate": rows})
         done = dataset.update(updates, rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(done["num_rows_updated"])
 
@@ -86,6 +88,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     def change(dataset: lance.LanceDataset) -> int:
         bounds = within_latest(ctx, target.record, request.branch, None, dataset)
         rows = predicate if bounds is None else bounds.filter(predicate, "predicate")
+        check_change(dataset, {"predicate": rows or ""})
         done = dataset.delete(rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(done["num_deleted_rows"])
 

@@ -12,6 +12,7 @@ from tiltyard.ids import table_id
 from tiltyard.operations import operation
 from tiltyard.schemas import from_json, parse_type
 from tiltyard.spec import models
+from tiltyard.tables.batch_sizes import batch_options
 from tiltyard.tables.committing import commit
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fields import RESERVED, arrow_field, find_field
@@ -61,7 +62,8 @@ def alter_table_add_columns(
         fields = [*empty, *coded, *(computed_field(dataset, name, text) for name, text in by_sql.items())]
         _check_new_names(dataset, expressions or [field.name for field in fields])
         check_inputs(dataset, coded)
-        dataset.add_columns(expressions or fields)
+        few = batch_options(dataset, (), expressions) if expressions else {}
+        dataset.add_columns(expressions or fields, batch_size=few.get("batch_size"))
 
     fills = fills_added(request)
     if fills:

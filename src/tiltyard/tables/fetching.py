@@ -26,6 +26,7 @@ _OPTIONS = frozenset(
     {
         "batch_readahead",
         "batch_size",
+        "batch_size_bytes",
         "columns",
         "disable_scoring_autoprojection",
         "fast_search",

@@ -23,6 +23,7 @@ _PLAIN = frozenset(
     {
         "batch_readahead",
         "batch_size",
+        "batch_size_bytes",
         "columns",
         "disable_scoring_autoprojection",
         "filter",

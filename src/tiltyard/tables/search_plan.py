@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.batch_sizes import SMALL_ANSWER, batch_options
+from tiltyard.tables.batch_sizes import SMALL_ANSWER, batch_options, check_order
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.full_text import FullText
 from tiltyard.tables.growing import check_growth
@@ -137,9 +137,12 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
 
 
 def _batches(dataset: lance.LanceDataset, options: Mapping[str, Any], most: int | None) -> dict[str, int]:
-    """Return how many rows the scan may read at once, where that has to be said; `most` is how many it may give."""
-    columns, found = options.get("columns"), options.get("filter")
-    few = most is not None and most <= SMALL_ANSWER and "order_by" not in options
+    """Return how many rows the scan may read at once, where that has to be said; `most` is how many it may give.
+
+    Raises InvalidInputError for expressions, and for rows to be ordered, that are too large for memory.
+    """
+    columns, found, orders = options.get("columns"), options.get("filter"), options.get("order_by", ())
+    few = most is not None and most <= SMALL_ANSWER and not orders
     if few and found is None and not _is_aliased(columns):
         return {}
     expressions: dict[str, str] = {}
@@ -149,6 +152,10 @@ def _batches(dataset: lance.LanceDataset, options: Mapping[str, Any], most: int 
     if expression is not None:
         expressions["filter"] = expression
     read = () if few or _is_aliased(columns) else columns
+    if orders:
+        expressions |= {f"order by '{order.column_name}'": order.column_name for order in orders}
+        rows = _facts_of(dataset).rows
+        check_order(dataset, read, expressions, rows if most is None else min(rows, most))
     return batch_options(dataset, read, expressions)
 
 

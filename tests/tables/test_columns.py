@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
-from tiltyard.schemas import to_json
+from tiltyard.schemas.writing import to_json
 from tiltyard.spec import models
 from tiltyard.tables import columns
 

@@ -24,7 +24,8 @@ from tiltyard.api.remote_query import query_request
 from tiltyard.api.requests import Headers, Rewrite, decode_json
 from tiltyard.context import Context
 from tiltyard.paging import namespaces_scope, tables_scope
-from tiltyard.schemas import from_json, to_json, to_remote_json
+from tiltyard.schemas.reading import from_json
+from tiltyard.schemas.writing import to_json, to_remote_json
 from tiltyard.spec import ARROW_STREAM, Operation, models
 
 VERSION_HEADER = (b"phalanx-version", b"0.4.0")

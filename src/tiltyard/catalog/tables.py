@@ -22,7 +22,7 @@ from tiltyard.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.modes import RegisterMode, parse_mode
 from tiltyard.operations import operation
 from tiltyard.paging import tables_scope
-from tiltyard.schemas import to_json
+from tiltyard.schemas.writing import to_json
 from tiltyard.spec import models
 from tiltyard.store import TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_wait, storage_options

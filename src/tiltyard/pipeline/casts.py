@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.schemas.nested_types import cast_array, is_same_type
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -127,7 +128,7 @@ def applied(batch: pa.RecordBatch, function: BatchFunction, *, alone: bool = Tru
 def _fitted(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array:
     """An array of the field's type; rows that do not fit are null in it, and have a reason."""
     found = array
-    if array.type != field.type:
+    if not is_same_type(array.type, field.type):
         parts = list(_cast(array, field, 0, reasons))
         found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     if not field.nullable and found.null_count:
@@ -139,9 +140,9 @@ def _fitted(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Arr
 def _cast(array: pa.Array, field: pa.Field, first: int, reasons: dict[int, str]) -> Iterator[pa.Array]:
     """Parts of the array, cast; halved until what cannot be cast stands alone."""
     try:
-        yield array.cast(field.type)
+        yield cast_array(array, field.type)
     except pa.ArrowNotImplementedError as error:
-        raise RefusedError(f"Column '{field.name}': {array.type} cannot become {field.type}.") from error
+        raise RefusedError(f"Column '{field.name}': {array.type} cannot become {field.type}: {error}") from error
     except pa.ArrowInvalid as error:
         if len(array) <= 1:
             known = f"{reasons[first]}; " if first in reasons else ""

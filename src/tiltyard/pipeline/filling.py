@@ -24,6 +24,7 @@ from tiltyard.pipeline.code import Code
 from tiltyard.pipeline.freshness import State
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.schemas.nested_types import cast_array
 
 if TYPE_CHECKING:
     from lance.fragment import LanceFragment
@@ -60,7 +61,7 @@ class Maker:
     def make(self, rows: pa.RecordBatch) -> pa.Array:
         """Values for rows. Raises RefusedError if the code fails, or answers what does not fit."""
         if self.code is None:
-            return rows.column(0).cast(self.field.type)
+            return self._cast(rows.column(0), f"The expression of '{self.field.name}' has to be {self.field.type}")
         try:
             answer = self.code.load()(rows.select(list(self.inputs)))
         except RefusedError:
@@ -80,8 +81,11 @@ class Maker:
         wanted = self.code.struct_field if isinstance(self.code, Pickled) else ""
         if pa.types.is_struct(answer.type) and not pa.types.is_struct(self.field.type):
             answer = answer.field(wanted or self.field.name)
+        return self._cast(answer, told)
+
+    def _cast(self, values: pa.Array, told: str) -> pa.Array:
         try:
-            return answer.cast(self.field.type)
+            return cast_array(values, self.field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise RefusedError(f"{told}: {error}") from error
 

@@ -30,6 +30,7 @@ from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, discard, opened
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable, version_of
+from tiltyard.schemas.nested_types import map_renamings, with_standard_maps
 from tiltyard.table_history import read_transactions
 
 _TRIES = 50
@@ -60,8 +61,14 @@ class Landing:
     storage_version: str | None
 
     def target(self, schema: pa.Schema, rows_per_file: int = ROWS_PER_FILE) -> Target:
-        """How tasks write it."""
-        return Target(self.place, self.schema or schema, self.schema is None, self.storage_version, rows_per_file)
+        """How tasks write it; a new one has Arrow's names for what is in its maps."""
+        return Target(
+            self.place,
+            self.schema or with_standard_maps(schema),
+            self.schema is None,
+            self.storage_version,
+            rows_per_file,
+        )
 
     def commit(self, run: Run, fragments: Sequence[str], schema: pa.Schema) -> int:
         """Make the fragments visible, once in the life of the run; the version.
@@ -152,7 +159,19 @@ def land(run: Run, table: Table, mode: WriteMode) -> Landing:
     if not base or mode is WriteMode.OVERWRITE:
         return Landing(table, place, base, declared, None, None)
     dataset = table.dataset(base)
+    if map_renamings(dataset):
+        _standardize_maps(table)
     return Landing(table, place, base, declared, dataset.schema, dataset.data_storage_version)
+
+
+def _standardize_maps(table: Table) -> None:
+    """Give a table's maps Arrow's names for what is in them, as its writer did not: no rows could join them else.
+
+    A commit of metadata, once in a table's life.
+    """
+    dataset = table.dataset()
+    if renamings := map_renamings(dataset):
+        dataset.alter_columns(*renamings)  # type: ignore[arg-type]  # annotated as if each were a list
 
 
 def let_go(run: Run) -> None:

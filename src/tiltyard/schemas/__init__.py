@@ -9,9 +9,6 @@ The *remote* dialect (`to_remote_json`) is what lancedb's `db://` client reads: 
 
 `from_json` and `parse_type` read both, and what other writers of the specification make. `nested_types` compares types
 and casts rows to them, whatever the names of their inner fields.
+
+Nothing is imported here: tasks of Spark need `nested_types` alone, and the namespace's errors take a second to import.
 """
-
-from tiltyard.schemas.reading import from_json, parse_type
-from tiltyard.schemas.writing import to_json, to_remote_json
-
-__all__ = ["from_json", "parse_type", "to_json", "to_remote_json"]

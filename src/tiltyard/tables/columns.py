@@ -10,7 +10,7 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.ids import table_id
 from tiltyard.operations import operation
-from tiltyard.schemas import from_json, parse_type
+from tiltyard.schemas.reading import from_json, parse_type
 from tiltyard.spec import models
 from tiltyard.tables.batch_sizes import batch_options
 from tiltyard.tables.committing import commit

@@ -19,7 +19,7 @@ from tiltyard.catalog.jobs import queue_job
 from tiltyard.ids import MAIN_BRANCH, display, table_id
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.operations import operation
-from tiltyard.schemas import parse_type
+from tiltyard.schemas.reading import parse_type
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression

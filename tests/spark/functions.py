@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,53 @@ def tripled(rows: pa.RecordBatch) -> pa.Array:
 def failing(rows: pa.RecordBatch) -> pa.Array:
     """Nothing."""
     raise ValueError("no idea")
+
+
+def few(rows: pa.RecordBatch) -> pa.Array:
+    """The first column, for the first fragments of a table; it fails for later ones, when those are there."""
+    if rows.column(0)[0].as_py() >= 750:
+        time.sleep(3)
+        raise ValueError("too many")
+    return rows.column(0)
+
+
+class Late:
+    """Code in a file that does well when it is tried on a few rows, and later does what it is told in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def do(self, step: str) -> None:
+        """Have the code do this from now on: `wait`, `fail`, or (empty) its work."""
+        (self.folder / "step").write_text(step)
+
+    def waits(self) -> bool:
+        """Whether the code waits by now, or in a minute at most; not if it was told something else."""
+        ends = time.monotonic() + 60
+        while (self.folder / "step").read_text() == "wait" and time.monotonic() < ends:
+            if (self.folder / "waiting").exists():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def write(self) -> str:
+        """Write the file; the function's name, as --udf takes it."""
+        file = self.folder / "late.py"
+        file.write_text(f"""
+import pathlib, time
+import pyarrow.compute as pc
+
+def late(rows):
+    here = pathlib.Path({str(self.folder)!r})
+    step = (here / "step").read_text()
+    if rows.num_rows > 16 and step == "fail":
+        raise ValueError("later")
+    if rows.num_rows > 16 and step == "wait":
+        (here / "waiting").touch()
+        time.sleep(1)
+    return pc.multiply(rows.column(0), 2)
+""")
+        return f"{file}:late"
 
 
 class Counting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from pyspark import cloudpickle
 
 from tests.services.server import ServerProcess
 from tests.spark import functions
-from tests.spark.functions import Counting
+from tests.spark.functions import Counting, Late
+from tiltyard.pipeline import backfill as backfilling
 from tiltyard.pipeline.backfill import backfill
 from tiltyard.pipeline.connecting import Connection, Table, connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.strict import StrictTable
+from tiltyard.table_history import read_transactions
 from tiltyard.virtual import Computed, Declaration
 
 if TYPE_CHECKING:
@@ -126,6 +129,47 @@ def test_backfill_of_a_new_version_of_the_code_computes_all(
     assert values(found, "z") == doubles(range(1000))
     backfill(LocalRun(), catalog, spark, name, "z", udf="tests.spark.functions:tripled", inputs=["x"])
     assert values(found, "z") == {number: 30 * number for number in range(1000)}
+
+
+@pytest.mark.parametrize("step", ["fail", "wait"])
+def test_backfill_that_fails_or_is_canceled_leaves_no_column_of_its_own_without_values(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path, step: str
+) -> None:
+    late, run = Late(tmp_path), LocalRun()
+    given: dict[str, Any] = {"udf": late.write(), "inputs": ["x"], "type": "int64"}
+    late.do(step)
+    canceling = threading.Thread(target=lambda: late.waits() and run.canceled.set())
+    canceling.start()
+    with pytest.raises(RunCanceledError if step == "wait" else InvalidInputError):
+        backfill(run, catalog, spark, name, "y", **given)
+    canceling.join()
+    assert found.dataset().schema.names == ["id", "x"]
+    assert [type(entry.operation).__name__ for _, entry in read_transactions(found.dataset(), 1)] == [
+        "Project",
+        "Merge",
+    ]
+    if step == "fail":
+        late.do("")
+        assert backfill(run, catalog, spark, name, "y", **given)["rows"] == 1000  # as a run that is resumed
+        assert values(found) == doubles(range(1000))
+
+
+def test_backfill_that_fails_keeps_a_column_with_values_and_one_that_was_there(
+    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found.dataset().add_columns(pa.field("there", pa.int64()))
+    with pytest.raises(InvalidInputError, match="no idea"):
+        backfill(
+            LocalRun(), catalog, spark, name, "there", udf="tests.spark.functions:failing", inputs=["x"], type="int64"
+        )
+    assert found.dataset().schema.names == ["id", "x", "there"]
+    monkeypatch.setattr(backfilling, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(backfilling, "ROWS_OF_A_TASK", 1)
+    run = LocalRun()
+    with pytest.raises(InvalidInputError, match="too many"):
+        backfill(run, catalog, spark, name, "some", udf="tests.spark.functions:few", inputs=["id"], type="int64")
+    assert set(found.dataset().to_table()["some"].drop_null().to_pylist()) >= set(range(250))
+    assert int(run.figures["version"]) == found.dataset().version
 
 
 def test_backfill_where_leaves_other_rows_and_later_the_rest(

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "mistaken"
-CODE = "def fails(rows):\n    raise ValueError('no such word')\n"
+CODE = """
+def fails(rows):
+    raise ValueError('no such word')
+
+def texts(rows):
+    return ['no Arrow array'] * rows.num_rows
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,13 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
         (f"backfill {NAME} letters --udf words.py:fails --inputs key --type int32", "has no column 'key'"),
         (f"backfill {NAME} letters --udf words.py:fails --inputs id --type nothing", "'nothing' is no type"),
         (f"backfill {NAME} letters --udf words.py:fails --inputs id --type int32 --where 'a = 1'", "is no condition"),
+        (f"backfill {NAME} letters --udf words.py:fails --inputs id --type int32", "failed: ValueError: no such word"),
+        (f"backfill {NAME} letters --udf words.py:nothing --inputs id --type int32", "has no function 'nothing'"),
+        (
+            f"backfill {NAME} letters --udf no.such.module:f --inputs id --type int32",
+            "cannot be loaded: ModuleNotFound",
+        ),
+        (f"backfill {NAME} letters --udf words.py:texts --inputs id --type int32", "has to answer an Arrow array of"),
         (f"index {NAME} title IVF_PQ", "needs a column of fixed-size lists"),
         (f"index {NAME} id FTS", "FTS needs a column of text"),
         (f"index {NAME} vector BTREE", "BTREE needs a column of numbers"),

@@ -36,6 +36,7 @@ from tiltyard.pipeline.delete import check_condition
 from tiltyard.pipeline.filling import Fill, Filled, Maker, Pickled, fill
 from tiltyard.pipeline.freshness import Column, State, appended_since, states, without
 from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.new_column import NewColumn, try_code
 from tiltyard.pipeline.opening import delete_files
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.runs import Run
@@ -76,6 +77,9 @@ def backfill(
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 
+    With --type a column that the table lacks is added, once the function was tried on a few rows. If the job fails or
+    is canceled before any value was committed, the column goes again.
+
     \b
     Examples:
       tiltyard job backfill --uri http://127.0.0.1:2333 films embedding
@@ -90,13 +94,16 @@ def backfill(
     made = pa.field(column, parse_type(type)) if type else None
     if where is not None:
         check_condition(dataset, where)
-    if given.code is not None:
-        checked_columns(dataset.schema, inputs, "The inputs")
-        if made is not None and column not in dataset.schema.names:
-            found.dataset().add_columns(made)
-            dataset = strict.latest()
-    filling = _filling(run, found, strict, dataset, column, given)
-    return filling.run_rounds(spark, where)
+    new = NewColumn.of(run, strict, column)
+    with new.dropped_if_empty():
+        if given.code is not None:
+            checked_columns(dataset.schema, inputs, "The inputs")
+            if made is not None and column not in dataset.schema.names:
+                try_code(run, spark, strict, Maker(made, given.inputs, given.code), where)
+                new.add(made)
+                dataset = strict.latest()
+        filling = _filling(run, found, strict, dataset, column, given)
+        return filling.run_rounds(spark, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +266,8 @@ class _Filling:
         self._delete(one.made for one in self._waiting.values())
         self._waiting.clear()
         self._committed = time.monotonic()
+        if self.version > self.base:
+            self.run.progress(version=self.version)
 
     def _still_valid(self, dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
         """Fragments as they are now, each with its new file; those whose inputs are what they were."""

@@ -102,9 +102,9 @@ class CatalogRun:
         return self._job.id
 
     def progress(self, **figures: object) -> None:
-        """Set figures; the transaction has them within a second or so. Raises RunCanceledError."""
-        self.check()
+        """Set figures; the transaction has them within a second or so. Raises RunCanceledError, with them set."""
         self.figures.set(figures)
+        self.check()
 
     def check(self) -> None:
         """Raises RunCanceledError once the job was canceled, or is another's.

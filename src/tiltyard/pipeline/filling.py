@@ -22,7 +22,7 @@ from lance.fragment import DataFile
 from tiltyard.pipeline.changes import fragment
 from tiltyard.pipeline.code import Code
 from tiltyard.pipeline.freshness import State
-from tiltyard.pipeline.places import Place
+from tiltyard.pipeline.places import Place, scanned
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.schemas.nested_types import cast_array
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lance.fragment import LanceFragment
 
 BATCH_ROWS = 8192
+ROWS_TO_TRY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,25 @@ class Maker:
         """What the scanner is asked for."""
         return list(self.inputs) if self.code else {self.field.name: self.expression}
 
+    def load(self) -> Callable[..., Any]:
+        """Load the code, once a process. Raises RefusedError if there is none, or if its module fails."""
+        assert self.code is not None
+        try:
+            return self.code.load()
+        except RefusedError:
+            raise
+        except Exception as error:
+            raise RefusedError(
+                f"The code of '{self.field.name}' cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+
     def make(self, rows: pa.RecordBatch) -> pa.Array:
         """Values for rows. Raises RefusedError if the code fails, or answers what does not fit."""
         if self.code is None:
             return self._cast(rows.column(0), f"The expression of '{self.field.name}' has to be {self.field.type}")
+        function = self.load()
         try:
-            answer = self.code.load()(rows.select(list(self.inputs)))
+            answer = function(rows.select(list(self.inputs)))
         except RefusedError:
             raise
         except Exception as error:
@@ -88,6 +102,28 @@ class Maker:
             return cast_array(values, self.field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise RefusedError(f"{told}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A task: load the code, and call it with a few rows of some fragments that the condition chooses."""
+
+    place: Place
+    version: int
+    fragments: tuple[int, ...]
+    where: str | None
+    maker: Maker
+
+    def __call__(self) -> None:
+        """Nothing. Raises RefusedError."""
+        self.maker.load()
+        if not self.fragments:
+            return
+        dataset = self.place.open(self.version)
+        scan = {"columns": self.maker.read, "filter": self.where, "limit": ROWS_TO_TRY}
+        for batch in scanned(dataset, self.fragments, **scan):
+            if batch.num_rows:
+                self.maker.make(batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,8 @@ def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
     run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
     session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
     for done, task in enumerate(tasks, 1):  # in turn: two commits of indexes at once would only wait for each other
-        run_tasks(session, run, call, [task], name="optimize: index")
-        run.progress(indexes=done)
+        [version] = run_tasks(session, run, call, [task], name="optimize: index")
+        run.progress(indexes=done, version=version)
     now = _indexed(table.dataset()) if tasks else held
     return {"indexes": len(tasks), "rows_indexed": sum(max(0, now.get(name, 0) - held[name]) for name in behind)}
 

@@ -21,7 +21,10 @@ class Run(Protocol):
         """Unique; also written into the Lance transactions that the job commits."""
 
     def progress(self, **figures: object) -> None:
-        """Set figures of the run (`rows=…, rows_total=…, fragments=…`). Raises RunCanceledError."""
+        """Set figures of the run (`rows=…, rows_total=…, fragments=…`). Raises RunCanceledError, with them set.
+
+        `version` is that of a commit: a job that has told one and is canceled has committed something.
+        """
 
     def check(self) -> None:
         """Raises RunCanceledError once the job has to stop."""
@@ -43,9 +46,9 @@ class LocalRun:
     _kept: dict[str, str] = field(default_factory=dict)
 
     def progress(self, **figures: object) -> None:
-        """Set figures. Raises RunCanceledError."""
-        self.check()
+        """Set figures. Raises RunCanceledError, with them set."""
         self.figures.update({name: str(value) for name, value in figures.items()})
+        self.check()
 
     def check(self) -> None:
         """Raises RunCanceledError once `canceled` is set."""

@@ -160,6 +160,20 @@ class StrictTable:
                 raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
             raise
 
+    def change(self, dataset: lance.LanceDataset, change: Callable[[], object]) -> None:
+        """Run a change of `dataset` that pylance commits by itself: on top of it, or not at all.
+
+        `dataset` is what `latest` gave. Raises OvertakenError (nothing happened), else what Lance raises.
+        """
+        self._guard.base, self._guard.refused, self._guard.verify = int(dataset.version), False, None
+        try:
+            change()
+        except Exception as error:
+            if not (self._guard.refused or _is_conflict(error)):
+                raise
+            self._guard.refused = False
+            raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
+
     def _at(self, version: int) -> lance.LanceDataset:
         """A version to read, straight from storage: the catalog need not be asked for what it has given out."""
         return self._place.open(version, self.branch)

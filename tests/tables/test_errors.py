@@ -200,3 +200,10 @@ def test_error_with_a_long_text_of_a_client_is_told_in_no_time(text: str) -> Non
     found = translated(ValueError(f"Invalid user input: {text}, /root/lance/rust/x.rs:1:2"))
     assert isinstance(found, errors.InvalidInputError) and len(str(found)) < 600
     assert time.process_time() - began < 2  # a look from each letter to the end would take hours
+
+
+def test_missing_file_with_403_in_its_name_is_no_refusal() -> None:
+    text = "LanceError(IO): Not found: /t/data/1403e4032403.lance, /home/x/rust/lance-io/src/local.rs:131:17"
+    assert isinstance(translated(OSError(text)), errors.InvalidTableStateError)
+    refused = "LanceError(IO): Generic S3 error: Server returned non-2xx status code: 403: , src/x.rs:1:1"
+    assert isinstance(translated(OSError(refused)), errors.PermissionDeniedError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import msgspec
 from lance_namespace.errors import (
     InvalidInputError,
@@ -24,11 +26,13 @@ from tiltyard.operations import operation
 from tiltyard.paging import tables_scope
 from tiltyard.schemas.writing import to_json
 from tiltyard.spec import models
+from tiltyard.storage.locations import is_relative
 from tiltyard.store import TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_wait, storage_options
 from tiltyard.tables.managed import new_is_managed, registered_is_managed
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.stats import basic_stats
+from tiltyard.tables.taken_names import taken_name_first
 from tiltyard.tables.view_sources import made_of
 
 
@@ -40,8 +44,9 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     """
     path = table_id(request.id)
     given = request.location
-    location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
-    managed = new_is_managed(ctx, path, request.properties)
+    with taken_name_first(ctx, path):
+        location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
+        managed = new_is_managed(ctx, path, request.properties)
     record = ctx.store.insert_table(
         path,
         location,
@@ -71,20 +76,21 @@ def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) ->
 
 @operation(needs=REGISTER_TABLE)
 def register_table(ctx: Context, request: models.RegisterTableRequest) -> models.RegisterTableResponse:
-    """Enter a table that lies at a location already.
+    """Enter a table that lies at a location already, which may be relative to the server's root.
 
-    Raises TableAlreadyExistsError (not with Overwrite, which points the name at the new location and leaves the old
-    data), NamespaceNotFoundError, InvalidInputError (no table there, outside the roots, or taken by another name; or
-    its files are outside the roots), what opening a table raises.
+    The answer has a relative location as it was given. Raises TableAlreadyExistsError (not with Overwrite, which points
+    the name at the new location and leaves the old data), NamespaceNotFoundError, InvalidInputError (no table there,
+    outside the roots, or taken by another name; or its files are outside the roots), what opening a table raises.
     """
     path = table_id(request.id)
     mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
-    location = ctx.storage.check_location(request.location)
-    if not ctx.storage.has_table(location):
-        raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
-    bases = ctx.storage.foreign_bases(location)
     properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.checked_space(path[:-1])
-    managed = registered_is_managed(properties)
+    with taken_name_first(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
+        location = ctx.storage.check_location(request.location, relative=True)
+        if not ctx.storage.has_table(location):
+            raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
+        bases = ctx.storage.foreign_bases(location)
+        managed = registered_is_managed(properties)
 
     def work(catalog: UnitOfWork) -> models.RegisterTableResponse:
         if mode is RegisterMode.OVERWRITE:
@@ -98,7 +104,8 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
             )
         for base in bases:
             catalog.add_clone(made.id, base)
-        return models.RegisterTableResponse(location=made.location, properties=made.properties)
+        answered = request.location if is_relative(request.location) else made.location
+        return models.RegisterTableResponse(location=answered, properties=made.properties)
 
     return ctx.once(work)
 

@@ -141,7 +141,11 @@ _RULES = (
         InvalidInputError,
         "The regular expression is too large: repeat less in it.",
     ),
-    _rule(r"LanceError\(IO\).*(?:AccessDenied|Forbidden|403)|Permission ?denied", PermissionDeniedError, _REFUSED),
+    _rule(
+        r"LanceError\(IO\).*(?:AccessDenied|Forbidden|status(?: code)?:? 403)|Permission ?denied",
+        PermissionDeniedError,
+        _REFUSED,
+    ),
     _rule(
         r"LanceError\(IO\).*Not found",
         InvalidTableStateError,

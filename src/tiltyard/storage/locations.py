@@ -38,6 +38,11 @@ def is_local(location: str) -> bool:
     return location.startswith("/")
 
 
+def is_relative(location: str) -> bool:
+    """Whether a location has neither a scheme nor a leading slash: it counts from a root."""
+    return not location.startswith("/") and not _SCHEME.match(location)
+
+
 def canonical(location: str) -> str:
     """The one spelling of a location: symbolic links resolved on local disks, no closing slash.
 

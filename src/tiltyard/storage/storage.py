@@ -29,6 +29,7 @@ from tiltyard.storage.locations import (
     innermost,
     is_below,
     is_local,
+    is_relative,
     new_folder,
 )
 from tiltyard.storage.locks import Locks
@@ -111,12 +112,15 @@ class Storage:
         """A location for a new table, right under the root."""
         return f"{self.root}/{new_folder(path)}"
 
-    def check_location(self, location: str) -> str:
+    def check_location(self, location: str, *, relative: bool = False) -> str:
         """The canonical form of a location that a client names: the one check that all of them pass.
 
+        With `relative`, one without scheme and leading slash is taken from the first root; else it is refused.
         Raises InvalidInputError unless it is a folder of its own below the root or an allowed root; whether it is
         another table's, or around or inside one, the catalog knows and checks when the table is entered.
         """
+        if relative and is_relative(location):
+            location = f"{self.root}/{location}"
         found = check_below(location, self._roots)
         with lance_errors():
             if is_local(found) and self._ignores_case(root := innermost(found, self._roots)):

@@ -81,7 +81,8 @@ LIST_TO = f"""
     ORDER BY kind, object_id LIMIT ?
 """
 FORGET = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
-FORGET_OF_TABLES = tuple(f"DELETE FROM {kind} WHERE table_id IN ({{ids}})" for kind in ("policies", "views"))
+_OF_TABLES = "policies", "views", "deleted_versions"
+FORGET_OF_TABLES = tuple(f"DELETE FROM {kind} WHERE table_id IN ({{ids}})" for kind in _OF_TABLES)
 
 
 @dataclass(frozen=True, slots=True)

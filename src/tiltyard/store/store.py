@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from tiltyard.clocks import wall_clock
 from tiltyard.store import schema
 from tiltyard.store.audit import Audit
+from tiltyard.store.deleted_versions import DeletedVersions
 from tiltyard.store.folders import Folders
 from tiltyard.store.generations import Generations
 from tiltyard.store.grants import Grants
@@ -48,6 +49,7 @@ class UnitOfWork(
     Transactions,
     Jobs,
     Versions,
+    DeletedVersions,
     Uploads,
     Upkeep,
     Requests,

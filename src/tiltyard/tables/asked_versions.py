@@ -16,7 +16,7 @@ from lance_namespace.errors import (
     TableBranchNotFoundError,
 )
 
-from tiltyard.ids import MAIN_BRANCH, table_id
+from tiltyard.ids import table_id
 from tiltyard.modes import parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -24,7 +24,7 @@ from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.declaring import check_declared
-from tiltyard.tables.version_records import forget_branch
+from tiltyard.tables.version_records import branch_key, forget_branch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,19 +38,27 @@ MOST_KEPT = 16 << 10
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
 
-def branch_key(branch: str | None) -> str:
-    """A branch as the catalog has it: main is the empty name."""
-    return "" if not branch or branch == MAIN_BRANCH else branch
-
-
 def staged_version(
     ctx: Context, table: TableRecord, entry: Entry, before: NewVersion | int | None = None, *, alone: bool = True
 ) -> NewVersion:
     """What an entry asks to record; its staged file is looked at unless it is committed already.
 
     `before` is the table's latest version, if the caller knows better than storage. What is wrong with one that is not
-    `alone` has to be found here, before the others are recorded with it. Raises as CreateTableVersion does.
+    `alone` has to be found here, before the others are recorded with it. That the version exists is answered first,
+    whatever else is wrong with the entry. Raises as CreateTableVersion does.
     """
+    try:
+        return _staged_version(ctx, table, entry, before, alone)
+    except InvalidInputError as error:
+        latest = number(before) if before is not None else latest_at(ctx, table, entry.branch) or 0
+        if 1 <= entry.version <= latest:
+            raise _exists(entry.version, latest) from error
+        raise
+
+
+def _staged_version(
+    ctx: Context, table: TableRecord, entry: Entry, before: NewVersion | int | None, alone: bool
+) -> NewVersion:
     staged = _staged_path(ctx, table, entry)
     try:
         found, declared = ctx.storage.manifests.checked(table.location, staged, entry.version)
@@ -160,7 +168,11 @@ def _check_next(ctx: Context, new: NewVersion, entry: Entry, before: NewVersion 
     if new.version > latest + 1:
         raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
     if new.version <= latest and not _is_recorded(ctx, new):
-        raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase on {latest}.")
+        raise _exists(new.version, latest)
+
+
+def _exists(version: int, latest: int) -> ConcurrentModificationError:
+    return ConcurrentModificationError(f"Version {version} exists: describe it, and rebase on {latest}.")
 
 
 def _check_scheme(new: NewVersion, scheme: str | None) -> None:

@@ -24,13 +24,15 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
-from tiltyard.tables.asked_versions import branch_key, check_same, not_kept, staged_version, wire_version
+from tiltyard.tables.asked_versions import check_same, not_kept, staged_version, wire_version
 from tiltyard.tables.credentials import own_options
+from tiltyard.tables.deleted_versions import delete_versions, without_tagged
 from tiltyard.tables.finalizing import finalize_batch, overtaken
 from tiltyard.tables.making_way import recording
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.version_commits import deletable_ranges
+from tiltyard.tables.version_records import branch_key, stored_versions
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -257,11 +259,15 @@ def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsReque
     path = table_id(request.id)
     table = _expected(batch, path)
     ranges = deletable_ranges(batch.ctx, request, batch.before(path, request.branch))
+    stored = set[int]()
+    if path not in batch.declared:
+        ranges = without_tagged(batch.ctx, table, request.branch, ranges)
+        stored.update(stored_versions(batch.ctx, table, branch_key(request.branch)))
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.describe_table(path)
         _check_unchanged(path, record, table)
-        deleted = catalog.delete_versions(record.id, branch_key(request.branch), ranges)
+        deleted = delete_versions(catalog, record.id, request.branch, ranges, stored)
         answer = models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
         return [models.CommitTableResult(delete_table_versions=answer)]
 

@@ -34,15 +34,16 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     check_ref(request.name, "branch")
     if request.name == MAIN_BRANCH:
         raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
-    start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
-    origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
     table = open_for_writing(ctx, request.id)
     dataset = table.dataset
     exists = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
+    with lance_errors(dataset):
+        if request.name in dataset.branches.list():
+            raise exists
+    start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
+    origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
     try:
         with lance_errors(dataset):
-            if request.name in dataset.branches.list():
-                raise exists
             forget_branch(ctx, table.record, request.name)  # of one that was deleted round the server
             dataset.create_branch(request.name, (origin, start.version))
     except TableAlreadyExistsError as error:  # somebody else is making it: Lance finds a dataset in its folder
@@ -90,5 +91,6 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
             raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
         table.dataset.branches.delete(request.name)
     ctx.store.delete_versions(table.record.id, request.name, [(0, None)])
+    ctx.store.clip_deleted_versions(table.record.id, request.name, 0)
     ctx.storage.datasets.forget(table.record.location)
     return models.DeleteTableBranchResponse()

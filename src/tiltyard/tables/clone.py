@@ -11,8 +11,10 @@ from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
+from tiltyard.tables.deleted_versions import check_not_deleted
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.references import old_versions
+from tiltyard.tables.taken_names import taken_name_first
 
 LEASE_MS = 60 * 60 * 1000
 
@@ -27,9 +29,10 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
     ConcurrentModificationError (old versions of the source are being removed).
     """
     path = table_id(request.id)
-    if request.source_version is not None and request.source_tag is not None:
-        raise InvalidInputError("Name a source_version or a source_tag, not both.")
-    origin = ctx.storage.check_location(request.source_location)
+    with taken_name_first(ctx, path):
+        if request.source_version is not None and request.source_tag is not None:
+            raise InvalidInputError("Name a source_version or a source_tag, not both.")
+        origin = ctx.storage.check_location(request.source_location)
     with ctx.storage.locks.hold(old_versions(origin), ctx.settings.conflict_timeout):
         return _clone(ctx, request, path, origin)
 
@@ -37,6 +40,8 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
 def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: str) -> models.CloneTableResponse:
     """Make the files, and enter the table: from then on gc knows that versions of its source are in use."""
     storage = ctx.storage
+    if request.source_version is not None and (table := ctx.store.table_at(origin)) is not None:
+        check_not_deleted(ctx, table, None, request.source_version)
     source = storage.datasets.reader(
         origin, storage.options(origin), version=request.source_version, tag=request.source_tag
     )

@@ -57,10 +57,12 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     """
     path = table_id(request.id)
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
+    record = _find(ctx, path)
+    if record is not None and not record.declared and mode is CreateMode.CREATE:
+        raise TableAlreadyExistsError(f"Table already exists: {display(path)}")
     options = _writer_options(request.storage_options or {})
     location = ctx.storage.check_location(request.location) if request.location else None
     wanted = Wanted(path, mode, request.properties, options, data)
-    record = _find(ctx, path)
     if record is None:
         return _create_at(ctx, wanted, location) if location else _create_new(ctx, wanted)
     if location and location != record.location:

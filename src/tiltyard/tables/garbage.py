@@ -26,7 +26,7 @@ from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import is_detached, versions_folder
 from tiltyard.store.grants import TABLE
-from tiltyard.tables.asked_versions import branch_key
+from tiltyard.tables.deleted_versions import expired_versions
 from tiltyard.tables.finalizing import finalize_pending, in_place
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import (
@@ -41,7 +41,7 @@ from tiltyard.tables.references import (
     tracked,
     unit_of,
 )
-from tiltyard.tables.version_records import forget_cleaned
+from tiltyard.tables.version_records import branch_key, forget_cleaned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -167,6 +167,7 @@ def collect(
     cutoff = cutoff_of(ctx, table, now)
     if wish.keep_versions_days is not None and lines:
         _clean_versions(ctx, table, lines[MAIN_BRANCH], wish, now, cutoff, found)
+    _remove_deleted_versions(ctx, table, lines, wish, now, found)
     files = table_files(ctx, table.location, lines)
     old = [file for file in files if file.found.modified < cutoff and file.kind is not Kind.MANIFEST]
     staged = stale_staged(ctx, table, old)
@@ -308,6 +309,24 @@ def _clean_versions(
     if not wish.dry_run:
         ctx.storage.datasets.forget(table.location)
         forget_cleaned(ctx, table)
+
+
+def _remove_deleted_versions(
+    ctx: Context, table: TableRecord, lines: Mapping[str, lance.LanceDataset], wish: Wish, now: int, found: Collection
+) -> None:
+    """Remove the manifests of versions that were deleted a retention time ago; what only they need is garbage then."""
+    if not expired_versions(ctx, table, lines, now):
+        return
+    with ctx.storage.locks.hold(old_versions(table.location), ctx.settings.conflict_timeout):
+        for branch, versions in expired_versions(ctx, table, lines, now).items():
+            paths = [version.path(branch) for version in versions]
+            sizes = [stat.size if (stat := ctx.storage.stat(table.location, path)) else 0 for path in paths]
+            if not wish.dry_run:
+                ctx.storage.delete_files(f"{table.location}/{path}" for path in paths)
+                ctx.store.forget_deleted_versions(table.id, branch, versions[-1].version + 1)
+                ctx.storage.datasets.forget(table.location)
+            found.versions += len(versions)
+            found.garbage += [Garbage(OLD_VERSION, *one) for one in zip(paths, sizes, strict=True)]
 
 
 def _why_kept(ctx: Context, table: TableRecord, now: int, cutoff: int) -> str:

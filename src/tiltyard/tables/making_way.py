@@ -55,6 +55,7 @@ def make_way(ctx: Context, news: Iterable[NewVersion]) -> bool:
         if latest_at(ctx, table, new.branch) != new.version - 1:
             continue
         count = forget_cleaned(ctx, table, new.branch)
+        ctx.store.clip_deleted_versions(table.id, new.branch, new.version)
         made = made or count > 0
         log.warning("%s versions of table %s are gone from storage: %s is next", count, table.id, new.version)
     return made

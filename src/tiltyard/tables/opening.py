@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import lance
 
 from tiltyard.ids import table_id
+from tiltyard.tables.deleted_versions import check_not_deleted
 from tiltyard.tables.finalizing import finalize_pending
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def open_for_reading(
     if opened is not None and opened.record is record and (branch, version, tag) == (None, None, None):
         return opened
     _settle(ctx, record)
+    if version is not None:
+        check_not_deleted(ctx, record, branch, version)
     storage = ctx.storage
     dataset = storage.datasets.reader(record.location, storage.options(record.location), branch, version, tag)
     return OpenTable(record, dataset)

@@ -13,12 +13,11 @@ from tiltyard.access.needs import on_table
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.asked_versions import branch_key
 from tiltyard.tables.finalizing import finalize, in_place
 from tiltyard.tables.garbage import cutoff_of, stale_staged
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import Kind, TableFile, open_lines, table_files, tracked
-from tiltyard.tables.version_records import adopt, cleaned, forget, is_nowhere, records_of, unrecorded
+from tiltyard.tables.version_records import adopt, branch_key, cleaned, forget, is_nowhere, records_of, unrecorded
 
 if TYPE_CHECKING:
     import lance

@@ -16,8 +16,8 @@ from tiltyard.ids import check_ref
 from tiltyard.operations import operation
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.asked_versions import branch_key
 from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.version_records import branch_key
 
 if TYPE_CHECKING:
     import lance
@@ -59,10 +59,10 @@ def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionReques
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
     """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
     check_ref(request.tag, "tag")
-    target = _target(ctx, request)
     dataset = open_for_writing(ctx, request.id).dataset
     if request.tag in _tags(dataset):
         raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
+    target = _target(ctx, request)
     try:
         with lance_errors(dataset):
             dataset.tags.create(request.tag, target)

@@ -19,7 +19,6 @@ from tiltyard.spec import models
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.asked_versions import (
     Entry,
-    branch_key,
     check_same,
     created,
     not_kept,
@@ -28,15 +27,18 @@ from tiltyard.tables.asked_versions import (
     staged_version,
     wire_version,
 )
+from tiltyard.tables.deleted_versions import delete_versions, without_tagged
 from tiltyard.tables.finalizing import finalize, finalize_batch
 from tiltyard.tables.making_way import recording
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.version_groups import create_table_versions
+from tiltyard.tables.version_records import branch_key, stored_versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context
+    from tiltyard.store.deleted_versions import Range
 
 
 @operation(needs=on_table(Privilege.WRITE), together=create_table_versions)
@@ -109,25 +111,27 @@ def _recorded_all(catalog: UnitOfWork, news: Sequence[NewVersion]) -> list[Versi
 def batch_delete_table_versions(
     ctx: Context, request: models.BatchDeleteTableVersionsRequest
 ) -> models.BatchDeleteTableVersionsResponse:
-    """Delete version records in ranges [start, end), -1 standing for no end; the data and the latest version stay.
+    """Delete versions in ranges [start, end), -1 standing for no end: they are no longer listed, described or read.
 
+    The latest version stays, and so does one with a tag. Files stay until garbage is collected, a retention time later.
     Raises TableNotFoundError, TableBranchNotFoundError, InvalidInputError (a range that ends before it starts).
     """
     table = find_table(ctx, request.id)
-    ranges = deletable_ranges(ctx, request)
-    deleted = ctx.store.delete_versions(table.id, branch_key(request.branch), ranges)
+    ranges = without_tagged(ctx, table, request.branch, deletable_ranges(ctx, request))
+    stored = stored_versions(ctx, table, branch_key(request.branch))
+    deleted = ctx.store.transact(lambda catalog: delete_versions(catalog, table.id, request.branch, ranges, stored))
     return models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
 
 
 def deletable_ranges(
     ctx: Context, request: models.BatchDeleteTableVersionsRequest, before: NewVersion | int | None = None
-) -> list[tuple[int, int | None]]:
+) -> list[Range]:
     """The ranges of a request, without the latest version: a table without it could not be opened.
 
     That is the one `before`, if the caller knows better than storage.
     """
     latest = latest_version(ctx, request.id, request.branch) if before is None else number(before)
-    ranges: list[tuple[int, int | None]] = []
+    ranges: list[Range] = []
     for given in request.ranges:
         end = None if given.end_version == -1 else given.end_version
         if given.start_version < 0 or (end is not None and end < given.start_version):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tiltyard.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import LAST_VERSION, NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 _FINAL = re.compile(r"^(\d+)\.manifest$")
 _V2_DIGITS = 20
 _PAGE = 1000
+
+
+def branch_key(branch: str | None) -> str:
+    """A branch as the catalog has it: main is the empty name."""
+    return "" if not branch or branch == MAIN_BRANCH else branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,17 @@ def stored_versions(ctx: Context, table: TableRecord, branch: str) -> dict[int, 
 def unrecorded(ctx: Context, table: TableRecord, branch: str = "") -> list[Stored]:
     """Versions that storage holds and no record knows: they were committed round the server.
 
-    The oldest one may have come with the table or the branch, before there was anything to record it for.
+    The oldest one may have come with the table or the branch, before there was anything to record it for; one that was
+    deleted has no record any more.
     """
     stored = stored_versions(ctx, table, branch)
     known = {record.version for record in records_of(ctx, table, branch)}  # looked up last: a record comes first
-    return [stored[number] for number in sorted(stored)[1:] if number not in known]
+    deleted = ctx.store.deleted_versions(table.id, branch)
+    return [
+        stored[number]
+        for number in sorted(stored)[1:]
+        if number not in known and not any(number in one for one in deleted)
+    ]
 
 
 def adopt(ctx: Context, table: TableRecord, branch: str, found: Stored) -> bool:
@@ -107,6 +119,7 @@ def forget_branch(ctx: Context, table: TableRecord, branch: str) -> None:
 
     One whose manifest is there is left: somebody may be making the branch just now.
     """
+    ctx.store.clip_deleted_versions(table.id, branch, 0)
     for record in records_of(ctx, table, branch):
         if is_nowhere(ctx, table, record):
             ctx.store.forget_version(record)

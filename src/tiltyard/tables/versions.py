@@ -22,10 +22,12 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import VersionFacts
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
-from tiltyard.tables.asked_versions import branch_key, wire_version
+from tiltyard.tables.asked_versions import wire_version
 from tiltyard.tables.committing import commit
+from tiltyard.tables.deleted_versions import check_not_deleted, deleted_test
 from tiltyard.tables.finalizing import finalize_pending, is_noted
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.version_records import branch_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,11 +139,16 @@ def list_versions(
     if dataset is None:
         return models.ListTableVersionsResponse(versions=[])
 
+    is_deleted = deleted_test(ctx, record, request.branch, int(dataset.version))
+
     def behind(after: int | None, count: int) -> Sequence[int]:
-        if down and after is None and (top := _top(ctx, record.location, request.branch, dataset.version))[count - 1 :]:
-            return top[:count]
+        if down and after is None:
+            top = [one for one in _top(ctx, record.location, request.branch, dataset.version) if not is_deleted(one)]
+            if len(top) >= count:
+                return top[:count]
         with lance_errors(dataset):
             numbers = sorted((found["version"] for found in dataset.version_refs()), reverse=down)
+        numbers = [number for number in numbers if not is_deleted(number)]
         return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
 
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
@@ -217,7 +224,11 @@ def describe_table_version(
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, TableBranchNotFoundError.
     """
-    found = describe_version(ctx, find_table(ctx, request.id), request.branch, request.version)
+    table = find_table(ctx, request.id)
+    if request.version is not None:
+        check_name(request.branch or MAIN_BRANCH, "branch")
+        check_not_deleted(ctx, table, request.branch, request.version)
+    found = describe_version(ctx, table, request.branch, request.version)
     if found is None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.")
     return models.DescribeTableVersionResponse(version=found)

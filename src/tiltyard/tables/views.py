@@ -30,6 +30,7 @@ from tiltyard.sound import check_names
 from tiltyard.spec import models
 from tiltyard.tables.create import create_table
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.taken_names import taken_name_first
 from tiltyard.tables.view_sources import check_definition, readable_sources, remember_view
 from tiltyard.tables.virtual_columns import check_image
 from tiltyard.views import ViewDefinition, ViewKind, check_query_text
@@ -82,18 +83,19 @@ def create_materialized_view(
     (code of clients is switched off, or no such job is installed).
     """
     path = table_id(request.id)
-    kind = _kind(request.kind)
-    spec = _udtf(ctx, kind, request.udtf_spec)
-    if not request.source_query.strip():
-        raise InvalidInputError("A view needs a 'source_query'.")
-    check_query_text(request.source_query)
-    definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh))
-    schema = _schema(request.output_schema)
-    schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})
-    sources: Mapping[str, str] = {}
-    if filled := request.with_no_data is False:
-        _check_installed()
-        sources = readable_sources(ctx, path, definition.query, ctx.principal)
+    with taken_name_first(ctx, path):
+        kind = _kind(request.kind)
+        spec = _udtf(ctx, kind, request.udtf_spec)
+        if not request.source_query.strip():
+            raise InvalidInputError("A view needs a 'source_query'.")
+        check_query_text(request.source_query)
+        definition = ViewDefinition(kind, request.source_query, spec, bool(request.auto_refresh))
+        schema = _schema(request.output_schema)
+        schema = schema.with_metadata({**(schema.metadata or {}), **definition.metadata()})
+        sources: Mapping[str, str] = {}
+        if filled := request.with_no_data is False:
+            _check_installed()
+            sources = readable_sources(ctx, path, definition.query, ctx.principal)
     made = create_table(ctx, models.CreateTableRequest(id=list(path)), NoRows(schema))
     remember_view(ctx, path, definition)
     given = {"sources": sources, "definition": definition.digest}

@@ -1,0 +1,238 @@
+"""Versions that BatchDeleteTableVersions took away: nobody hears of them again, and their files go later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    LanceNamespaceError,
+    TableVersionNotFoundError,
+)
+from msgspec import structs
+from tests.tables.bodies import small
+from tests.tables.served import Server, ask
+from tests.tables.test_version_commits import commit_all, create, stage
+
+from tiltyard.catalog.tables import deregister_table, describe_table, register_table, table_exists
+from tiltyard.catalog.undo import undrop_table
+from tiltyard.spec import models
+from tiltyard.store.deleted_versions import subtract
+from tiltyard.tables.branches import create_table_branch, delete_table_branch
+from tiltyard.tables.clone import clone_table
+from tiltyard.tables.create import create_table
+from tiltyard.tables.garbage import Wish, collect
+from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.query import count_table_rows
+from tiltyard.tables.repair import repair
+from tiltyard.tables.tags import create_table_tag, delete_table_tag
+from tiltyard.tables.version_commits import batch_delete_table_versions
+from tiltyard.tables.versions import describe_table_version, list_table_versions, restore_table
+
+ROWS = pa.table({"id": [1, 2, 3]})
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture(params=["true", "false"], ids=["managed", "straight"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """A server whose table `t` has versions 1 to 5."""
+    running = Server(tmp_path / "root", conflict_timeout=60.0, gc_safety_days=0.0)
+    properties = {"tiltyard.managed_versioning": request.param}
+    create_table(running.ctx, ask(models.CreateTableRequest, id="t", properties=properties), small(ROWS))
+    for _ in range(4):
+        insert_into_table(running.ctx, ask(models.InsertIntoTableRequest, id="t"), small(ROWS))
+    yield running
+    running.services.store.close()
+
+
+def delete(server: Server, *ranges: tuple[int, int], **fields: Any) -> int:
+    given = [{"start_version": start, "end_version": end} for start, end in ranges]
+    request = ask(models.BatchDeleteTableVersionsRequest, id="t", ranges=given, **fields)
+    return batch_delete_table_versions(server.ctx, request).deleted_count or 0
+
+
+def listed(server: Server, **fields: Any) -> list[int]:
+    """The versions that a list has, page by page."""
+    found: list[int] = []
+    token = None
+    while True:
+        request = ask(models.ListTableVersionsRequest, id="t", page_token=token, **fields)
+        page = list_table_versions(server.ctx, request)
+        found += [one.version for one in page.versions]
+        if (token := page.page_token) is None:
+            return found
+
+
+def reads(server: Server, version: int) -> dict[str, Callable[[], Any]]:
+    """All that names a version of a table by its number."""
+    ctx = server.ctx
+    location = ctx.store.describe_table(("t",)).location
+    one = {"id": "t", "version": version}
+    return {
+        "describe a version": lambda: describe_table_version(ctx, ask(models.DescribeTableVersionRequest, **one)),
+        "describe": lambda: describe_table(ctx, ask(models.DescribeTableRequest, **one)),
+        "exists": lambda: table_exists(ctx, ask(models.TableExistsRequest, **one)),
+        "count": lambda: count_table_rows(ctx, ask(models.CountTableRowsRequest, **one)),
+        "restore": lambda: restore_table(ctx, ask(models.RestoreTableRequest, **one)),
+        "tag": lambda: create_table_tag(ctx, ask(models.CreateTableTagRequest, tag="new", **one)),
+        "branch": lambda: create_table_branch(
+            ctx, ask(models.CreateTableBranchRequest, id="t", name="new", from_version=version)
+        ),
+        "clone": lambda: clone_table(
+            ctx, ask(models.CloneTableRequest, id="c", source_location=location, source_version=version)
+        ),
+    }
+
+
+def told(read: Callable[[], Any]) -> type[Exception] | None:
+    """The kind of the error that a call raises."""
+    try:
+        read()
+    except LanceNamespaceError as error:
+        return type(error)
+    return None
+
+
+def test_deleted_versions_are_not_listed_described_or_read(server: Server) -> None:
+    assert delete(server, (2, 4)) == 2
+    assert listed(server) == [1, 4, 5]
+    assert listed(server, descending=True) == [5, 4, 1]
+    assert listed(server, descending=True, limit=1) == [5, 4, 1]
+    answers = {name: told(read) for name, read in reads(server, 3).items()}
+    assert answers == dict.fromkeys(answers, TableVersionNotFoundError)
+    for version in (1, 4, 5):
+        reads(server, version)["describe a version"]()
+        assert reads(server, version)["count"]() == 3 * version
+
+
+def test_deleting_versions_again_or_all_of_them_leaves_the_latest_and_counts_what_was_there(server: Server) -> None:
+    assert [delete(server, (2, 3), (2, 3)), delete(server, (2, 4)), delete(server, (4, 9))] == [1, 1, 1]
+    assert [delete(server, (0, -1)), delete(server, (0, -1))] == [1, 0]
+    assert listed(server) == [5]
+    insert_into_table(server.ctx, ask(models.InsertIntoTableRequest, id="t"), small(ROWS))
+    assert listed(server) == [5, 6]
+    with pytest.raises(InvalidInputError):
+        delete(server, (3, 1))
+
+
+def test_versions_with_a_tag_stay(server: Server) -> None:
+    create_table_tag(server.ctx, ask(models.CreateTableTagRequest, id="t", tag="kept", version=2))
+    assert delete(server, (0, -1)) == 3
+    assert listed(server) == [2, 5]
+    delete_table_tag(server.ctx, ask(models.DeleteTableTagRequest, id="t", tag="kept"))
+    assert delete(server, (0, -1)) == 1
+
+
+def test_versions_of_a_branch_are_its_own(server: Server) -> None:
+    create_table_branch(server.ctx, ask(models.CreateTableBranchRequest, id="t", name="b", from_version=2))
+    for _ in range(2):
+        insert_into_table(server.ctx, ask(models.InsertIntoTableRequest, id="t", branch="b"), small(ROWS))
+    there = listed(server, branch="b")
+    assert delete(server, (0, -1), branch="b") == len(there) - 1
+    assert (listed(server, branch="b"), listed(server)) == (there[-1:], [1, 2, 3, 4, 5])
+    delete_table_branch(server.ctx, ask(models.DeleteTableBranchRequest, id="t", name="b"))
+    create_table_branch(server.ctx, ask(models.CreateTableBranchRequest, id="t", name="b", from_version=2))
+    insert_into_table(server.ctx, ask(models.InsertIntoTableRequest, id="t", branch="b"), small(ROWS))
+    assert listed(server, branch="b") == there[:2]
+
+
+def test_deleted_versions_stay_deleted_by_repair_and_undrop(server: Server) -> None:
+    delete(server, (2, 4))
+    repair(server.ctx, server.ctx.store.describe_table(("t",)), dry_run=False)
+    assert listed(server) == [1, 4, 5]
+    location = deregister_table(server.ctx, ask(models.DeregisterTableRequest, id="t")).location
+    undrop_table(server.ctx, ask(models.UndropTableRequest, id="t"))
+    assert listed(server) == [1, 4, 5]
+    deregister_table(server.ctx, ask(models.DeregisterTableRequest, id="t"))
+    register_table(server.ctx, ask(models.RegisterTableRequest, id="t", location=location))
+    assert listed(server) == [1, 2, 3, 4, 5]  # another entry, which knows nothing of the one before
+
+
+def test_files_of_deleted_versions_stay_until_garbage_is_collected_a_retention_time_later(server: Server) -> None:
+    ctx, record = server.ctx, server.ctx.store.describe_table(("t",))
+    overwrite = ask(models.InsertIntoTableRequest, id="t", mode="overwrite")
+    assert insert_into_table(ctx, overwrite, small(ROWS)).version == 6
+    delete(server, (1, 3), (4, 5))
+
+    def stored() -> list[int]:
+        return sorted(one["version"] for one in lance.dataset(record.location).version_refs())
+
+    collect(ctx, record, Wish())
+    assert stored() == [1, 2, 3, 4, 5, 6]
+    now = ctx.clock()
+    far = now + 20 * DAY_MS
+    services = dataclasses.replace(ctx.services, clock=lambda: now + 8 * DAY_MS)
+    later = structs.replace(ctx, services=services)
+    assert [one.path for one in collect(later, record, Wish(dry_run=True)).garbage] == [
+        f"_versions/{2**64 - 1 - version}.manifest" for version in (1, 2)
+    ]
+    found = collect(later, record, Wish())
+    assert (found.versions, stored()) == (2, [3, 4, 5, 6])  # 4 is behind one that is still there
+    assert {one.kind for one in found.garbage} == {"old version", "transaction"}  # 3 still needs the first rows
+    assert listed(server) == [3, 5, 6]
+    delete(server, (0, -1))
+    found = collect(structs.replace(later, services=dataclasses.replace(services, clock=lambda: far)), record, Wish())
+    assert (found.versions, stored(), listed(server)) == (3, [6], [6])
+    assert sum(one.kind == "data" for one in found.garbage) == 5
+    assert ctx.store.deleted_versions(record.id) == []
+    assert count_table_rows(ctx, ask(models.CountTableRowsRequest, id="t")) == 3
+
+
+def test_version_that_exists_is_told_before_anything_else_is_looked_at(server: Server, tmp_path: Path) -> None:
+    folder = Path(server.ctx.store.describe_table(("t",)).location)
+    delete(server, (2, 3))
+    for version in (1, 2, 5):
+        for path in ("/etc/passwd", "_versions/none.manifest", f"{folder}/_versions/{2**64 - 1 - version}.manifest-x"):
+            with pytest.raises(ConcurrentModificationError, match=f"Version {version} exists"):
+                create(server, "t", version, path)
+            entry = {"create_table_version": {"id": ["t"], "version": version, "manifest_path": path}}
+            with pytest.raises(ConcurrentModificationError, match=f"Version {version} exists"):
+                commit_all(server, entry)
+    for version in (0, 6, 7):
+        with pytest.raises(InvalidInputError):
+            create(server, "t", version, "/etc/passwd")
+    assert create(server, "t", 6, stage(folder, 6, tmp_path, ROWS)).version == 6
+
+
+def test_batch_deletes_versions_for_all_to_see(server: Server, tmp_path: Path) -> None:
+    folder = Path(server.ctx.store.describe_table(("t",)).location)
+    answer = commit_all(
+        server,
+        {"create_table_version": {"id": ["t"], "version": 6, "manifest_path": stage(folder, 6, tmp_path, ROWS)}},
+        {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": 2, "end_version": -1}]}},
+    )
+    deleted = answer.results[1].delete_table_versions
+    assert (deleted and deleted.deleted_count, listed(server)) == (4, [1, 6])
+    bad: dict[str, Any] = {"deregister_table": {"id": ["nope"]}}
+    with pytest.raises(LanceNamespaceError):
+        commit_all(
+            server,
+            {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": 0, "end_version": -1}]}},
+            bad,
+        )
+    assert listed(server) == [1, 6]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "taken", "left"),
+    [
+        ([], [(1, 2)], []),
+        ([(3, 3), (5, 2)], [], []),
+        ([(1, 4), (3, 9), (9, 10)], [], [(1, 10)]),
+        ([(1, 10)], [(0, 2), (4, 5), (9, 20)], [(2, 4), (5, 9)]),
+        ([(1, 3), (5, 8)], [(2, 6)], [(1, 2), (6, 8)]),
+        ([(1, 3), (5, 8), (20, 30)], [(0, 25), (29, 30)], [(25, 29)]),
+        ([(1, 3)], [(3, 4)], [(1, 3)]),
+    ],
+)
+def test_ranges_are_subtracted(
+    ranges: list[tuple[int, int]], taken: list[tuple[int, int]], left: list[tuple[int, int]]
+) -> None:
+    assert list(subtract(ranges, taken)) == left

@@ -42,6 +42,7 @@ BOUNDS = {
     "gc_safety_days": (0, 36500),
     "spark_jobs": (1, 64),
     "spark_index_rows": (0, 1 << 50),
+    "index_stall_timeout": (0, 86400),
     "audit_days": (0, 36500),
     "transaction_days": (0, 36500),
     "upload_days": (0, 36500),
@@ -156,6 +157,10 @@ class Settings:
     )
     spark_index_rows: int = field(
         default=0, metadata={"help": "Tables of so many rows have their indexes built by a Spark job; 0: none."}
+    )
+    index_stall_timeout: float = field(
+        default=300.0,
+        metadata={"help": "Seconds of standing still after which an index's build is ended and tried again; 0: never."},
     )
     udfs: bool = field(
         default=False, metadata={"help": "Whether clients may declare columns that their code computes."}

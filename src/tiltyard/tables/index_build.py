@@ -5,51 +5,29 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lance.indices import IndexConfig
-
 from tiltyard.context import Context
 from tiltyard.ids import Id, display
-from tiltyard.index_kinds import IndexType
-from tiltyard.index_vectors import VectorColumn, model_of_few
 from tiltyard.jobs import Job, JobCanceledError, job
 from tiltyard.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.fields import arrow_field
+from tiltyard.tables.index_builder import IndexOrder, ProcessOrder, build
+from tiltyard.tables.index_process import IndexProcess
 from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:
     import lance
     from lance.lance.indices import IndexDescription
-    from lance.progress import IndexProgress
 
 CREATE_INDEX = "create_index"
 INDEX_JOB = "index"
 """The job of the pipeline that builds the indexes of large tables."""
 
-_REPORT_SECONDS = 1.0
-_FEWEST = 1
-_LANCE_NAMES = {"distance_type": "metric", "max_iterations": "max_iters"}
-
-
-@dataclass(frozen=True, slots=True)
-class IndexOrder:
-    """What a transaction's payload says. `replaces` is whether an index had that name when it was ordered."""
-
-    location: str
-    branch: str | None
-    column: str
-    name: str
-    index_type: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    replaces: bool = False
-
-    @property
-    def kind(self) -> IndexType:
-        return IndexType(self.index_type)
+_ROWS_IN_PROCESS = 50_000
+"""Rows of a table up to which an index is built in this process, in seconds: starting another one takes a second."""
 
 
 def index_job(order: IndexOrder, path: Id) -> dict[str, Any]:
@@ -82,14 +60,24 @@ def build_index(ctx: Context, running: Job) -> Mapping[str, str]:
     order = IndexOrder(**running.payload)
     if newer := _newer_order(ctx, running, order):
         return {"superseded_by": newer}
-    dataset = open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), order.branch)
-    built = ctx.store.describe_transaction(running.id).properties.get("index_uuid")
-    if not _has_segment(dataset, order.name, built):
-        _build(dataset, order, running)
-        _undo_if_canceled(ctx, dataset, order, running)
+    if not _has_segment(_open(ctx, order, running), order.name, _built_uuid(ctx, running)):
+        try:
+            _build(ctx, order, running)
+        finally:  # also where the build was ended: it may have committed by then
+            _undo_if_canceled(ctx, order, running)
+    dataset = _open(ctx, order, running)
     with lance_errors(dataset):
         found = _catch_up(dataset, order.name)
     return {"progress": "1.0", "num_indexed_rows": str(found)}
+
+
+def _open(ctx: Context, order: IndexOrder, running: Job) -> lance.LanceDataset:
+    return open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), order.branch)
+
+
+def _built_uuid(ctx: Context, running: Job) -> str | None:
+    """The identity of the index that the last try has built, or was building."""
+    return ctx.store.describe_transaction(running.id).properties.get("index_uuid")
 
 
 def _newer_order(ctx: Context, running: Job, order: IndexOrder) -> str | None:
@@ -112,66 +100,35 @@ def _has_segment(dataset: lance.LanceDataset, name: str, uuid: str | None) -> bo
     return found is not None and any(segment.uuid == uuid for segment in found.segments)
 
 
-def _build(dataset: lance.LanceDataset, order: IndexOrder, running: Job) -> None:
-    """Train, write and commit. A new identity for each try: two workers never write the same files."""
-    column = arrow_field(dataset, order.column)
+def _build(ctx: Context, order: IndexOrder, running: Job) -> None:
+    """Build and commit. A new identity for each try: two workers never write the same files.
+
+    A small table's index is built in this process: a new one takes longer to start. Raises what `build_index` does.
+    """
+    record = ctx.store.table_by_id(running.table_id or 0)
+    road = ctx.road(record, durable=False)
+    dataset = ctx.storage.datasets.writer(record.location, ctx.storage.options(record.location), order.branch, road)
     uuid = str(uuid4())
-    running.progress(index_uuid=uuid, stage="start", progress="0.0")
-    progress = _Progress(running)
-    common: dict[str, Any] = {"name": order.name, "replace": True, "index_uuid": uuid, "progress_callback": progress}
-    try:
-        with lance_errors(dataset):
-            if order.kind.is_vector:
-                options = {_LANCE_NAMES.get(name, name): value for name, value in order.parameters.items()}
-                few = _model_of_few(dataset, order, VectorColumn.of(column))
-                dataset.create_index(order.column, order.index_type, **{**options, **few, **common})
-            else:
-                kind: Any = order.index_type
-                if order.kind is IndexType.FTS:
-                    kind = IndexConfig(index_type="INVERTED", parameters=order.parameters)
-                dataset.create_scalar_index(order.column, kind, **common)
-    except Exception:
-        if progress.canceled:  # what the callback raises comes back from Rust as something else
-            raise JobCanceledError(running.id) from None
-        raise
+    running.progress(index_uuid=uuid, stage="build", progress="0.0")
+    if dataset.count_rows() <= _ROWS_IN_PROCESS:
+        build(dataset, order, uuid)
+        return
+    options = dict(ctx.storage.options(record.location))
+    table_id = None if road is None else list(road.table_id)
+    told = ProcessOrder({**asdict(order), "location": record.location}, uuid, dataset.version, options, table_id)
+    begun = time.monotonic()
+    with IndexProcess(told, road) as process:
+        process.wait(
+            lambda: running.progress(build_seconds=round(time.monotonic() - begun)), ctx.settings.index_stall_timeout
+        )
 
 
-def _model_of_few(dataset: lance.LanceDataset, order: IndexOrder, column: VectorColumn) -> dict[str, Any]:
-    """A model made here, if the table has fewer vectors than Lance needs to train one; empty tables need none."""
-    quantized = order.kind.quantizer == "PQ"
-    needed = 1 << order.parameters.get("num_bits", 8) if quantized else _FEWEST
-    path = f"`{order.column}`" if order.column in dataset.schema.names else order.column
-    sample = dataset.to_table(columns=[order.column], filter=f"{path} IS NOT NULL", limit=needed)
-    if sample.num_rows >= needed or dataset.count_rows() == 0:
-        return {}
-    return model_of_few(column, column.matrix(sample.column(0)), order.parameters)
-
-
-class _Progress:
-    """Hands Lance's progress on to the transaction, now and then; raising in it makes Lance stop."""
-
-    def __init__(self, running: Job) -> None:
-        self.canceled = False
-        self._running = running
-        self._next = 0.0
-
-    def __call__(self, event: IndexProgress) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _REPORT_SECONDS
-        fraction = {} if event.fraction is None else {"progress": f"{event.fraction:.3f}"}
-        try:
-            self._running.progress(stage=event.stage, **fraction)
-        except JobCanceledError:
-            self.canceled = True
-            raise
-
-
-def _undo_if_canceled(ctx: Context, dataset: lance.LanceDataset, order: IndexOrder, running: Job) -> None:
-    """Take a new index away again if it was canceled when Lance had no ear for it any more."""
+def _undo_if_canceled(ctx: Context, order: IndexOrder, running: Job) -> None:
+    """Take a new index away again if it was committed behind a cancel. Raises JobCanceledError if there was one."""
     if ctx.store.describe_transaction(running.id).status is not TransactionStatus.CANCELED:
         return
-    if not order.replaces:
+    dataset = _open(ctx, order, running)
+    if not order.replaces and _has_segment(dataset, order.name, _built_uuid(ctx, running)):
         with lance_errors(dataset):
             dataset.drop_index(order.name)
     raise JobCanceledError(running.id)

@@ -27,7 +27,8 @@ from tiltyard.storage.errors import lance_errors, no_column
 from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
-from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, IndexOrder, describe, index_job
+from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, describe, index_job
+from tiltyard.tables.index_builder import IndexOrder
 from tiltyard.tables.opening import OpenTable, open_for_reading
 
 if TYPE_CHECKING:

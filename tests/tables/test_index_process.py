@@ -1,0 +1,203 @@
+"""Indexes of large tables are built in a process of their own: it commits through this one, and can be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pytest
+from lance_namespace.errors import ServiceUnavailableError, TableColumnNotFoundError
+from tests.tables.bodies import small
+from tests.tables.served import Server, ask
+from tests.tables.test_indexes import Indexes, rows
+
+from tiltyard.jobs import Job, JobCanceledError
+from tiltyard.modes import TransactionStatus
+from tiltyard.spec import models
+from tiltyard.tables import index_build, index_process
+from tiltyard.tables.branches import create_table_branch
+from tiltyard.tables.index_builder import IndexOrder, build
+from tiltyard.tables.insert import insert_into_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Started = list["subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """All builds run in a process; the list of them."""
+    processes: Started = []
+
+    class Popen(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+    monkeypatch.setattr(index_build, "_ROWS_IN_PROCESS", -1)
+    monkeypatch.setattr(index_process.subprocess, "Popen", Popen)
+    monkeypatch.setattr(index_process, "LOOK_SECONDS", 0.05)
+    return processes
+
+
+@pytest.fixture
+def table(server: Server, started: Started) -> Indexes:
+    return Indexes(server, rows(300))
+
+
+@pytest.fixture
+def managed(table: Indexes) -> Indexes:
+    """The table `m` beside it, whose versions are records of the catalog."""
+    table.server.declare("m", managed=True)
+    request = ask(models.InsertIntoTableRequest, id="m")
+    insert_into_table(table.server.ctx, request, small(rows(300)))
+    return table
+
+
+@pytest.mark.parametrize("name", ["t", "m"])
+def test_index_of_each_kind_is_built_and_committed_by_the_process(
+    managed: Indexes, started: Started, name: str
+) -> None:
+    kinds = {"vec": "IVF_PQ", "id": "BTREE", "text": "FTS", "labels": "LABEL_LIST"}
+    for column, kind in kinds.items():
+        managed.build(column, kind, id=name)
+    entries = managed.list(id=name).indexes
+    assert {(entry.columns[0], entry.index_type, entry.num_indexed_rows) for entry in entries} == {
+        (column, kind, 300) for column, kind in kinds.items()
+    }
+    assert [process.poll() is not None for process in started] == [True] * len(kinds)
+    store = managed.server.ctx.store
+    recorded = store.list_versions(store.describe_table((name,)).id)
+    assert [version.version for version in recorded] == ([1, 2, 3, 4, 5] if name == "m" else [])
+
+
+def test_index_of_a_managed_branch_is_built_there(managed: Indexes, started: Started) -> None:
+    create_table_branch(managed.server.ctx, ask(models.CreateTableBranchRequest, id="m", name="dev"))
+    managed.build("id", "BTREE", id="m", branch="dev")
+    assert managed.list(id="m").indexes == []
+    assert [entry.index_name for entry in managed.list(id="m", branch="dev").indexes] == ["id_idx"]
+    assert len(started) == 1
+
+
+def test_error_of_the_process_is_the_error_of_the_job(table: Indexes, started: Started) -> None:
+    table.create("id", "BTREE")
+    table.dataset.drop_columns(["id"])
+    with pytest.raises(TableColumnNotFoundError, match="No column 'id'"):
+        table.server.run_jobs()
+    assert len(started) == 1
+
+
+def run(table: Indexes, report: Callable[[Any], bool]) -> None:
+    record = table.server.services.store.claim_transaction("worker", 60_000)
+    assert record is not None
+    index_build.build_index(table.server.ctx, Job(record.id, record.kind, record.table_id, record.payload, report))
+
+
+def test_cancel_ends_the_process_and_leaves_no_index(table: Indexes, started: Started) -> None:
+    transaction = table.create("vec", "IVF_PQ")
+
+    def report(properties: Any) -> bool:
+        if started:
+            table.server.services.store.alter_transaction(
+                transaction, lambda _, there: (TransactionStatus.CANCELED, there)
+            )
+        return not started
+
+    with pytest.raises(JobCanceledError):
+        run(table, report)
+    assert started[0].returncode == -signal.SIGKILL
+    assert table.names() == {}
+
+
+def stop(processes: Started) -> bool:
+    """Stop them where they are, as if Lance waited for something that never comes."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    return True
+
+
+def test_build_that_stands_still_is_ended_with_its_reason(
+    server: Server, table: Indexes, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.create("vec", "IVF_PQ")
+    monkeypatch.setattr(type(server.ctx.settings), "index_stall_timeout", 0.5, raising=False)
+    with pytest.raises(ServiceUnavailableError, match="stood still for 0 s, without progress"):
+        run(table, lambda _: stop(started))
+    assert started[0].returncode == -signal.SIGKILL
+    assert table.names() == {"vec_idx": "building"}
+
+
+def test_process_that_is_killed_is_tried_again(table: Indexes, started: Started) -> None:
+    table.create("vec", "IVF_PQ")
+
+    def report(properties: Any) -> bool:
+        for process in started[:1]:
+            process.kill()
+        return True
+
+    with pytest.raises(ServiceUnavailableError, match="ended by signal 9"):
+        run(table, report)
+    table.server.run_jobs()
+
+
+def test_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    lance.write_dataset(rows(300), tmp_path / "t.lance")
+    program = f"""
+import os, signal
+from dataclasses import asdict
+from tiltyard.tables.index_builder import IndexOrder, ProcessOrder
+from tiltyard.tables.index_process import IndexProcess
+order = IndexOrder({str(tmp_path / "t.lance")!r}, None, "id", "i", "BTREE")
+process = IndexProcess(ProcessOrder(asdict(order), "8d1f0b52-9a4a-4d0b-8a3b-1f1c7b1e2a10", 1, {{}}, ["1"]), None)
+print(process._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+    assert lance.dataset(tmp_path / "t.lance").version == 1
+
+
+def test_process_is_given_no_secret_of_the_server(
+    table: Indexes, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILTYARD_DB", "postgresql://catalog:hunter2@db/tiltyard")
+    table.create("vec", "IVF_PQ")
+    seen: list[bytes] = []
+
+    def report(properties: Any) -> bool:
+        if started and not seen:
+            seen.extend(Path(f"/proc/{started[0].pid}/{file}").read_bytes() for file in ("environ", "cmdline"))
+        return True
+
+    run(table, report)
+    assert seen
+    assert not any(b"TILTYARD_" in text or b"hunter2" in text for text in seen)
+
+
+def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, training waits for ever on a busy machine, 5 times of 11; without, 14 times of 14 it did not."""
+    dataset = lance.write_dataset(rows(300), tmp_path / "t.lance")
+    given: list[str] = []
+    for method in ("create_index", "create_scalar_index"):
+        original = getattr(lance.LanceDataset, method)
+
+        def spy(*arguments: Any, original: Any = original, **options: Any) -> Any:
+            given.extend(options)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(lance.LanceDataset, method, spy)
+    for column, kind in (("vec", "IVF_FLAT"), ("id", "BTREE")):
+        build(dataset, IndexOrder(dataset.uri, None, column, column, kind), str(os.getpid()).zfill(32))
+    assert "index_uuid" in given
+    assert "progress_callback" not in given

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tiltyard.access import Access
     from tiltyard.config import Settings
     from tiltyard.ids import Id
+    from tiltyard.outages import Outages
     from tiltyard.paging import Paging
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
@@ -57,6 +58,7 @@ class Services:
     access: Access
     finished: Finished
     known: KnownTables
+    outages: Outages
     road: Roads = straight
 
 

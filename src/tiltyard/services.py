@@ -6,6 +6,7 @@ from tiltyard.access import Access
 from tiltyard.clocks import wall_clock
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
+from tiltyard.outages import Outages
 from tiltyard.paging import Paging
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
@@ -29,4 +30,5 @@ def open_services(settings: Settings) -> Services:
     storage.datasets.shares = store.shares
     paging = Paging(store.secret("paging"), settings.max_page_size)
     finished = Finished(storage.sync, store.mark_final)
-    return Services(settings, store, storage, paging, wall_clock, Access(store), finished, KnownTables(), road)
+    outages = Outages(storage.places.roots, database)
+    return Services(settings, store, storage, paging, wall_clock, Access(store), finished, KnownTables(), outages, road)

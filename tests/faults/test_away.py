@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pyarrow as pa
+import pytest
 
 from tests.faults.conftest import ROWS, Place, wait_until
 from tests.services.postgres import PostgresServer, postgres_server
@@ -16,6 +19,15 @@ from tests.services.server import ServerProcess
 from tests.services.wire import Wire, check_error, stream
 
 Talk = Callable[[ServerProcess], Wire]
+
+
+MOST_LINES = 6
+"""A database that is stopped is away for several causes, one after the other: each is logged once a minute."""
+
+
+def failures(server: ServerProcess, where: str) -> list[str]:
+    """What the log says of something that fails."""
+    return [line for line in server.log if f"{where}" in line and " fails: " in line]
 
 
 def unavailable(response: httpx.Response) -> None:
@@ -57,6 +69,9 @@ def _lose_the_database(place: Place, postgres: PostgresServer) -> None:
     http.close()
     assert server.stop() == 0
     assert not [line for line in server.log if "Traceback" in line], "".join(server.log)
+    told = failures(server, "the catalog's database postgresql://127.0.0.1:")
+    assert any("onnection refused" in line or "shutdown" in line or "terminating" in line for line in told), server.log
+    assert len(told) <= MOST_LINES, told
 
 
 def test_disk_that_takes_no_more_is_503_and_leaves_nothing(small_place: Place, talk: Talk) -> None:
@@ -69,6 +84,8 @@ def test_disk_that_takes_no_more_is_503_and_leaves_nothing(small_place: Place, t
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
     for path in ("t/insert", "t/insert?mode=overwrite", "t/create?mode=overwrite", "new/create"):
         unavailable(wire.http.post(f"/v1/table/{path}", content=stream(large)))
+    [told] = failures(server, f"the root {small_place.root} ")  # of four refusals
+    assert "File too large (os error 27)" in told
     assert wire.table(["t"], "count_rows").text == "100"
     assert wire.table(["new"], "exists").status_code == 404
     wait_until(lambda: small_place.files() == before, "the files are as before")
@@ -76,3 +93,83 @@ def test_disk_that_takes_no_more_is_503_and_leaves_nothing(small_place: Place, t
     assert wire.good(wire.table(["t"], "insert", stream(large)))["version"] == 2
     wire.good(wire.table(["new"], "create", stream(large)))
     small_place.wait_until_swept()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"needs the right to mount: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no byte free."""
+    file = disk / "filler"
+    with file.open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    return file
+
+
+def test_full_disk_of_the_tables_is_503_with_one_line_in_the_log(small_disk: Path, tmp_path: Path) -> None:
+    place = Place(small_disk / "root", f"sqlite:///{tmp_path / 'catalog.db'}")
+    try:
+        server = place.start()
+        with Wire(server.url) as wire:
+            wire.good(wire.table(["t"], "create", stream(ROWS)))
+            filler = fill(small_disk)
+            for path in ("t/insert", "t/insert?mode=overwrite", "new/create") * 3:
+                unavailable(wire.http.post(f"/v1/table/{path}", content=stream(ROWS)))
+            assert wire.http.get("/health/ready").status_code == 503
+            [told] = failures(server, f"the root {place.root} ")
+            assert "No space left on device" in told
+            filler.unlink()
+            wire.good(wire.table(["t"], "insert", stream(ROWS)))
+            assert wire.http.get("/health/ready").status_code == 200
+    finally:
+        place.close()
+
+
+def test_server_whose_catalog_has_no_room_is_not_ready_and_says_so_in_one_line(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    place = Place(tmp_path / "root", f"sqlite:///{small_disk / 'catalog.db'}")
+    try:
+        server = place.start()
+        with Wire(server.url) as wire:
+            wire.good(wire.table(["t"], "create", stream(ROWS)))
+            filler = fill(small_disk)
+            for _ in range(5):
+                ready = wire.http.get("/health/ready")
+                assert ready.status_code == 503 and ready.json()["checks"]["storage"] == "ok"
+                unavailable(wire.http.post("/v1/namespace/n/create", json={"properties": {"a": "b" * 100_000}}))
+            [told] = failures(server, f"the catalog's database sqlite:///{small_disk / 'catalog.db'} ")
+            assert "No space left on device" in told
+            assert wire.table(["t"], "count_rows").text == "100"
+            filler.unlink()
+            assert wire.http.get("/health/ready").status_code == 200
+            wire.good(wire.namespace(["n"], "create"))
+    finally:
+        place.close()
+
+
+def test_server_that_may_write_no_large_file_beside_its_catalog_is_not_ready(small_place: Place, talk: Talk) -> None:
+    """The same where nobody may mount a disk: a limit on the size of files stands in for a full one."""
+    server = small_place.start()
+    http = talk(server).http
+    assert http.get("/health/ready").status_code == 200
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (100 << 10, resource.RLIM_INFINITY))
+    for _ in range(3):
+        assert http.get("/health/ready").status_code == 503
+    [told] = failures(server, f"the catalog's database {small_place.db} ")
+    assert "File too large" in told
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert http.get("/health/ready").status_code == 200
+    assert not list(small_place.root.parent.glob("*probe*"))

@@ -25,12 +25,13 @@ def live(services: Services) -> tuple[int, bytes]:
 def ready(services: Services) -> tuple[int, bytes]:
     """The database and the storage answer: both are really asked. Strangers are not told what is wrong: the log is."""
     checks: dict[str, str] = {}
-    for name, ask in (("database", services.store.ping), ("storage", services.storage.probe)):
+    for name, ask in (("database", services.store.check_ready), ("storage", services.storage.probe)):
         try:
             ask()
             checks[name] = "ok"
         except LanceNamespaceError as error:
             checks[name] = str(error)
+            services.outages.report(error)
     fine = all(found == "ok" for found in checks.values())
     told: dict[str, object] = {"status": "ok" if fine else "unavailable"}
     if not services.settings.auth:

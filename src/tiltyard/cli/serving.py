@@ -110,12 +110,17 @@ class Application:
 def set_up_logging(settings: Settings) -> None:
     """One line per event on standard error.
 
-    psycopg's pool logs each try to connect; the store says in one sentence what came of them.
+    psycopg's pool logs each try to connect; what came of them is logged once a minute (`tiltyard.outages`).
     """
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_no_try_to_connect)
+
+
+def _is_no_try_to_connect(record: logging.LogRecord) -> bool:
+    return record.name != "psycopg.pool" or record.levelno >= logging.ERROR
 
 
 def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:

@@ -73,7 +73,7 @@ class Datasets:
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
         check_name(branch or MAIN_BRANCH, "branch")
-        with lance_errors():
+        with lance_errors(location):
             if road is None:
                 dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             else:
@@ -121,7 +121,7 @@ class Datasets:
 
     def bases(self, location: str, options: Mapping[str, str]) -> list[str]:
         """Where files of a table's latest version lie outside its folder. Raises what `writer` raises."""
-        with lance_errors():
+        with lance_errors(location):
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             places = [canonical(base.path) for base in dataset.base_paths().values()]
         return [place for place in places if not is_within(place, location)]

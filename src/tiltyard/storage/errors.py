@@ -38,6 +38,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.outages import StorageUnavailableError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -224,7 +226,8 @@ def _of_storage(error: BaseException) -> LanceNamespaceError:
 class lance_errors:  # noqa: N801  # it is used like a function, and nothing else is made as often
     """Raises the namespace's errors for those of Lance inside a `with` block.
 
-    `table` is whatever has a `schema` (a dataset) or a schema itself; its columns are named where one is missing.
+    `table` is whatever has a `schema` (a dataset) or a schema itself; its columns are named where one is missing. It
+    may be a location as well: where a storage fails, the log names its root (`tiltyard.outages`).
     What is not foreseen passes as it is, for the api to log and to answer 500.
     """
 
@@ -242,7 +245,13 @@ class lance_errors:  # noqa: N801  # it is used like a function, and nothing els
             return
         known = translated(error, _columns(self._table))
         if known is not None and known is not error:
+            if type(known) is ServiceUnavailableError:
+                known = StorageUnavailableError(str(known), _location(self._table))
             raise known from error
+
+
+def _location(table: Any) -> str:
+    return table if isinstance(table, str) else str(getattr(table, "uri", ""))
 
 
 def _columns(table: Any) -> list[str]:

@@ -102,7 +102,7 @@ class Manifests:
         if not _TRANSACTION.match(name):
             raise InvalidInputError("The staged manifest names no file of _transactions: nothing was committed.")
         home = manifest.rpartition("/_versions/")[0]
-        with lance_errors():
+        with lance_errors(location):
             stat = self._files(location).stat(f"{home}/_transactions/{name}")
         if stat is not None:
             check_size(name, stat.size, self._largest)
@@ -116,7 +116,7 @@ class Manifests:
 
     def has_content(self, location: str, path: str, content: bytes) -> bool:
         """Whether a manifest is there, and has just this content."""
-        with lance_errors():
+        with lance_errors(location):
             return _content(self._files(location), self._inside(location, path)) == content
 
     def finalize(self, location: str, staged_path: str, final_path: str) -> FileStat:
@@ -126,7 +126,7 @@ class Manifests:
         no manifests of this table, or nothing staged.
         """
         staged, final = self._inside(location, staged_path), self._inside(location, final_path)
-        with lance_errors():
+        with lance_errors(location):
             files = self._files(location)
             if staged == final:
                 return _existing(files.stat(final))
@@ -148,7 +148,7 @@ class Manifests:
         """
         if staged == final:
             return None
-        with lance_errors():
+        with lance_errors(location):
             files = self._files(location)
             try:
                 return (stat or files.stat(final)) if files.move_new(staged, final) else None
@@ -161,7 +161,7 @@ class Manifests:
         A loss of power may have left files of which nothing, or not all, was written: those are written again.
         """
         staged, final = self._inside(location, staged_path), self._inside(location, final_path)
-        with lance_errors():
+        with lance_errors(location):
             disk = LocalFiles(self._largest)
             found = _content(disk, final)
             if found is None:
@@ -185,7 +185,7 @@ class Manifests:
 def read_named(location: str, read: Callable[[str], T]) -> T:
     """What `read` gives of a file that a client names. Raises InvalidInputError if there is none."""
     try:
-        with lance_errors():
+        with lance_errors(location):
             return read(location)
     except LanceNamespaceError as error:
         if isinstance(error.__cause__, FileNotFoundError):

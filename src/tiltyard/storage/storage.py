@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from lance_namespace.errors import (
     InvalidInputError,
     LanceNamespaceError,
-    ServiceUnavailableError,
 )
 
 from tiltyard.clocks import wall_clock
+from tiltyard.outages import StorageUnavailableError
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translated
 from tiltyard.storage.files import Files, FileStat, LocalFiles
@@ -88,10 +88,10 @@ class Storage:
     def probe(self) -> None:
         """Ask the storage of the root for real. Raises ServiceUnavailableError."""
         try:
-            with lance_errors():
+            with lance_errors(self.root):
                 self.files(self.root).probe(self.root)
         except (OSError, LanceNamespaceError) as error:
-            raise ServiceUnavailableError("The storage does not answer.") from error
+            raise StorageUnavailableError("The storage does not answer.", self.root) from error
 
     def files(self, location: str) -> Files:
         """What reads and writes the files at a location. Raises PermissionDeniedError outside the roots."""
@@ -154,7 +154,7 @@ class Storage:
 
     def has_table(self, location: str) -> bool:
         """Whether there is a table at a location: a manifest that is committed, not just staged."""
-        with lance_errors():
+        with lance_errors(location):
             return any(FINAL.match(name) for name in self.files(location).names(f"{location}/_versions"))
 
     def at_hand(self, location: str) -> bool:
@@ -163,7 +163,7 @@ class Storage:
 
     def is_empty(self, location: str) -> bool:
         """Whether nothing at all lies at a location."""
-        with lance_errors():
+        with lance_errors(location):
             return not self.files(location).names(location)
 
     def delete_folder(self, location: str) -> None:
@@ -175,14 +175,14 @@ class Storage:
             raise InvalidInputError("Only folders below the server's roots can be deleted.")
         if any(is_below(root, location) for root in self._roots):
             raise InvalidInputError("This folder holds one of the server's roots: it is not deleted.")
-        with lance_errors():
+        with lance_errors(location):
             self.files(location).delete_folder(location)
         self.datasets.forget(location)
 
     def delete_files(self, locations: Iterable[str]) -> None:
         """Delete single files; missing ones are fine."""
         for location in locations:
-            with lance_errors():
+            with lance_errors(location):
                 self.files(location).delete([location])
 
     def inside(self, location: str, path: str) -> str:
@@ -211,7 +211,7 @@ class Storage:
 
     def stat(self, location: str, path: str) -> FileStat | None:
         """Size and tag of a file inside a table's folder; None if there is none."""
-        with lance_errors():
+        with lance_errors(location):
             return self.files(location).stat(self.inside(location, path))
 
     def may_have_gaps(self, location: str) -> bool:
@@ -231,8 +231,9 @@ class Storage:
 
     def sync(self, places: Iterable[str]) -> None:
         """Do just that, and return then."""
-        with lance_errors():
-            self._disks.sync([place for place in places if is_local(place)])
+        local = [place for place in places if is_local(place)]
+        with lance_errors(next(iter(local), "")):
+            self._disks.sync(local)
 
     def writing_back(self, folder: str) -> AbstractContextManager[None]:
         """Have the disk begin with new files of a folder while the block writes them: less is left for `sync`."""
@@ -241,5 +242,5 @@ class Storage:
     def sync_written(self, folders: Iterable[str], since: int = 0) -> None:
         """Do that for all below some folders that was written since a time (milliseconds since 1970)."""
         local = [folder for folder in folders if is_local(folder)]
-        with lance_errors():
+        with lance_errors(next(iter(local), "")):
             self._disks.sync({place for folder in local for place in self._disks.written(folder, since)})

@@ -58,7 +58,7 @@ def write_first(storage: Storage, location: str, rows: Rows, options: Mapping[st
     `options` are further arguments of Lance's writer. Raises TableAlreadyExistsError if there is a version already,
     else as `write_rows` does.
     """
-    with lance_errors(), _writing_back(storage, location, rows):
+    with lance_errors(location), _writing_back(storage, location, rows):
         written: lance.Transaction = write_fragments(
             rows,
             location,
@@ -104,7 +104,7 @@ def publish_first(
     """
     files = storage.files(location)
     staging = f"{location}/_creating-{uuid4().hex}"
-    with lance_errors():
+    with lance_errors(location):
         try:
             lance.LanceDataset.commit(
                 staging,

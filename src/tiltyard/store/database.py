@@ -79,5 +79,8 @@ class Database(Protocol):
     def ping(self) -> None:
         """Raise ServiceUnavailableError unless the database answers."""
 
+    def check_room(self) -> None:
+        """Raise ServiceUnavailableError if its disk is full."""
+
     def close(self) -> None:
         """Finish the writes under way and let go of every connection."""

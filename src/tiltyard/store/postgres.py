@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -27,6 +29,8 @@ SETTINGS = (
     "SET default_transaction_isolation = 'read committed'",
 )
 AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
+FULL_SECONDS = 30.0
+"""For how long the database does not count as ready after a change for which it had no room."""
 UNAVAILABLE = ("53", "57", "58", "55P03", "25006")
 """How the codes begin of what may go away: no room, an operator, the machine, a lock, a server that only reads."""
 
@@ -117,6 +121,9 @@ class PostgresDatabase:
 
         Raises ServiceUnavailableError where the database does not answer.
         """
+        self._full_until = 0.0
+        self._last_try = _LastTry()
+        logging.getLogger("psycopg.pool").addHandler(self._last_try)
         self._pool: ConnectionPool[Raw] = ConnectionPool(
             url,
             connection_class=Raw,
@@ -162,9 +169,15 @@ class PostgresDatabase:
         """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT 1"))
 
+    def check_room(self) -> None:
+        """See `Database.check_room`: only changes can tell, so the last ones do."""
+        if time.monotonic() < self._full_until:
+            raise ServiceUnavailableError("The catalog's database had no room for a change just now.")
+
     def close(self) -> None:
         """See `Database.close`."""
         self._pool.close()
+        logging.getLogger("psycopg.pool").removeHandler(self._last_try)
 
     def _again(self, work: Callable[[Raw], T]) -> T:
         """Run `work`, and run it again where the last run certainly changed nothing."""
@@ -182,10 +195,14 @@ class PostgresDatabase:
                 last = error
                 self._pool.check()  # a restart kills them all: do not go through them one by one
             except (PoolTimeout, PoolClosed) as error:
+                if self._last_try.text:
+                    error.add_note(self._last_try.text)  # for the log
                 raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}.") from error
             except psycopg.Error as error:
                 if not (error.sqlstate or "").startswith(UNAVAILABLE):
                     raise
+                if isinstance(error, errors.DiskFull):
+                    self._full_until = time.monotonic() + FULL_SECONDS
                 raise ServiceUnavailableError(f"The catalog's database is not available: {error}") from error
         raise ServiceUnavailableError(f"The catalog's database stays busy: {last}") from last
 
@@ -197,6 +214,18 @@ class PostgresDatabase:
             if raw.closed:
                 raise _LostError(str(error)) from error
             raise
+
+
+class _LastTry(logging.Handler):
+    """Keeps what the pool says of a try to connect: its errors tell callers no more than that they waited in vain."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging."""
+        self.text = record.getMessage()
 
 
 class _LostError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
@@ -20,6 +21,9 @@ T = TypeVar("T")
 
 IDLE_READERS = 128
 """Most connections kept for who reads next: as many as read at once, up to this."""
+
+ROOM_BYTES = 256 << 10
+"""What has to fit beside the file for the database to count as ready."""
 
 LOOP_CACHE_KIB = 8 << 10
 """Pages that the reader of an event loop keeps: the names of 100,000 tables are among them."""
@@ -119,6 +123,21 @@ class SqliteDatabase:
     def ping(self) -> None:
         """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT count(*) FROM sqlite_master"))
+
+    def check_room(self) -> None:
+        """See `Database.check_room`: a file of some size is written beside the catalog's, and deleted.
+
+        To commit something would not do: the write-ahead log has room from before for small changes.
+        """
+        probe = self._path.with_name(f"{self._path.name}-probe-{uuid4().hex}")
+        try:
+            try:
+                probe.write_bytes(bytes(ROOM_BYTES))
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            error.filename = str(self._path)  # for the log: a write that fails names no file
+            raise ServiceUnavailableError(f"The catalog's database has no room: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """See `Database.close`."""

@@ -106,6 +106,11 @@ class Store(UnitOfWork):
         """Raise ServiceUnavailableError unless the database answers."""
         self._database.ping()
 
+    def check_ready(self) -> None:
+        """Raise ServiceUnavailableError unless the database answers, and has room for changes."""
+        self._database.ping()
+        self._database.check_room()
+
     def close(self) -> None:
         """Finish the writes under way and let go of every connection."""
         self._database.close()

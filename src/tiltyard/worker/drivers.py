@@ -73,7 +73,7 @@ class Drivers:
         """Claim and run, one job after the other."""
         driver: _Process | None = None
         while not self._stopping.is_set():
-            record = guarded(self._claimed, self._stopping)
+            record = guarded(self._claimed, self._stopping, self._services.outages)
             if record is None:
                 driver = self._not_idle(driver)
                 self._stopping.wait(POLL_SECONDS)
@@ -87,7 +87,7 @@ class Drivers:
                     self._submit(record)
             except Exception:  # whatever is wrong with this job, the next one needs the thread
                 log.exception("a driver for job %s did not start, or ended", record.id)
-            guarded(partial(self._settle, record), self._stopping)
+            guarded(partial(self._settle, record), self._stopping, self._services.outages)
         if driver:
             self._end(driver)
 

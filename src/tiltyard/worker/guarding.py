@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from lance_namespace.errors import ServiceUnavailableError
 
+from tiltyard.outages import Outages
+
 Result = TypeVar("Result")
 
 PAUSE_SECONDS = 1.0
@@ -17,12 +19,12 @@ PAUSE_SECONDS = 1.0
 log = logging.getLogger("tiltyard.worker")
 
 
-def guarded(step: Callable[[], Result], stopping: threading.Event) -> Result | None:
+def guarded(step: Callable[[], Result], stopping: threading.Event, outages: Outages) -> Result | None:
     """What a step gives; None, after a pause, for one that fails: the database may be away for a while."""
     try:
         return step()
     except ServiceUnavailableError as error:
-        log.warning("%s", error)
+        outages.report(error)
     except Exception:  # a thread that ended here would never be missed, and its work never done
         log.exception("a worker's step failed")
     stopping.wait(PAUSE_SECONDS)

@@ -1,0 +1,97 @@
+"""What is logged of storages and databases that fail: each cause once a minute, with its root and no secret."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+
+import pytest
+from lance_namespace.errors import (
+    InvalidInputError,
+    LanceNamespaceError,
+    PermissionDeniedError,
+    ServiceUnavailableError,
+)
+
+from tiltyard.outages import SILENCE_MS, Outages, StorageUnavailableError
+
+ROOTS = ("/data", "/data/inner", "s3://lake/tables")
+FULL = "LanceError(IO): No space left on device (os error 28), /home/runner/work/lance/src/writer.rs:190:9"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def caused(error: LanceNamespaceError, cause: BaseException) -> LanceNamespaceError:
+    error.__cause__ = cause
+    return error
+
+
+def test_report_logs_a_cause_once_a_minute_however_it_is_worded(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    outages = Outages(ROOTS, "sqlite:////data/c.db", clock)
+    for _ in range(50):
+        outages.report(caused(StorageUnavailableError("away", "/data/t.lance"), OSError(FULL)))
+        python = OSError(errno.ENOSPC, "No space left on device", "/data/x")
+        outages.report(caused(StorageUnavailableError("away", "/data/t.lance"), python))
+    assert caplog.messages == ["the root /data fails: LanceError(IO): No space left on device (os error 28)"]
+    clock.now += SILENCE_MS
+    outages.report(caused(StorageUnavailableError("away", "/data/t.lance"), OSError(FULL)))
+    assert caplog.messages[1].endswith("(os error 28) (and 99 times more in the minute before)")
+    clock.now += SILENCE_MS
+    outages.report(caused(StorageUnavailableError("away", "/data/t.lance"), OSError(FULL)))
+    assert caplog.messages[2] == caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "said"),
+    [
+        (StorageUnavailableError("x", "/data/inner/t.lance"), OSError(FULL), "the root /data/inner fails: "),
+        (StorageUnavailableError("x", "file:///data/t.lance"), OSError(FULL), "the root /data fails: "),
+        (
+            StorageUnavailableError("x", "s3://lake/tables/t"),
+            OSError("timed out"),
+            "the root s3://lake/tables fails: t",
+        ),
+        (
+            StorageUnavailableError("x"),
+            OSError(errno.EIO, "I/O error", "/data/inner/f"),
+            "the root /data/inner fails: ",
+        ),
+        (StorageUnavailableError("x"), OSError(FULL), "one of the roots /data, /data/inner, s3://lake/tables fails: "),
+        (ServiceUnavailableError("x"), sqlite3.OperationalError("disk I/O error"), "database postgresql://db:5432/t f"),
+        (PermissionDeniedError("x"), OSError("LanceError(IO): AccessDenied"), "fails: LanceError(IO): AccessDenied"),
+        (
+            StorageUnavailableError("x", "s3://lake/tables/t"),
+            OSError("GET https://a.example/t?sig=topsecret&x=1: 503\n  retries: 3"),
+            "fails: GET https://a.example/t?… 503 retries: 3",
+        ),
+    ],
+)
+def test_report_names_the_root_and_the_systems_own_words(
+    caplog: pytest.LogCaptureFixture, error: LanceNamespaceError, cause: BaseException, said: str
+) -> None:
+    Outages(ROOTS, "postgresql://me:password@db:5432/t?sslmode=require").report(caused(error, cause))
+    [message] = caplog.messages
+    assert said in message and "secret" not in message and "password" not in message and "\n" not in message
+
+
+def test_report_leaves_out_what_a_request_has_caused(caplog: pytest.LogCaptureFixture) -> None:
+    outages = Outages(ROOTS, "sqlite:////data/c.db")
+    outages.report(ValueError("a mistake"))
+    outages.report(caused(InvalidInputError("x"), ValueError("y")))
+    outages.report(caused(PermissionDeniedError("x"), ValueError("y")))
+    outages.report(ServiceUnavailableError("out of time"))
+    assert caplog.messages == []
+
+
+def test_report_keeps_few_causes(caplog: pytest.LogCaptureFixture) -> None:
+    outages = Outages(ROOTS, "sqlite:////data/c.db")
+    for number in range(1000):
+        outages.report(caused(ServiceUnavailableError("x"), OSError(f"os error {number}")))
+    assert len(outages._causes) <= 100 and len(caplog.messages) == 1000

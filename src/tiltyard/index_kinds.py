@@ -57,6 +57,9 @@ _TOKENIZER = (
 )
 _FTS = (*_TOKENIZER, "with_position", "block_size", "lance_tokenizer")
 _OF_HNSW = ("m", "ef_construction")
+_M, _EF_CONSTRUCTION = 20, 150
+"""What Lance takes for those that are not given."""
+_FEWEST_CONNECTIONS = 4
 _OF_QUANTIZER = {"FLAT": (), "SQ": ("num_bits",), "RQ": ("num_bits",), "PQ": ("num_bits", "num_sub_vectors")}
 _NGRAM_NAMES = {"ngram_min_length": "min_ngram_length", "ngram_max_length": "max_ngram_length"}
 _CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
@@ -90,10 +93,21 @@ def parameters(kind: IndexType, field: pa.Field, request: models.CreateTableInde
     if wrong := sorted(set(given) - set(allowed)):
         raise InvalidInputError(f"{kind.value} takes no {wrong[0]}: {_listed(allowed)}.")
     if kind.is_vector:
+        _check_graph(kind, given)
         return given | VectorColumn.of(field).checked(kind.value, kind.quantizer, request.distance_type, given)
     if not _FITS[kind](field.type):
         raise InvalidInputError(f"{kind.value} needs {_NEEDS[kind]}, and '{field.name}' is {field.type}.")
     return _checked_tokenizer(given, field) if kind is IndexType.FTS else given
+
+
+def _check_graph(kind: IndexType, given: Parameters) -> None:
+    """Raise InvalidInputError for a graph that Lance's builder refuses."""
+    connections, candidates = given.get("m", _M), given.get("ef_construction", _EF_CONSTRUCTION)
+    if "HNSW" in kind and not _FEWEST_CONNECTIONS <= connections <= candidates:
+        raise InvalidInputError(
+            f"{kind.value} takes an m of {_FEWEST_CONNECTIONS} or more and an ef_construction that is no smaller; "
+            f"m is {connections}, ef_construction {candidates}."
+        )
 
 
 def _given(request: models.CreateTableIndexRequest) -> Parameters:
@@ -118,6 +132,8 @@ def _checked_tokenizer(given: Parameters, field: pa.Field) -> Parameters:
         given["language"] = given["language"].title()
     if given.get("base_tokenizer") != "code":  # lancedb names these flags always
         given = {name: value for name, value in given.items() if name not in _CODE_FLAGS or value}
+    if given.get("custom_stop_words") and given.get("remove_stop_words") is False:
+        raise InvalidInputError("custom_stop_words are removed with remove_stop_words alone: leave one of them out.")
     if given.get("block_size", 128) not in (128, 256):
         raise InvalidInputError("block_size is 128 or 256.")
     if given.get("lance_tokenizer") not in (None, "json" if _is_json(field.type) else "text"):
@@ -157,6 +173,10 @@ def _has_order(kind: pa.DataType) -> bool:
     return bool(wide or _is_text(kind) or any(check(kind) for check in checks))
 
 
+def _is_flat_list(kind: pa.DataType) -> bool:
+    return _is_list(kind) and not of.is_nested(_storage(kind.value_type))
+
+
 def _hashes(kind: pa.DataType) -> bool:
     kind = _storage(kind)
     odd = (of.is_boolean, of.is_float16, of.is_duration, of.is_decimal, of.is_fixed_size_binary)
@@ -172,7 +192,7 @@ _FITS: dict[IndexType, Callable[[pa.DataType], bool]] = {
     IndexType.BITMAP: _has_order,
     IndexType.ZONEMAP: _has_order,
     IndexType.BLOOMFILTER: _hashes,
-    IndexType.LABEL_LIST: _is_list,
+    IndexType.LABEL_LIST: _is_flat_list,
     IndexType.NGRAM: _is_text,
     IndexType.FTS: _is_document,
 }
@@ -182,7 +202,7 @@ _NEEDS = {
     IndexType.BITMAP: _SCALARS,
     IndexType.ZONEMAP: _SCALARS,
     IndexType.BLOOMFILTER: "a column of integers, floats, text, bytes, dates or times",
-    IndexType.LABEL_LIST: "a column of lists",
+    IndexType.LABEL_LIST: "a column of lists whose items are no lists, structs or maps",
     IndexType.NGRAM: "a column of text",
     IndexType.FTS: "a column of text, of lists of text, or of JSON",
 }

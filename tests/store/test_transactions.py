@@ -144,6 +144,19 @@ def test_alter_transaction_keeps_the_lease_of_a_running_one(store: Store) -> Non
     assert store.finish_transaction(made.id, "me", Status.SUCCEEDED).properties == {"k": "v"}
 
 
+def test_failed_transactions_of_a_table(store: Store, clock: Clock) -> None:
+    table, other = store.insert_table(("t",), "mem://t", {}), store.insert_table(("u",), "mem://u", {})
+    made = []
+    for kind, owner in (("index", table), ("compact", table), ("index", other), ("build", table), ("index", table)):
+        record = store.create_transaction(kind, owner.id, {}, {}, Status.RUNNING, owner="me", lease_ms=1000)
+        made.append(record.id)
+        clock.advance(1)
+    for one in made[:4]:
+        store.finish_transaction(one, "me", Status.FAILED, error="why")
+    found = store.failed_transactions(table.id, ("index", "build"))
+    assert [(record.id, record.error) for record in found] == [(made[0], "why"), (made[3], "why")]
+
+
 def test_unfinished_and_list_transactions(store: Store, clock: Clock) -> None:
     table = store.insert_table(("t",), "mem://t", {})
     made = []

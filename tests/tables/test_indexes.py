@@ -115,6 +115,10 @@ def test_create_index_of_vectors_holds_every_row_whatever_their_number(server: S
 @pytest.mark.parametrize("count", [0, 300])
 def test_create_index_of_scalars_and_text_holds_every_row(server: Server, column: str, kind: str, count: int) -> None:
     table = Indexes(server, rows(count))
+    if "." in column and not count:  # Lance would make it, and then fail on each attempt to bring rows in
+        with pytest.raises(InvalidTableStateError, match=r"An index of s\.x, .* needs rows"):
+            table.create(column, kind)
+        return
     table.build(column, kind, name="one")
     (entry,) = table.list().indexes
     assert (entry.index_name, entry.index_type, entry.columns) == ("one", kind, [column])
@@ -182,9 +186,18 @@ def test_create_index_parameters_reach_lance(table: Indexes) -> None:
         "lower_case": False,
         "ascii_folding": False,
     }
-    table.build("text", "INVERTED", max_token_length=9, custom_stop_words=["x"], replace=True, **plain)
+    table.build("text", "INVERTED", max_token_length=9, replace=True, **plain)
     details = json.loads(table.list().indexes[0].index_details)
     assert (plain | {"language": "German", "max_token_length": 9}).items() <= details.items()
+
+
+def test_custom_stop_words_are_left_out_and_told(table: Indexes) -> None:
+    table.build("text", "FTS", custom_stop_words=["fox"])
+    assert json.loads(table.list().indexes[0].index_details)["custom_stop_words"] == ["fox"]
+    found = {word: table.dataset.to_table(full_text_query=word).num_rows for word in ("fox", "lazy")}
+    assert found == {"fox": 0, "lazy": 300}
+    with pytest.raises(InvalidInputError, match="custom_stop_words"):  # Lance takes them, and leaves nothing out
+        table.create("text", "FTS", custom_stop_words=["fox"], remove_stop_words=False, replace=True)
 
 
 def test_create_index_takes_what_lancedb_sends_for_full_text(table: Indexes) -> None:
@@ -282,17 +295,105 @@ def test_create_index_of_another_type_on_a_column_gets_the_next_name(table: Inde
     ]
 
 
-def test_an_index_being_built_is_listed_and_has_no_stats_yet(table: Indexes) -> None:
+def test_an_index_being_built_is_listed_and_its_stats_tell_its_state(table: Indexes) -> None:
     transaction = table.create("id", "BTREE")
     (entry,) = table.list().indexes
     assert (entry.index_name, entry.status, entry.index_uuid) == ("id_idx", "building", transaction)
     assert (entry.num_indexed_rows, entry.num_unindexed_rows) == (0, 300)
-    with pytest.raises(TableIndexNotFoundError, match="being built"):
-        table.stats("id_idx")
+    stats = table.stats("id_idx")
+    assert (stats.status, stats.failure, stats.index_type, stats.num_indices) == ("building", None, "BTREE", 0)
+    assert (stats.num_indexed_rows, stats.num_unindexed_rows) == (0, 300)
     with pytest.raises(TableIndexAlreadyExistsError):
         table.create("id", "BTREE")
     table.server.run_jobs()
     assert table.names() == {"id_idx": "done"}
+    assert table.stats("id_idx").status == "done"
+
+
+def fail(table: Indexes, reason: str = "No memory is left.") -> None:
+    """Have the index that is ordered fail as a worker lets it fail."""
+    store = table.server.services.store
+    record = store.claim_transaction("test", 60_000)
+    assert record is not None
+    store.finish_transaction(record.id, "test", TransactionStatus.FAILED, error=reason)
+
+
+def test_an_index_that_failed_is_listed_with_its_reason_until_it_is_ordered_again(table: Indexes) -> None:
+    table.create("vec", "IVF_FLAT", distance_type="cosine", num_partitions=2)
+    fail(table)
+    (entry,) = table.list().indexes
+    assert (entry.index_name, entry.status, entry.failure) == ("vec_idx", "failed", "No memory is left.")
+    assert (entry.num_indexed_rows, entry.num_unindexed_rows, entry.index_type) == (0, 300, "IVF_FLAT")
+    stats = table.stats("vec_idx")
+    assert (stats.status, stats.failure, stats.distance_type) == ("failed", "No memory is left.", "cosine")
+    assert table.create("vec", "IVF_FLAT") != entry.index_uuid
+    assert table.list().indexes[0].failure is None
+    assert table.stats("vec_idx").status == "building"
+    fail(table, "Nor now.")
+    assert table.stats("vec_idx").failure == "Nor now."
+    table.build("vec", "IVF_FLAT")
+    assert table.names() == {"vec_idx": "done"}
+    assert (table.stats("vec_idx").status, table.stats("vec_idx").failure) == ("done", None)
+
+
+def test_a_failed_replacement_is_told_and_the_index_there_is_stays(table: Indexes) -> None:
+    table.build("id", "BTREE")
+    table.create("id", "BTREE", replace=True)
+    fail(table)
+    (entry,) = table.list().indexes
+    assert (entry.status, entry.failure, entry.num_indexed_rows) == ("failed", "No memory is left.", 300)
+    stats = table.stats("id_idx")
+    assert (stats.status, stats.num_indexed_rows, stats.num_unindexed_rows) == ("failed", 300, 0)
+    table.dataset.create_scalar_index("id", "BTREE", name="id_idx", replace=True)  # by another client, later
+    assert table.names() == {"id_idx": "done"}
+
+
+def test_drop_index_ends_what_is_told_of_a_failure(table: Indexes) -> None:
+    table.create("id", "BTREE")
+    fail(table)
+    table.drop("id_idx")
+    assert table.names() == {}
+    with pytest.raises(TableIndexNotFoundError):
+        table.stats("id_idx")
+    with pytest.raises(TableIndexNotFoundError):
+        table.drop("id_idx")
+
+
+def test_a_failure_of_a_column_that_is_gone_is_told_no_more(table: Indexes) -> None:
+    table.create("id", "BTREE")
+    fail(table)
+    table.dataset.drop_columns(["id"])
+    assert table.names() == {}
+
+
+def test_failures_are_of_their_branch(table: Indexes) -> None:
+    table.create("id", "BTREE")
+    fail(table)
+    table.dataset.create_branch("b")
+    listed = indexes.list_table_indices(table.server.ctx, ask(models.ListTableIndicesRequest, id="t", branch="b"))
+    assert listed.indexes == []
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "options", "message"),
+    [
+        ("nested", "LABEL_LIST", {}, "items are no lists"),
+        ("structs", "LABEL_LIST", {}, "items are no lists"),
+        ("vec", "IVF_HNSW_SQ", {"m": 3}, "an m of 4 or more"),
+        ("vec", "IVF_HNSW_FLAT", {"m": 151}, "no smaller"),
+        ("vec", "IVF_HNSW_PQ", {"ef_construction": 19}, "no smaller"),
+    ],
+)
+def test_what_lance_would_fail_on_is_refused_when_it_is_ordered(
+    server: Server, column: str, kind: str, options: dict[str, Any], message: str
+) -> None:
+    more = {
+        "nested": pa.array([[[1]]] * 8, pa.list_(pa.list_(pa.int64()))),
+        "structs": pa.array([[{"a": 1}]] * 8, pa.list_(pa.struct([("a", pa.int64())]))),
+    }
+    table = Indexes(server, pa.table({**dict(zip(rows(8).column_names, rows(8).columns, strict=True)), **more}))
+    with pytest.raises(InvalidInputError, match=message):
+        table.create(column, kind, **options)
 
 
 def test_an_index_being_replaced_holds_no_row_until_it_is_built(table: Indexes) -> None:

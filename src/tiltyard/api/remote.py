@@ -16,7 +16,12 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from lance_namespace.errors import ErrorCode, InvalidInputError, InvalidTableStateError
+from lance_namespace.errors import (
+    ErrorCode,
+    InvalidInputError,
+    InvalidTableStateError,
+    TableIndexNotFoundError,
+)
 
 from tiltyard.api.limits import QUERIES
 from tiltyard.api.queries import Deadline
@@ -236,11 +241,21 @@ def _metadata(result: Any) -> Any:
     return result if isinstance(result, dict) else result.metadata
 
 
+def _index_stats(result: models.DescribeTableIndexStatsResponse) -> Any:
+    """lancedb waits for an index until no row is left out, and hears of its failure only by an error."""
+    if result.failure:
+        raise InvalidTableStateError(f"The index could not be built: {result.failure} Order it again, or drop it.")
+    if result.status == "building" and not result.num_unindexed_rows:
+        raise TableIndexNotFoundError("The index is being built: ask again in a moment.")
+    return result
+
+
 def _no_lsm(result: models.GetTableLsmWriteSpecResponse) -> Fields:
     return {"lsm_write_spec": None}
 
 
 _ANSWERS: Mapping[str, Callable[[Any], Any]] = {
+    "DescribeTableIndexStats": _index_stats,
     "GetTableLsmWriteSpec": _no_lsm,
     "DescribeTable": _described,
     "UpdateTable": _updated,

@@ -803,6 +803,8 @@ class DescribeTableIndexStatsResponse(Model, kw_only=True):
     num_indexed_rows: Count64 | None = None
     num_unindexed_rows: Count64 | None = None
     num_indices: Count32 | None = None
+    failure: str | None = None
+    status: str | None = None
 
 
 class DescribeTableRequest(Model, kw_only=True):
@@ -1090,6 +1092,7 @@ class IndexContent(Model, kw_only=True):
     created_at: str | None = None
     index_version: Count32 | None = None
     index_details: str | None = None
+    failure: str | None = None
 
 
 class InsertIntoTableRequest(Model, kw_only=True):

@@ -52,6 +52,10 @@ UNFINISHED = f"""
     SELECT {TransactionRecord.COLUMNS} FROM transactions
     WHERE table_id = ? AND status IN ('Queued', 'Running') AND kind = COALESCE(?, kind) ORDER BY created_at, id
 """
+FAILED = f"""
+    SELECT {TransactionRecord.COLUMNS} FROM transactions
+    WHERE table_id = ? AND status = 'Failed' AND kind IN ({{kinds}}) ORDER BY created_at, id
+"""
 LIST = f"""
     SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE (created_at, id) < (?, ?)
     ORDER BY created_at DESC, id DESC LIMIT ?
@@ -170,6 +174,12 @@ class Transactions(Scope):
     def unfinished_transactions(self, table_id: int, kind: str | None = None) -> list[TransactionRecord]:
         """Return the Queued and Running transactions of a table, oldest first."""
         rows = self.connection.rows(UNFINISHED, table_id, kind)
+        return [TransactionRecord.of(row) for row in rows]
+
+    @reads
+    def failed_transactions(self, table_id: int, kinds: Sequence[str]) -> list[TransactionRecord]:
+        """Return the Failed transactions of a table, of these kinds, oldest first."""
+        rows = self.connection.rows(FAILED.format(kinds=among(kinds)), table_id, *kinds)
         return [TransactionRecord.of(row) for row in rows]
 
     @reads

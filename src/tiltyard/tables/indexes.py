@@ -6,10 +6,11 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import (
     InvalidInputError,
+    InvalidTableStateError,
     TableIndexAlreadyExistsError,
     TableIndexNotFoundError,
 )
@@ -18,7 +19,7 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.catalog.admission import asked
 from tiltyard.context import Context
-from tiltyard.ids import MAIN_BRANCH, Id, display, table_id
+from tiltyard.ids import Id, display, table_id
 from tiltyard.index_kinds import IndexType, index_type, lance_name, parameters
 from tiltyard.modes import TransactionStatus
 from tiltyard.operations import operation
@@ -29,6 +30,14 @@ from tiltyard.tables.committing import commit
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB, describe, index_job
 from tiltyard.tables.index_builder import IndexOrder
+from tiltyard.tables.index_orders import (
+    Orders,
+    branch_name,
+    cancel,
+    find_orders,
+    forget_failures,
+    unfinished_orders,
+)
 from tiltyard.tables.opening import OpenTable, open_for_reading
 
 if TYPE_CHECKING:
@@ -69,8 +78,9 @@ def _order(ctx: Context, request: models.CreateTableIndexRequest, kind: IndexTyp
     table = open_for_reading(ctx, request.id, branch=request.branch)
     field = arrow_field(table.dataset, request.column)
     checked = parameters(kind, field, request)
-    branch = _branch(request.branch)
-    waiting = _orders(ctx, table, branch)
+    _check_joinable(table.dataset, kind, request.column)
+    branch = branch_name(request.branch)
+    waiting = unfinished_orders(ctx, table, branch)
     built = {found.name: (found.field_names[0], lance_name(found.index_type)) for found in _indices(table.dataset)}
     ordered = {record.payload["name"]: record.payload for record in waiting}
     taken = built | {name: (payload["column"], payload["index_type"]) for name, payload in ordered.items()}
@@ -83,18 +93,14 @@ def _order(ctx: Context, request: models.CreateTableIndexRequest, kind: IndexTyp
     return _queued(ctx, table, table_id(request.id), order, waiting)
 
 
-def _branch(branch: str | None) -> str | None:
-    return None if branch in (None, "", MAIN_BRANCH) else branch
+def _check_joinable(dataset: lance.LanceDataset, kind: IndexType, column: str) -> None:
+    """Raise InvalidTableStateError for an index of no rows that later ones could not join.
 
-
-def _orders(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
-    """The indices of a branch that are not built yet, as transactions, oldest first."""
-    store, number = ctx.store, table.record.id
-    # A job that somebody submitted by itself is no order: nobody waits for it by the index's name.
-    jobs = [record for record in store.unfinished_transactions(number, INDEX_JOB) if "location" in record.payload]
-    unfinished = [*store.unfinished_transactions(number, CREATE_INDEX), *jobs]
-    unfinished.sort(key=lambda record: (record.created_at, record.id))
-    return [record for record in unfinished if record.payload["branch"] == branch]
+    pylance 14 makes it, and fails then on each attempt to bring rows in: "No column with name …".
+    """
+    if kind.is_vector or kind is IndexType.FTS or column in dataset.schema.names or dataset.count_rows():
+        return
+    raise InvalidTableStateError(f"An index of {column}, which is within a struct, needs rows: insert some first.")
 
 
 def _free_name(column: str, kind: IndexType, taken: dict[str, tuple[str, str]]) -> str:
@@ -141,17 +147,19 @@ def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:
 
 @operation(needs=on_table(Privilege.USE))
 def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) -> models.ListTableIndicesResponse:
-    """List the indices by name, those among them that are being built with the status `building`, others `done`.
+    """List the indices by name, with the state of the last order of each: `building`, `failed`, or else `done`.
 
-    One that replaces another is listed as the one there is, and as `building`. Raises TableVersionNotFoundError and
-    what opening a table raises.
+    One that replaces another is listed as the one there is, which serves queries meanwhile, with the order's state. A
+    failed order is listed with its reason until its index is ordered again, or dropped. Raises
+    TableVersionNotFoundError and what opening a table raises.
     """
     table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
-    waiting = _orders(ctx, table, _branch(request.branch)) if request.version is None else []
-    building = {record.payload["name"]: record for record in waiting}
+    built = _indices(table.dataset)
+    orders = _orders(ctx, table, request, built)
     rows = table.dataset.count_rows()
-    found = {name: _ordered(record, rows) for name, record in building.items()}
-    found |= {entry.name: _built(entry, rows, building=entry.name in building) for entry in _indices(table.dataset)}
+    ordered = {**orders.failed, **orders.building}
+    found = {name: _ordered(record, rows, orders) for name, record in ordered.items()}
+    found |= {entry.name: _built(table.dataset, entry, rows, orders) for entry in built}
     entries = sorted(found.values(), key=lambda entry: entry.index_name)
 
     def after(name: str | None, count: int) -> Sequence[models.IndexContent]:
@@ -162,13 +170,26 @@ def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) ->
     return models.ListTableIndicesResponse(indexes=list(page), page_token=token)
 
 
-def _built(found: IndexDescription, rows: int, *, building: bool) -> models.IndexContent:
+def _orders(
+    ctx: Context,
+    table: OpenTable,
+    request: models.ListTableIndicesRequest | models.DescribeTableIndexStatsRequest,
+    built: Sequence[IndexDescription],
+) -> Orders:
+    """What is ordered of the latest version; nothing is of another one."""
+    if request.version is not None:
+        return Orders({}, {})
+    return find_orders(ctx, table, branch_name(request.branch), built)
+
+
+def _built(dataset: lance.LanceDataset, found: IndexDescription, rows: int, orders: Orders) -> models.IndexContent:
     created = min((segment.created_at for segment in found.segments if segment.created_at), default=None)
     return models.IndexContent(
         index_name=found.name,
         index_uuid=found.segments[0].uuid,
         columns=found.field_names,
-        status="building" if building else "done",
+        status=orders.status(found.name),
+        failure=orders.failure(found.name),
         index_type=lance_name(found.index_type),
         type_url=found.type_url,
         num_indexed_rows=found.num_rows_indexed,
@@ -177,17 +198,29 @@ def _built(found: IndexDescription, rows: int, *, building: bool) -> models.Inde
         num_segments=len(found.segments),
         created_at=created.isoformat().replace("+00:00", "Z") if created else None,
         index_version=found.segments[0].index_version,
-        index_details=json.dumps(found.details),
+        index_details=json.dumps(_details(dataset, found)),
     )
 
 
-def _ordered(record: TransactionRecord, rows: int) -> models.IndexContent:
-    """An index that is not there yet; its transaction's id stands for its own."""
+def _details(dataset: lance.LanceDataset, found: IndexDescription) -> dict[str, Any]:
+    """What Lance tells of an index, and the stop words of a text index, which pylance 14 leaves out of that."""
+    if lance_name(found.index_type) != IndexType.FTS or found.details.get("custom_stop_words"):
+        return dict(found.details)
+    with lance_errors(dataset):
+        segments = dataset.stats.index_stats(found.name).get("indices") or [{}]
+    words = segments[0].get("params", {}).get("custom_stop_words")
+    return {**found.details, "custom_stop_words": words}
+
+
+def _ordered(record: TransactionRecord, rows: int, orders: Orders) -> models.IndexContent:
+    """An index that is not there; its transaction's id stands for its own."""
+    name = record.payload["name"]
     return models.IndexContent(
-        index_name=record.payload["name"],
+        index_name=name,
         index_uuid=record.id,
         columns=[record.payload["column"]],
-        status="building",
+        status=orders.status(name),
+        failure=orders.failure(name),
         index_type=record.payload["index_type"],
         num_indexed_rows=0,
         num_unindexed_rows=rows,
@@ -200,25 +233,31 @@ def _ordered(record: TransactionRecord, rows: int) -> models.IndexContent:
 def describe_table_index_stats(
     ctx: Context, request: models.DescribeTableIndexStatsRequest
 ) -> models.DescribeTableIndexStatsResponse:
-    """Tell how many rows an index holds.
+    """Tell how many rows an index holds, and the state of its last order: `building`, `failed`, or else `done`.
 
-    Clients wait for an index by asking until no row is left out. So one that is being built is missing, and one that
-    is being replaced holds no row yet, whatever the old one, which serves queries meanwhile, holds. Raises
-    TableIndexNotFoundError and what opening a table raises.
+    Clients wait for an index by asking until no row is left out. So one that is being built holds no row yet, whatever
+    the one that it replaces, which serves queries meanwhile, holds. Raises TableIndexNotFoundError and what opening a
+    table raises.
     """
     name = _named(request.index_name)
     table = open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
-    waiting = _orders(ctx, table, _branch(request.branch)) if request.version is None else []
-    building = any(record.payload["name"] == name for record in waiting)
-    found = _find(table.dataset, name, building=building)
-    rows, indexed = table.dataset.count_rows(), 0 if building else found.num_rows_indexed
-    distance = found.details.get("metric_type")
+    built = _indices(table.dataset)
+    orders = _orders(ctx, table, request, built)
+    found = next((entry for entry in built if entry.name == name), None)
+    record = orders.building.get(name) or orders.failed.get(name)
+    if found is None and record is None:
+        raise _no_index(name, built)
+    indexed = 0 if found is None or name in orders.building else found.num_rows_indexed
+    ordered = record.payload if record else {}
+    distance = found.details.get("metric_type") if found else ordered["parameters"].get("distance_type")
     return models.DescribeTableIndexStatsResponse(
         distance_type=distance.lower() if distance else None,
-        index_type=lance_name(found.index_type),
+        index_type=lance_name(found.index_type) if found else ordered["index_type"],
         num_indexed_rows=indexed,
-        num_unindexed_rows=max(rows - indexed, 0),
-        num_indices=len(found.segments),
+        num_unindexed_rows=max(table.dataset.count_rows() - indexed, 0),
+        num_indices=len(found.segments) if found else 0,
+        status=orders.status(name),
+        failure=orders.failure(name),
     )
 
 
@@ -228,26 +267,32 @@ def _named(name: str | None) -> str:
     return name
 
 
-def _find(dataset: lance.LanceDataset, name: str, *, building: bool = False) -> IndexDescription:
+def _find(dataset: lance.LanceDataset, name: str) -> IndexDescription:
     found = _indices(dataset)
     for entry in found:
         if entry.name == name:
             return entry
-    if building:
-        raise TableIndexNotFoundError(f"The index '{name}' is being built: ask again in a moment.")
+    raise _no_index(name, found)
+
+
+def _no_index(name: str, found: Sequence[IndexDescription]) -> TableIndexNotFoundError:
     listed = f" This table has: {', '.join(entry.name for entry in found)}." if found else " This table has none."
-    raise TableIndexNotFoundError(f"No index '{name}'.{listed}")
+    return TableIndexNotFoundError(f"No index '{name}'.{listed}")
 
 
 @operation(needs=on_table(Privilege.ALTER))
 def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> models.DropTableIndexResponse:
-    """Drop an index; one that is being built is not built to its end. Raises TableIndexNotFoundError."""
+    """Drop an index; one that is being built is not built to its end, and one that failed is told no more.
+
+    Raises TableIndexNotFoundError.
+    """
     name = _named(request.index_name)
-    table = open_for_reading(ctx, request.id, branch=request.branch)
-    waiting = [record for record in _orders(ctx, table, _branch(request.branch)) if record.payload["name"] == name]
+    table, branch = open_for_reading(ctx, request.id, branch=request.branch), branch_name(request.branch)
+    waiting = [record for record in unfinished_orders(ctx, table, branch) if record.payload["name"] == name]
     for record in waiting:
-        ctx.store.alter_transaction(record.id, _canceled)
-    if describe(table.dataset, name) is None and waiting:
+        cancel(ctx, record)
+    ordered = forget_failures(ctx, table, branch, name) or bool(waiting)
+    if describe(table.dataset, name) is None and ordered:
         return models.DropTableIndexResponse()
 
     def change(dataset: lance.LanceDataset) -> None:
@@ -256,10 +301,6 @@ def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> mod
 
     commit(ctx, request.id, request.branch, change)
     return models.DropTableIndexResponse()
-
-
-def _canceled(status: TransactionStatus, properties: dict[str, str]) -> tuple[TransactionStatus, dict[str, str]]:
-    return (status if status.finished else TransactionStatus.CANCELED), properties
 
 
 @operation(needs=on_table(Privilege.READ))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lance_namespace.errors import PermissionDeniedError
+
 from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import rights_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiltyard.access.rights import Rights
     from tiltyard.context import Context
     from tiltyard.ids import Id
-    from tiltyard.store import ListedTable, RemovedNamespace, RemovedTable
+    from tiltyard.modes import TransactionStatus
+    from tiltyard.store import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 
 ROOT = 1
 
@@ -64,3 +70,36 @@ def list_removed_namespaces(ctx: Context, before: tuple[int, int] | None, count:
     if ctx.principal.administrator or (rights := rights_of(ctx)).on_namespace(ROOT) & Privilege.DROP:
         return ctx.store.list_removed_namespaces(before, count)
     return ctx.store.visible_removed_namespaces(rights.grantees, _MAY_UNDROP, before, count)
+
+
+_MAY_DESCRIBE = int(Privilege.RUN_UDFS | Privilege.ADMINISTER)
+
+
+def list_jobs(
+    ctx: Context, kinds: Sequence[str], status: TransactionStatus | None, before: tuple[int, str] | None, count: int
+) -> list[TransactionRecord]:
+    """Jobs that one asked for, or on whose table one may have some run: those that DescribeJob tells of."""
+    store, name = ctx.store, ctx.principal.name
+    if ctx.principal.administrator:
+        return store.list_jobs(kinds, status, before, count)
+    rights = rights_of(ctx)
+    found: list[TransactionRecord] = []
+    while True:
+        if rights.server & Privilege.RUN_UDFS:
+            page = store.list_jobs(kinds, status, before, count)
+        else:
+            page = store.visible_jobs(rights.grantees, _MAY_DESCRIBE, name, kinds, status, before, count)
+        found += [record for record in page if record.asked_by == name or not _is_narrowed(rights, record)]
+        if len(found) >= count or len(page) < count:
+            return found[:count]
+        before = page[-1].created_at, page[-1].id
+
+
+def _is_narrowed(rights: Rights, record: TransactionRecord) -> bool:
+    """Whether policies of a job's table bind whoever asks: then its arguments, and its figures, are not theirs."""
+    if record.table_id is None:
+        return False
+    try:
+        return rights.narrowing(record.table_id) is not None
+    except PermissionDeniedError:  # a policy that cannot be read binds
+        return True

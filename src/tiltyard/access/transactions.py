@@ -66,4 +66,5 @@ def _submit(ctx: Context, request: Any) -> Context:
 DESCRIBE_TRANSACTION = Needs("to have asked for it, or `use` on its table", _admit(Privilege.USE.value))
 SUBMIT_JOB = Needs("`run_udfs` on its table, on the namespace of one to be made, without one on the server", _submit)
 OWN_JOB = Needs("to have asked for it, or `run_udfs` on its table", _admit(Privilege.RUN_UDFS.value))
+LIST_JOBS = Needs("nothing: jobs that one asked for, or on whose table one has `run_udfs`", lambda ctx, request: ctx)
 ALTER_TRANSACTION = Needs("to have asked for it, or `alter` on its table", _admit(Privilege.ALTER.value))

@@ -20,9 +20,9 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.access import Privilege
+from tiltyard.access import Privilege, lists
 from tiltyard.access.needs import on_server
-from tiltyard.access.transactions import OWN_JOB, SUBMIT_JOB
+from tiltyard.access.transactions import LIST_JOBS, OWN_JOB, SUBMIT_JOB
 from tiltyard.catalog.admission import admit_job, asked, bound_table, check_asker, checked_arguments
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.ids import display, table_id
@@ -236,16 +236,19 @@ def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJ
     return models.FinishJobResponse(status=ctx.store.transact(work))
 
 
-@operation(needs=on_server(Privilege.RUN_UDFS))
+@operation(needs=LIST_JOBS)
 def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsResponse:
-    """List jobs, newest first, of all names and statuses or of one. Raises InvalidInputError."""
+    """List the jobs that the caller may describe, newest first, of all names and statuses or of one.
+
+    Raises InvalidInputError.
+    """
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
     found, token = ctx.paging.page(
         f"jobs {request.name} {status}",
         request.page_token,
         request.limit,
-        lambda before, count: ctx.store.list_jobs(kinds, status or None, tuple(before) if before else None, count),
+        lambda before, count: lists.list_jobs(ctx, kinds, status or None, tuple(before) if before else None, count),
         lambda record: (record.created_at, record.id),
     )
     return models.ListJobsResponse(jobs=[entry(ctx, record) for record in found], page_token=token)

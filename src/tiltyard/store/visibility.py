@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiltyard.store.jobs import LAST
 from tiltyard.store.paths import among
-from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable
+from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 from tiltyard.store.removals import NEWEST
 from tiltyard.store.scope import Scope, reads
 from tiltyard.store.tables import WITH_ANCESTORS, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tiltyard.modes import TransactionStatus
 
 # Granted objects, and with `up` the namespaces on the way to them. MATERIALIZED and CROSS JOIN make SQLite begin with
 # the grants, which are few.
@@ -95,6 +98,22 @@ REMOVED_NAMESPACES = f"""{REMOVED}
     ORDER BY removed_at DESC, id DESC LIMIT ?
 """
 
+JOBS = f"""
+    WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
+        SELECT kind, object_id FROM grants
+        WHERE grantee IN ({{grantees}}) AND kind <> 'server' AND (privileges & ?) <> 0
+    ){DOWN}
+    SELECT {TransactionRecord.COLUMNS} FROM transactions
+    WHERE kind IN ({{kinds}}) AND status = COALESCE(?, status) AND (created_at, id) < (?, ?) AND (
+        asked_by = ? OR EXISTS (
+            SELECT 1 FROM tables WHERE tables.id = transactions.table_id AND (
+                tables.id IN (SELECT id FROM mine WHERE kind = 'table') OR namespace_id IN (SELECT id FROM down)
+            )
+        )
+    )
+    ORDER BY created_at DESC, id DESC LIMIT ?
+"""
+
 
 class Visibility(Scope):
     """The methods for what somebody may see."""
@@ -145,6 +164,22 @@ class Visibility(Scope):
         part = *(after or (0, "")), include_declared, limit
         sql = ALL_TABLES.format(grantees=among(grantees))
         return listed(self.connection.rows(sql, *grantees, *part, *part, limit))
+
+    @reads
+    def visible_jobs(
+        self,
+        grantees: Sequence[str],
+        privileges: int,
+        asked_by: str,
+        kinds: Sequence[str],
+        status: TransactionStatus | None,
+        before: tuple[int, str] | None,
+        limit: int,
+    ) -> list[TransactionRecord]:
+        """Return jobs, as `list_jobs` does, that `asked_by` wants, or with one of the privileges on their table."""
+        sql = JOBS.format(grantees=among(grantees), kinds=among(kinds))
+        values = privileges, *kinds, status and status.value, *(before or LAST), asked_by, limit
+        return [TransactionRecord.of(row) for row in self.connection.rows(sql, *grantees, *values)]
 
     @reads
     def visible_removed_tables(

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from tiltyard.pipeline.exact_text import gives_back, parse_text
+from tiltyard.pipeline.exact_text import NUMBER, gives_back, parse_text
 from tiltyard.pipeline.inference import Evidence, Fraction, Integer
 from tiltyard.pipeline.lines import BLOCK, Bad, whole_lines
 
 BOM = b"\xef\xbb\xbf"
 
-_LONG_NUMBER = re.compile(rb"[0-9][0-9.]{15}")
+_LONG_NUMBER = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][+-]?[0-9]+)?")
 _ROW = re.compile(r"^JSON parse error: | in row \d+$")
 
 Parse = Callable[[bytes], pa.Table]
@@ -82,8 +82,8 @@ def json_parser(
             table = _parse_slowly(block, wire, ignore=ignore)
         else:
             table = pyarrow.json.read_json(pa.BufferReader(block), options, parsing)
-        if rounded and _LONG_NUMBER.search(block):
-            _check_digits(block, rounded)
+        if rounded and (suspects := _long_numbers(block)):
+            _check_digits(block, suspects, rounded)
         _check_infinite(block, table)
         columns = [
             _parse_times(column, schema.field(name), exact=name in guessed) if name in texts else column
@@ -120,10 +120,20 @@ def _has_floats(dtype: pa.DataType) -> bool:
     return pa.types.is_floating(dtype) or (pa.types.is_struct(dtype) and any(_has_floats(one.type) for one in dtype))
 
 
-def _check_digits(block: bytes, fields: list[pa.Field]) -> None:
+def _long_numbers(block: bytes) -> set[bytes]:
+    """What looks like a number that a float64 rounds; few are left, for most are written as a float64 writes itself."""
+    texts = pa.array(_LONG_NUMBER.findall(block), pa.binary()).cast(pa.string())
+    numbers = texts.filter(pc.match_substring_regex(texts, NUMBER))
+    shortest = numbers.cast(pa.float64()).cast(pa.string())
+    return {
+        text.encode() for text in numbers.filter(pc.not_equal(shortest, numbers)).to_pylist() if not gives_back(text)
+    }
+
+
+def _check_digits(block: bytes, suspects: set[bytes], fields: list[pa.Field]) -> None:
     """Raise pa.ArrowInvalid for a number of more digits than its float64 holds."""
     for line in block.splitlines():
-        row = (_object(line) if _LONG_NUMBER.search(line) else None) or {}
+        row = (_object(line) if not suspects.isdisjoint(_LONG_NUMBER.findall(line)) else None) or {}
         for field in fields:
             if (text := _rounded(row.get(field.name), field.type)) is not None:
                 raise pa.ArrowInvalid(

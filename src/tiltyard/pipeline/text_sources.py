@@ -24,6 +24,7 @@ def csv_reading(
 ) -> Reading:
     """How CSV is read: columns of all files, text where their guesses differ. Raises RefusedError."""
     given = {name: dtype for name, dtype in types.items() if _is_parsed(dtype)}
+    given |= {name: pa.string() for name, dtype in types.items() if _is_made_of_text(dtype)}
     guesses: dict[str, pa.DataType] = {}
     for one in found:
         for field in one.schema:
@@ -84,6 +85,8 @@ def guesses(reading: Reading) -> str:
 
 
 def _retyped_csv(reading: Reading, name: str, dtype: pa.DataType) -> Reading:
+    if _is_made_of_text(dtype):
+        return _with_type(reading, name, pa.string())
     return _with_type(reading, name, dtype) if _is_parsed(dtype) else reading
 
 
@@ -100,6 +103,8 @@ def _retyped_json(reading: Reading, name: str, dtype: pa.DataType) -> Reading:
     old = reading.schema.field(name).type
     if not number and times and (pa.types.is_string(old) or pa.types.is_temporal(old)):
         return _with_type(reading, name, dtype)
+    if pa.types.is_nested(dtype):  # what numbers in it are rounded to is said
+        return replace(reading, guessed=reading.guessed - {name})
     return reading
 
 
@@ -113,6 +118,11 @@ def _is_parsed(dtype: pa.DataType) -> bool:
     """Whether text is parsed to it right away; other types are cast from what was guessed."""
     odd = (pa.types.is_nested, pa.types.is_dictionary, pa.types.is_float16, pa.types.is_duration, pa.types.is_null)
     return not any(is_odd(dtype) for is_odd in odd)
+
+
+def _is_made_of_text(dtype: pa.DataType) -> bool:
+    """Whether text is cast to it, as it is written."""
+    return pa.types.is_dictionary(dtype) and not pa.types.is_nested(dtype.value_type)
 
 
 def _or_text(dtype: pa.DataType) -> pa.DataType:

@@ -54,6 +54,11 @@ def test_json_lines_that_disagree_have_the_type_of_most() -> None:
     assert bad == [('{"a": "x"}', 3), ("broken", 4)]
 
 
+STRUCT = pa.struct(
+    {"a": pa.int64(), "b": pa.list_(pa.struct({"c": pa.decimal128(10, 2), "d": pa.bool_()}))},
+)
+
+
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
@@ -63,6 +68,8 @@ def test_json_lines_that_disagree_have_the_type_of_most() -> None:
         ("timestamp[ms]", pa.timestamp("ms")),
         ("list<float16[3]>", pa.list_(pa.list_(pa.float16(), 3))),
         ("large_string", pa.large_string()),
+        ("list<item: double>", pa.list_(pa.float64())),
+        ("struct<a: int64, b: list<struct<c: decimal(10, 2), d: bool>>>", STRUCT),
     ],
 )
 def test_parse_type_is_what_it_says(text: str, dtype: pa.DataType) -> None:

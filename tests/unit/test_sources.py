@@ -11,19 +11,22 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tiltyard.pipeline import inspection, sources
-from tiltyard.pipeline.casts import Chosen
+from tiltyard.pipeline.casts import Chosen, check_zones
 from tiltyard.pipeline.csv_records import split_records
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.merging import SchemaMode, common_type
+from tiltyard.pipeline.places import scanned
 from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.sources import Wanted, find_source
 from tiltyard.pipeline.text_sources import guesses, read_for_table
+from tiltyard.pipeline.types import parse_type, show_type
 
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
@@ -127,6 +130,15 @@ def test_common_type_holds_the_values_of_both() -> None:
     assert common_type(one, other) == pa.struct({"x": pa.int8(), "y": pa.int8()})
 
 
+def test_zone_that_a_table_would_drop_or_add_is_refused() -> None:
+    zoned, naive = (pa.schema([("t", pa.timestamp("us", zone))]) for zone in ("Europe/Berlin", None))
+    for made, table in ((zoned, naive), (naive, zoned)):
+        with pytest.raises(RefusedError, match=r"Column 't' is timestamp.* --cast 't=timestamp"):
+            check_zones(made, table)
+    check_zones(zoned, pa.schema([("t", pa.timestamp("ns", "UTC"))]))
+    check_zones(naive, pa.schema([("t", pa.string())]))
+
+
 def test_name_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
     write_arrow(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "1.arrow")
     with pytest.raises(RefusedError, match=r"1.arrow has two columns called 'a'"):
@@ -141,6 +153,21 @@ def test_files_of_a_format_that_are_compressed_otherwise_are_refused_and_not_lef
     (tmp_path / "3.csv.bz2").write_bytes(b"?")
     with pytest.raises(RefusedError, match=r"3.csv.bz2 is compressed as .bz2, which is not read"):
         read(tmp_path)
+
+
+def test_lance_column_of_blobs_is_refused_and_others_are_read(tmp_path: Path) -> None:
+    told = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    for name, blobs, field, version in (
+        ("old", pa.array([b"bytes"], pa.large_binary()), told, "2.1"),
+        ("new", lance.blob_array([b"bytes"]), lance.blob_field("b"), "2.2"),
+    ):
+        table = pa.table([pa.array([1]), blobs], pa.schema([pa.field("id", pa.int64()), field]))
+        dataset = lance.write_dataset(table, tmp_path / f"{name}.lance", data_storage_version=version)
+        with pytest.raises(RefusedError, match="Column 'b' holds blobs"):
+            read(tmp_path / f"{name}.lance")
+        assert read(tmp_path / f"{name}.lance", columns=("id",)).to_pylist() == [{"id": 1}]
+        with pytest.raises(RefusedError, match="Column 'b' holds blobs"):
+            next(scanned(dataset, [0]))
 
 
 # Folders that hold columns.
@@ -279,6 +306,10 @@ def test_csv_guesses_are_told_as_options_that_name_other_types(tmp_path: Path) -
     file = csv(tmp_path, "id,zip,x\n1,01234,0.5\n")
     reading = find_source(Wanted(str(file), types={"x": pa.string()})).reading
     assert guesses(reading) == "--cast 'id=int64' --cast 'zip=string'"
+    values = ["1", "0.5", "true", '"x"', '"2013-01-31"', '"2013-01-31T10:00:00+02:00"', '[{"a": [0.5], "b": "x"}]']
+    fields = ", ".join(f'"c{at}": {value}' for at, value in enumerate(values))
+    schema = find_source(Wanted(str(jsonl(tmp_path, f"{{{fields}}}")))).reading.schema
+    assert [parse_type(show_type(dtype)) for dtype in schema.types] == schema.types
 
 
 def test_csv_rows_for_a_table_have_its_types_as_they_are_written(tmp_path: Path) -> None:

@@ -30,6 +30,12 @@ LOSSES: list[Case] = [
     (pa.array([{"a": {"b": 1e300}}]), pa.struct([("a", pa.struct([("b", pa.float32())]))])),
     (pa.array([[("k", 1.0)], [("k", 1e300)]], PAIRS), pa.map_(pa.string(), pa.float32())),
     (pa.array([1e300, 1.0]).dictionary_encode(), pa.float32()),
+    (pa.array(["1", "1e300"]), pa.float32()),
+    (pa.array(["1e999"], pa.large_string()), pa.float64()),
+    (pa.array([1, None, 2]), pa.bool_()),
+    (pa.array([0.5]), pa.bool_()),
+    (pa.array([NOON]), pa.time64("us")),
+    (pa.array([[1], [2]]), pa.list_(pa.bool_())),
 ]
 NO_LOSSES: list[Case] = [
     (pa.array([0.1, float("inf"), float("-inf"), float("nan"), None]), pa.float32()),
@@ -43,6 +49,10 @@ NO_LOSSES: list[Case] = [
     (pa.array([[("k", 1e300)], [("k", 1.0)]], PAIRS).slice(1), pa.map_(pa.string(), pa.float32())),
     (pa.array([{"a": 1e300}, {"a": 1.0}]).slice(1), pa.struct([("a", pa.float32()), ("b", pa.int8())])),
     (pa.array([], pa.float64()), pa.float16()),
+    (pa.array(["1e30", "inf", "-Infinity", None]), pa.float32()),
+    (pa.array([0, 1, None]), pa.bool_()),
+    (pa.array([1.0, 0.0]), pa.bool_()),
+    (pa.array([datetime.fromisoformat("1970-01-01T12:00"), None]), pa.time64("us")),
 ]
 
 

@@ -69,6 +69,19 @@ def fitted_columns(made: Sequence[str], table: pa.Schema, nulls: Iterable[str]) 
     return columns
 
 
+def check_zones(made: pa.Schema, table: pa.Schema) -> None:
+    """Raise RefusedError where times would lose their zone in a table, or get one, and no cast says so."""
+    for field in made:
+        wanted = table.field(field.name).type if field.name in table.names else field.type
+        if not (pa.types.is_timestamp(field.type) and pa.types.is_timestamp(wanted)):
+            continue
+        if bool(field.type.tz) != bool(wanted.tz):
+            raise RefusedError(
+                f"Column '{field.name}' is {field.type}, and the table's is {wanted}: a time without a zone stands for "
+                f"UTC if --cast '{field.name}={wanted}' says so."
+            )
+
+
 def fit(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[pa.RecordBatch | Bad]:
     """A batch with these columns; first the rows that cannot have them, each with all its reasons."""
     reasons: dict[int, str] = {}

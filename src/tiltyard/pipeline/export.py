@@ -16,7 +16,7 @@ from tiltyard.pipeline.changes import grouped
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.opening import absolute, list_files, write_file
 from tiltyard.pipeline.parquet_parts import Export, Exported, Part, export_part
-from tiltyard.pipeline.places import Connection
+from tiltyard.pipeline.places import Connection, check_values
 from tiltyard.pipeline.refusing import RefusedError, in_words
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.tasks import run_tasks
@@ -65,6 +65,7 @@ def export(
         _check_empty(destination, dict(where.storage))
         run.keep(_VERSION, str(dataset.version))
     scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
+    check_values(dataset.schema, columns or None)
     try:
         schema = dataset.scanner(**scan).projected_schema
     except (OSError, ValueError) as error:

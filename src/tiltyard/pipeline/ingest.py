@@ -11,7 +11,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import connecting
-from tiltyard.pipeline.casts import Chosen, chosen_columns
+from tiltyard.pipeline.casts import Chosen, check_zones, chosen_columns
 from tiltyard.pipeline.checks import parse_check
 from tiltyard.pipeline.code import find_code
 from tiltyard.pipeline.connecting import Table
@@ -105,7 +105,7 @@ def ingest(
         dict(where.storage),
         SchemaMode(schema),
         partitions,
-        tuple(select),
+        (*select, *rename) if select else (),
         tuple(null_value),
         multiline,
     )
@@ -166,7 +166,10 @@ def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landin
         trial = Recipe(run.id, landing.target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage)
         work = partial(schema_of_piece, trial, source.reading)
         made_schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]
-    return recipe_for(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
+    recipe = recipe_for(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
+    if asked.udf is None:
+        check_zones(made_schema, recipe.target.schema)
+    return recipe
 
 
 def write_source(

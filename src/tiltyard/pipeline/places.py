@@ -6,7 +6,7 @@ all. Only where credentials run out a task asks the namespace for new ones, as p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
+from tiltyard.pipeline.refusing import RefusedError
+
 if TYPE_CHECKING:
     import lance_namespace
 
 EXPIRES = "expires_at_millis"
 """The storage option that says until when the others hold."""
+
+_BLOB = b"lance-encoding:blob"
+"""The key of a field's metadata that says that its values lie apart."""
 
 _HEADER = "header."
 """What the client's properties that are headers begin with."""
@@ -92,8 +97,24 @@ class Place:
         return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refreshes}
 
 
+def check_values(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
+    """Raise RefusedError for a column of blobs among these (None: all): a scan has their places, not their bytes."""
+    for field in schema:
+        if (columns is None or field.name in columns) and _holds_blobs(field):
+            raise RefusedError(f"Column '{field.name}' holds blobs, which jobs do not read: name the others alone.")
+
+
+def _holds_blobs(field: pa.Field) -> bool:
+    if (field.metadata or {}).get(_BLOB) == b"true" or getattr(field.type, "extension_name", "").startswith(
+        "lance.blob"
+    ):
+        return True
+    return any(_holds_blobs(field.type.field(at)) for at in range(field.type.num_fields))
+
+
 def scanned(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
-    """Rows of some fragments, by their numbers; `options` are those of pylance's scanner."""
+    """Rows of some fragments, by their numbers; `options` are those of pylance's scanner. Raises RefusedError."""
+    check_values(dataset.schema, options.get("columns"))
     wanted = frozenset(fragments)
     parts = [part for part in dataset.get_fragments() if part.fragment_id in wanted]
     yield from dataset.scanner(fragments=parts, **options).to_batches()

@@ -18,6 +18,7 @@ from tiltyard.pipeline.inspection import HEAD_BYTES, RANGE_BYTES, Inspected, Ins
 from tiltyard.pipeline.merging import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.opening import Found, list_files, root_of
 from tiltyard.pipeline.partitions import HIVE, read_partitions
+from tiltyard.pipeline.places import check_values
 from tiltyard.pipeline.reading import Format, Piece, Reading
 from tiltyard.pipeline.refusing import RefusedError, in_words
 from tiltyard.pipeline.tasks import call, run_tasks
@@ -87,7 +88,7 @@ class Wanted:
 def find_source(wanted: Wanted, look: Look | None = None) -> Source:
     """Look at the files, all of them. Raises RefusedError if there are none, or what they are cannot be told."""
     if wanted.format is Format.LANCE or (wanted.format is None and wanted.path.rstrip("/").endswith(".lance")):
-        return _lance(wanted.path.rstrip("/"), wanted.storage)
+        return _lance(wanted.path.rstrip("/"), wanted.storage, wanted.columns)
     files = list_files(wanted.path, wanted.storage)
     kind = wanted.format or _format(wanted.path, files)
     if len(files) > 1 and not wanted.format:
@@ -223,7 +224,7 @@ def _with_folders(source: Source, found: Sequence[Inspected], wanted: Wanted) ->
     return Source(replace(reading, schema=schema, partitions=folders.names, guessed=guessed), pieces)
 
 
-def _lance(path: str, storage: Mapping[str, str]) -> Source:
+def _lance(path: str, storage: Mapping[str, str], columns: Sequence[str]) -> Source:
     try:
         dataset = lance.dataset(path, storage_options=dict(storage) or None)
     except (ValueError, OSError) as error:
@@ -234,7 +235,9 @@ def _lance(path: str, storage: Mapping[str, str]) -> Source:
     ]
     if not pieces:
         raise RefusedError(f"{path} holds no rows.")
-    return Source(Reading(Format.LANCE, dataset.schema, storage), tuple(pieces))
+    schema = pa.schema([field for field in dataset.schema if not columns or field.name in columns])
+    check_values(schema)
+    return Source(Reading(Format.LANCE, schema, storage), tuple(pieces))
 
 
 def fragment_bytes(fragment: lance.LanceFragment) -> int:

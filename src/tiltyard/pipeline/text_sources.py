@@ -15,6 +15,7 @@ from tiltyard.pipeline.json_lines import json_schema
 from tiltyard.pipeline.merging import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.reading import Format, Reading
 from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.types import show_type
 
 Types = Mapping[str, pa.DataType]
 
@@ -81,7 +82,7 @@ def read_for_table(reading: Reading, table: pa.Schema, chosen: Chosen) -> Readin
 def guesses(reading: Reading) -> str:
     """The guessed types as options that name others: `--cast id=int64 --cast zip=string`; "" where none was guessed."""
     fields = [field for field in reading.schema if field.name in reading.guessed]
-    return " ".join(f"--cast '{field.name}={field.type}'" for field in fields)
+    return " ".join(f"--cast '{field.name}={show_type(field.type)}'" for field in fields)
 
 
 def _retyped_csv(reading: Reading, name: str, dtype: pa.DataType) -> Reading:

@@ -11,7 +11,10 @@ from tiltyard.pipeline.refusing import RefusedError
 _VECTOR = re.compile(r"(.+)\[(\d+)\]")
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d+), *(-?\d+)\)")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([^\]]+))?\]")
-_LIST = re.compile(r"(large_)?list<(.+)>")
+_LIST = re.compile(r"(large_)?list<(?:(?:item|element): *)?(.+)>")
+_STRUCT = re.compile(r"struct<(.+)>")
+_FIELD = re.compile(r"([^:]+): *(.+)")
+_OPEN, _CLOSE = "<([", ">)]"
 _BINARY = re.compile(r"fixed_size_binary\((\d+)\)")
 
 
@@ -19,7 +22,8 @@ def parse_type(text: str) -> pa.DataType:
     """A type from its name. Raises RefusedError for one that is none.
 
     `int64`, `float32`, `string`, `bool`, `date32`, … are pyarrow's names; besides `float32[128]` (a vector),
-    `decimal(10, 2)`, `timestamp[us, UTC]`, `list<string>`, `large_list<…>`, `fixed_size_binary(16)`.
+    `decimal(10, 2)`, `timestamp[us, UTC]`, `list<string>`, `large_list<…>`, `struct<a: int64, b: string>`,
+    `fixed_size_binary(16)`.
     """
     text = text.strip()
     if found := _TIMESTAMP.fullmatch(text):
@@ -31,6 +35,10 @@ def parse_type(text: str) -> pa.DataType:
         return pa.binary(int(found[1]))
     if found := _LIST.fullmatch(text):
         return pa.large_list(parse_type(found[2])) if found[1] else pa.list_(parse_type(found[2]))
+    if (found := _STRUCT.fullmatch(text)) and all(
+        fields := [_FIELD.fullmatch(part.strip()) for part in _parts(found[1])]
+    ):
+        return pa.struct([(one[1], parse_type(one[2])) for one in fields if one])
     try:
         return pa.type_for_alias(text)
     except ValueError:
@@ -40,3 +48,24 @@ def parse_type(text: str) -> pa.DataType:
             f"'{text}' is no type: write int64, float32, string, float32[128], decimal(10, 2), timestamp[us, UTC], "
             "list<string>, … (pyarrow's names)."
         ) from None
+
+
+def show_type(dtype: pa.DataType) -> str:
+    """A type as `parse_type` reads it."""
+    if pa.types.is_list(dtype):
+        return f"list<{show_type(dtype.value_type)}>"
+    if pa.types.is_struct(dtype):
+        return f"struct<{', '.join(f'{field.name}: {show_type(field.type)}' for field in dtype)}>"
+    return str(dtype)
+
+
+def _parts(text: str) -> list[str]:
+    """Split at commas that are in no brackets."""
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign in _OPEN) - (sign in _CLOSE)
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts

@@ -1,9 +1,10 @@
 """Find values that a cast of Arrow has changed without a word.
 
 `Array.cast` checks integers, decimals and units of time, and lets these through: a number beyond a narrower float's
-range becomes infinite, a float is rounded to a decimal's scale, an integer to a half float's precision, and a timestamp
-loses its time of day as a date. A float that a narrower one holds less exactly, a decimal as a float, and a time with
-or without a zone (it stands for UTC) are no loss: that is what such a column is.
+range becomes infinite, also one that is written as text, a float is rounded to a decimal's scale, an integer to a half
+float's precision, any number but 0 is true, and a timestamp loses its time of day as a date, its day as a time. A float
+that a narrower one holds less exactly, a decimal as a float, and a time with or without a zone (it stands for UTC) are
+no loss: that is what such a column is.
 """
 
 from __future__ import annotations
@@ -67,10 +68,14 @@ def _may_lose(kind: pa.DataType, wanted: pa.DataType) -> bool:
         wanted = wanted.value_type if _types.is_dictionary(wanted) else wanted
         return _may_lose(kind, wanted)
     if _types.is_floating(wanted):
-        return bool(kind.bit_width > wanted.bit_width) if _types.is_floating(kind) else _is_number(kind)
+        if _types.is_floating(kind):
+            return bool(kind.bit_width > wanted.bit_width)
+        return _is_number(kind) or _is_text(kind)
+    if _types.is_boolean(wanted):
+        return _is_number(kind) or bool(_types.is_floating(kind))
     if _types.is_decimal(wanted):
         return bool(_types.is_floating(kind))
-    return bool(_types.is_timestamp(kind) and _types.is_date(wanted))
+    return bool(_types.is_timestamp(kind) and (_types.is_date(wanted) or _types.is_time(wanted)))
 
 
 def _first_lost(before: pa.Array, after: pa.Array) -> int | None:
@@ -78,14 +83,24 @@ def _first_lost(before: pa.Array, after: pa.Array) -> int | None:
     if _types.is_floating(after.type):
         lost = pc.is_inf(after)
         if pc.any(lost).as_py():
-            finite = pc.is_finite(before) if _types.is_floating(before.type) else pc.is_valid(before)
-            lost = pc.and_(lost, finite)
+            lost = pc.and_(lost, _are_finite(before))
         elif _types.is_float16(after.type) and _types.is_integer(before.type):
             lost = pc.not_equal(after.cast(pa.float64()), before.cast(pa.float64()))
+    elif _types.is_time(after.type):
+        lost = pc.not_equal(before.cast(pa.date32(), safe=False), pa.scalar(0, pa.int32()).cast(pa.date32()))
     else:
         lost = pc.not_equal(after.cast(before.type), before)
     position: int = pc.index(lost, value=True).as_py()
     return position if position >= 0 else None
+
+
+def _are_finite(numbers: pa.Array) -> pa.Array:
+    """Tell which values are numbers, and not written as infinity."""
+    if _types.is_floating(numbers.type):
+        return pc.is_finite(numbers)
+    if _is_text(numbers.type):
+        return pc.invert(pc.match_substring_regex(numbers, "(?i)inf"))
+    return pc.is_valid(numbers)
 
 
 def _entries(array: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -100,3 +115,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(_types.is_integer(kind) or _types.is_decimal(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(_types.is_string(kind) or _types.is_large_string(kind))

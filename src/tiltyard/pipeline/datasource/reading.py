@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tiltyard.pipeline.places import Place, scanned
+from tiltyard.pipeline.places import Place, check_values, scanned
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.settling import settle
 from tiltyard.pipeline.spark_types import batch_schema, for_spark
@@ -82,6 +82,7 @@ def _pinned(options: Options, dataset: lance.LanceDataset, place: Place) -> Pinn
     for name in columns or []:
         if name not in dataset.schema.names and not name.startswith("_"):
             raise RefusedError(f"{options.table} has no column '{name}'; it has {', '.join(dataset.schema.names)}.")
+    check_values(dataset.schema, columns)
     scan = options.scanned()
     if columns is not None:
         scan["columns"] = columns

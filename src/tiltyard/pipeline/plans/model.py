@@ -96,7 +96,7 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             dict(storage),
             SchemaMode(self.schema),
             self.partitions,
-            tuple(self.select),
+            (*self.select, *self.rename) if self.select else (),
             tuple(self.null_value),
             self.multiline,
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tiltyard.tables.finished import Finished
     from tiltyard.tables.known import KnownTables
     from tiltyard.tables.opening import OpenTable
+    from tiltyard.tables.retries import Retries
 
 
 Answer = TypeVar("Answer")
@@ -59,6 +60,7 @@ class Services:
     finished: Finished
     known: KnownTables
     outages: Outages
+    retries: Retries
     road: Roads = straight
 
 

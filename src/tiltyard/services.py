@@ -13,6 +13,7 @@ from tiltyard.store import open_store
 from tiltyard.tables.finished import Finished
 from tiltyard.tables.known import KnownTables
 from tiltyard.tables.own_commits import road
+from tiltyard.tables.retries import Retries
 
 
 def open_services(settings: Settings) -> Services:
@@ -31,4 +32,7 @@ def open_services(settings: Settings) -> Services:
     paging = Paging(store.secret("paging"), settings.max_page_size)
     finished = Finished(storage.sync, store.mark_final)
     outages = Outages(storage.places.roots, database)
-    return Services(settings, store, storage, paging, wall_clock, Access(store), finished, KnownTables(), outages, road)
+    known, retries = KnownTables(), Retries()
+    return Services(
+        settings, store, storage, paging, wall_clock, Access(store), finished, known, outages, retries, road
+    )

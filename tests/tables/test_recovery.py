@@ -25,7 +25,7 @@ from tiltyard.store import NewRequest
 from tiltyard.tables.batch import batch_commit_tables
 from tiltyard.tables.columns import update_field_metadata, update_table_schema_metadata
 from tiltyard.tables.create import create_table
-from tiltyard.tables.finalizing import finalize_pending
+from tiltyard.tables.finalizing import sweep_pending
 from tiltyard.tables.insert import insert_into_table
 from tiltyard.tables.recovery import recovered
 from tiltyard.tables.repair import repair
@@ -95,7 +95,7 @@ def test_insert_whose_number_a_commit_round_the_server_took_is_run_again(
     lance.write_dataset(ROWS, record.location, mode="append")
     assert (Path(record.location) / pending.manifest_path).exists()
     if found_by == "the sweep":
-        finalize_pending(ctx)
+        sweep_pending(ctx)
     elif found_by == "a repair":
         repair(ctx, record, dry_run=False)
     else:

@@ -221,7 +221,7 @@ def test_create_version_is_noted_as_final_soon_and_never_taken_for_unfinished(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
     create(server, "t", 1, stage(folder, 1, tmp_path))
-    assert finalizing.finalize_pending(server.ctx) == 0
+    assert finalizing.sweep_pending(server.ctx) == 0
     server.services.finished.flush()
     assert server.services.store.pending_versions() == []
     assert (

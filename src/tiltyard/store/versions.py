@@ -50,7 +50,14 @@ PENDING = f"""
 """
 HAS_PENDING = "SELECT 1 FROM table_versions WHERE NOT finalized AND table_id = ? LIMIT 1"
 PENDING_OF_ALL = PENDING.format(which="")
-PENDING_OF_ONE = PENDING.format(which=" AND table_id = ?")
+PENDING_OF_ONE = f"""
+    SELECT {VersionRecord.COLUMNS} FROM table_versions
+    WHERE NOT finalized AND table_id = ? AND (created_at, branch, version) > (?, ?, ?)
+    ORDER BY created_at, branch, version LIMIT ?
+"""
+PENDING_TABLES = """
+    SELECT DISTINCT table_id FROM table_versions WHERE NOT finalized AND table_id > ? ORDER BY table_id LIMIT ?
+"""
 FINALIZE = """
     UPDATE table_versions
     SET finalized = TRUE, manifest = NULL, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
@@ -210,13 +217,21 @@ class Versions(Scope):
         return True
 
     @reads
-    def pending_versions(self, table_id: int | None = None, limit: int = 100) -> list[VersionRecord]:
-        """Return versions that are recorded but not finalized, oldest first: of one table, or of all."""
+    def pending_versions(
+        self, table_id: int | None = None, limit: int = 100, after: VersionRecord | None = None
+    ) -> list[VersionRecord]:
+        """Return versions that are recorded but not finalized, oldest first: of one table beyond `after`, or of all."""
         if table_id is None:
             rows = self.connection.rows(PENDING_OF_ALL, limit)
         else:
-            rows = self.connection.rows(PENDING_OF_ONE, table_id, limit)
+            start = (-1, "", -1) if after is None else (after.created_at, after.branch, after.version)
+            rows = self.connection.rows(PENDING_OF_ONE, table_id, *start, limit)
         return [VersionRecord.of(row) for row in rows]
+
+    @reads
+    def tables_with_pending_versions(self, after: int, limit: int) -> list[int]:
+        """Return the ids beyond `after` of tables with versions that are recorded but not finalized, upwards."""
+        return [row[0] for row in self.connection.rows(PENDING_TABLES, after, limit)]
 
     @reads
     def has_pending_versions(self, table_id: int) -> bool:

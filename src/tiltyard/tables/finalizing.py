@@ -24,7 +24,7 @@ from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, V
 from tiltyard.tables.version_records import is_nowhere, stored_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tiltyard.context import Context
 
@@ -34,6 +34,7 @@ Commit: TypeAlias = tuple[TableRecord, VersionRecord]
 Outcome: TypeAlias = VersionRecord | Exception
 
 MOST_PENDING = 100
+"""Versions that are looked up at a time."""
 RECENT_MS = 2000
 """So long whoever made a manifest final has to note that, before others do it."""
 AT_ONCE = 8
@@ -192,32 +193,80 @@ def _moved(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat 
     return ctx.storage.stat(table.location, record.manifest_path)
 
 
-def finalize_pending(ctx: Context, table_id: int | None = None, *, recent: bool = True) -> int:
-    """Finish commits, of one table or of all, that a crash left between record and manifest; how many there were.
+def finalize_pending(ctx: Context, table_id: int, *, recent: bool = True) -> int:
+    """Finish a table's commits that a crash left between record and manifest; how many there were.
 
     Without `recent`, those that somebody has made final just now, and will note so, are left alone: readers see them.
     """
-    finished, tables = 0, dict[int, TableRecord]()
-    for record in ctx.store.pending_versions(table_id, limit=MOST_PENDING):
+    return _finalize_pending(ctx, table_id, recent)[0]
+
+
+def sweep_pending(ctx: Context) -> int:
+    """Do that for all tables, some at a time, each in its turn; how many commits there were.
+
+    A table with one that cannot be finished is left alone for longer and longer, and keeps no other waiting.
+    """
+    finished, retries = 0, ctx.services.retries
+    for table_id in retries.next_tables(ctx.store.tables_with_pending_versions, ctx.clock()):
+        failure: Exception | None
+        try:
+            done, failure = _finalize_pending(ctx, table_id, recent=False)
+        except Exception as error:  # noqa: BLE001  # one table must not stop the others: it is logged below
+            done, failure = 0, error
+        finished += done
+        if failure is None:
+            retries.succeeded(table_id)
+            continue
+        seconds = retries.failed(table_id, ctx.clock()) // 1000
+        known = isinstance(failure, LanceNamespaceError)
+        log.warning(
+            "table %s has versions that are not finished yet, tried again in %s s: %s",
+            table_id,
+            seconds,
+            failure,
+            exc_info=None if known else failure,
+        )
+    return finished
+
+
+def pending_versions(ctx: Context, table_id: int) -> Iterator[VersionRecord]:
+    """Yield all versions of a table that are recorded but not finalized, oldest first."""
+    last: VersionRecord | None = None
+    while page := ctx.store.pending_versions(table_id, MOST_PENDING, last):
+        yield from page
+        if len(page) < MOST_PENDING:
+            return
+        last = page[-1]
+
+
+def _finalize_pending(ctx: Context, table_id: int, recent: bool) -> tuple[int, LanceNamespaceError | None]:
+    """Return how many commits were finished, and why one was not."""
+    finished, failure, table = 0, None, None
+    for record in pending_versions(ctx, table_id):
         if ctx.services.finished.holds(record):
             continue
         try:
-            if (table := tables.get(record.table_id)) is None:
-                table = tables[record.table_id] = ctx.store.table_by_id(record.table_id)
+            table = table or ctx.store.table_by_id(table_id)
             if not recent and _is_seen(ctx, table, record):
                 continue
-            if (found := in_place(ctx, table, record)) is not None:
-                ctx.services.finished.note([FinalManifest(record, found.size, found.e_tag)])
-            elif _is_over(ctx, table, record):
-                ctx.store.forget_version(record)
-            else:
-                finalize(ctx, table, record)
+            _finish(ctx, table, record)
             finished += 1
         except TableNotFoundError:
-            continue  # dropped meanwhile, and its records with it
+            break  # dropped meanwhile, and its records with it
+        except ConcurrentModificationError as error:  # its record was taken back
+            log.warning("version %s of table %s is lost: %s", record.version, table_id, error)
         except LanceNamespaceError as error:
-            log.warning("version %s of table %s is not finished yet: %s", record.version, record.table_id, error)
-    return finished
+            failure = error
+    return finished, failure
+
+
+def _finish(ctx: Context, table: TableRecord, record: VersionRecord) -> None:
+    if (found := in_place(ctx, table, record)) is not None:
+        ctx.services.finished.note([FinalManifest(record, found.size, found.e_tag)])
+    elif _is_over(ctx, table, record):
+        ctx.store.forget_version(record)
+    else:
+        finalize(ctx, table, record)
 
 
 def _is_over(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:

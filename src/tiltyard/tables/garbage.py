@@ -27,7 +27,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import is_detached, versions_folder
 from tiltyard.store.grants import TABLE
 from tiltyard.tables.deleted_versions import expired_versions
-from tiltyard.tables.finalizing import finalize_pending, in_place
+from tiltyard.tables.finalizing import finalize_pending, in_place, pending_versions
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.references import (
     Kind,
@@ -227,7 +227,7 @@ def stale_staged(ctx: Context, table: TableRecord, old: Sequence[TableFile]) -> 
 
     The files were found before: one that is recorded meanwhile is seen here to be waited for.
     """
-    pending = {record.staged_path for record in ctx.store.pending_versions(table.id)}
+    pending = {record.staged_path for record in pending_versions(ctx, table.id)}
     return [
         file
         for file in old

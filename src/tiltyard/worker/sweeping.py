@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.catalog.deletion import sweep
 from tiltyard.config import DAY_MS
-from tiltyard.tables.finalizing import finalize_pending
+from tiltyard.tables.finalizing import sweep_pending
 from tiltyard.tables.multipart import abandon_stale_uploads
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ SWEPT_ROWS = 1_000
 
 def sweep_leftovers(ctx: Context) -> bool:
     """Do a little of what cannot wait; whether there may be more."""
-    return bool(sweep(ctx) + finalize_pending(ctx, recent=False) + ctx.store.sweep_requests(SWEPT_ROWS))
+    return bool(sweep(ctx) + sweep_pending(ctx) + ctx.store.sweep_requests(SWEPT_ROWS))
 
 
 def sweep_old(ctx: Context) -> bool:

@@ -1,0 +1,129 @@
+"""Pending versions that cannot be finalized, beside those that can: each table has its turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from pathlib import Path
+
+import lance
+import pytest
+from msgspec import structs
+from tests.tables.served import Server
+from tests.tables.test_version_commits import location, stage
+
+from tiltyard.store import NewVersion
+from tiltyard.tables import finalizing
+from tiltyard.tables.retries import FIRST_MS, LONGEST_MS, MOST_TABLES, Retries
+from tiltyard.worker.sweeping import sweep_leftovers
+
+
+def pend(server: Server, name: str, version: int, staged: str) -> None:
+    """Record a version as a server does that dies right behind the record."""
+    record = server.ctx.store.describe_table((name,))
+    path = f"_versions/{2**64 - 1 - version}.manifest"
+    server.ctx.store.record_version(NewVersion(record.id, version, staged, path))
+
+
+def gone(server: Server, name: str, versions: int = 1) -> None:
+    """A table whose location is gone, with versions that were recorded before."""
+    server.declare(name, managed=True)
+    folder = location(server, name)
+    for version in range(1, versions + 1):
+        pend(server, name, version, f"{folder}/_versions/{2**64 - 1 - version}.manifest-staged")
+
+
+def finishable(server: Server, name: str, scratch: Path) -> Path:
+    server.declare(name, managed=True)
+    folder = location(server, name)
+    pend(server, name, 1, stage(folder, 1, scratch))
+    return folder
+
+
+@pytest.mark.parametrize(("tables", "versions"), [(MOST_TABLES + 20, 1), (1, 250)], ids=["tables", "versions of one"])
+def test_versions_that_cannot_be_finalized_starve_nobody(
+    server: Server, tmp_path: Path, tables: int, versions: int
+) -> None:
+    for number in range(tables):
+        gone(server, f"gone-{number}", versions)
+    folders = [finishable(server, f"good-{number}", tmp_path) for number in range(3)]
+    for _ in range(2):
+        sweep_leftovers(server.ctx)
+    assert [lance.dataset(folder).count_rows() for folder in folders] == [3, 3, 3]
+    server.services.finished.flush()
+    good = [server.ctx.store.describe_table((f"good-{number}",)).id for number in range(3)]
+    assert not any(map(server.ctx.store.has_pending_versions, good))
+
+
+def test_version_behind_many_of_its_table_that_cannot_be_finalized_is_finalized(server: Server, tmp_path: Path) -> None:
+    server.declare("t", managed=True)
+    folder = location(server, "t")
+    for version in range(2, finalizing.MOST_PENDING + 10):
+        pend(server, "t", version, f"{folder}/_versions/{2**64 - 1 - version}.manifest-staged")
+    pend(server, "t", 1, stage(folder, 1, tmp_path))
+    assert finalizing.finalize_pending(server.ctx, server.ctx.store.describe_table(("t",)).id) == 1
+    assert lance.dataset(folder).count_rows() == 3
+
+
+def test_table_that_cannot_be_finished_is_tried_after_longer_and_longer_pauses(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone(server, "gone")
+    tries: Counter[int] = Counter()
+    finish = finalizing._finish
+
+    def counted(ctx: object, table: object, record: object) -> None:
+        tries[now] += 1
+        finish(ctx, table, record)  # type: ignore[arg-type]  # passed on as they come
+
+    monkeypatch.setattr(finalizing, "_finish", counted)
+    start = now = server.ctx.clock() + 60_000
+    services = dataclasses.replace(server.ctx.services, clock=lambda: now)
+    ctx = structs.replace(server.ctx, services=services)
+    with caplog.at_level(logging.WARNING, "tiltyard.versions"):
+        while now < start + 3_600_000:
+            sweep_leftovers(ctx)
+            now += 1000
+    assert set(tries.values()) == {1}
+    pauses = [later - sooner for sooner, later in zip(sorted(tries), sorted(tries)[1:], strict=False)]
+    assert pauses[0] <= FIRST_MS + 1000 and max(pauses) <= LONGEST_MS + 1000
+    assert 15 <= len(tries) <= 30  # of 3,600 sweeps in an hour
+    assert sum("tried again in" in line.message for line in caplog.records) == len(tries)
+
+
+def test_table_that_was_finished_is_tried_at_once_the_next_time() -> None:
+    retries, pending = Retries(), lambda after, limit: [7] if after < 7 else []
+    assert retries.next_tables(pending, 0) == [7]
+    pause = retries.failed(7, 0)
+    assert retries.next_tables(pending, pause - 1) == []
+    assert retries.next_tables(pending, pause) == [7]
+    retries.succeeded(7)
+    assert retries.failed(7, pause) <= FIRST_MS
+
+
+def test_turns_go_round_all_tables() -> None:
+    retries, there = Retries(), range(1, 2 * MOST_TABLES + 51)
+    turns = [
+        retries.next_tables(lambda after, limit: [one for one in there if one > after][:limit], 0) for _ in range(3)
+    ]
+    assert turns[0] + turns[1] == list(range(1, 2 * MOST_TABLES + 1))
+    assert turns[2][:50] == list(range(2 * MOST_TABLES + 1, 2 * MOST_TABLES + 51))
+    assert {one for turn in turns for one in turn} == set(there)
+
+
+def test_error_that_nobody_foresaw_keeps_no_other_table_waiting(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone(server, "gone")
+    folder = finishable(server, "good", tmp_path)
+    finish = finalizing._finish
+
+    def fail(ctx: object, table: object, record: object) -> None:
+        if getattr(table, "name", "") == "gone":
+            raise OSError("an error of the disk")
+        finish(ctx, table, record)  # type: ignore[arg-type]  # passed on as they come
+
+    monkeypatch.setattr(finalizing, "_finish", fail)
+    assert sweep_leftovers(server.ctx)
+    assert lance.dataset(folder).count_rows() == 3

@@ -60,6 +60,7 @@ BOUNDS = {
     "max_page_size": (1, 100_000),
     "max_json_depth": (8, 500),
     "max_operations": (1, 1 << 20),
+    "max_vectors": (1, 1 << 20),
 }
 """The least and the most that a setting may be."""
 
@@ -188,10 +189,10 @@ class Settings:
     rate_burst: float = field(
         default=2.0, metadata={"help": "Seconds whose requests may come all at once, after a pause."}
     )
-    max_queries: int = field(default=0, metadata={"help": "Queries of one principal at once; 0 is no limit."})
-    max_queries_total: int = field(default=0, metadata={"help": "Queries of all at once; 0 is no limit."})
+    max_queries: int = field(default=64, metadata={"help": "Queries of one principal at once; 0 is no limit."})
+    max_queries_total: int = field(default=256, metadata={"help": "Queries of all at once; 0 is no limit."})
     query_timeout: float = field(
-        default=0.0, metadata={"help": "Seconds that a query may take, its answer included; 0 is no limit."}
+        default=300.0, metadata={"help": "Seconds that a query may take, its answer included; 0 is no limit."}
     )
     max_result_bytes: int = field(
         default=0, metadata={"help": "Largest answer to a query, in bytes of Arrow; 0 is no limit."}
@@ -208,7 +209,10 @@ class Settings:
     )
     max_page_size: int = field(default=1000, metadata={"help": "Most entries in a page of a list."})
     max_json_depth: int = field(default=128, metadata={"help": "Deepest nesting of a JSON body."})
-    max_operations: int = field(default=10_000, metadata={"help": "Most entries in one batch."})
+    max_operations: int = field(
+        default=10_000, metadata={"help": "Most entries in one batch, and in any list or map of a request."}
+    )
+    max_vectors: int = field(default=1000, metadata={"help": "Most query vectors in one request."})
     transaction_days: float = field(
         default=30.0, metadata={"help": "Days for which ended transactions can be described."}
     )

@@ -24,7 +24,7 @@ from tiltyard.api.arrivals import Arrivals
 from tiltyard.api.connections import RECOGNIZE, Connections
 from tiltyard.api.downloads import media_type
 from tiltyard.api.entrance import Entrance
-from tiltyard.api.exchange import SEND_WHOLE, Exchange, Send
+from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT, Exchange, Send
 from tiltyard.api.groups import Group
 from tiltyard.api.intake import ARRIVED, INTAKE
 from tiltyard.api.limits import QUERIES, Limits
@@ -80,8 +80,10 @@ class Api:
         """One HTTP request."""
         headers: Headers = dict(scope["headers"])
         call = self._accounts.open(scope, _request_id(headers))
-        send_whole = scope.get("extensions", {}).get(SEND_WHOLE)
+        extensions = scope.get("extensions", {})
+        send_whole = extensions.get(SEND_WHOLE)
         exchange = Exchange(send, call, send_whole, remote.speaks(scope["raw_path"], scope["query_string"], headers))
+        exchange.watch = extensions.get(WATCH_CLIENT)
         try:
             await self._answer(scope, headers, receive, exchange)
         except Exception as error:  # the one place where every failure becomes an answer
@@ -240,7 +242,9 @@ class Api:
         slot = self._limits.enter(ctx, exchange.call.address)
         try:
             deadline = earlier(Deadline.after(settings.query_timeout), exchange.deadline)
-            query = Query(self._threads.of(route.operation), deadline, slot, settings.max_result_bytes)
+            pool = self._threads.of(route.operation)
+            has_left = None if exchange.watch is None else exchange.watch()
+            query = Query(pool, deadline, slot, settings.max_result_bytes, has_left)
             assert route.served is not None
             result = await query.run(route.served, ctx, request, media_type(accept))
             if isinstance(result, Download) and not result.complete:

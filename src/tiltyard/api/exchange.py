@@ -21,6 +21,8 @@ SendWhole = Callable[[int, bytes, bytes], bool]
 """Sends status, lines of headers and body at once, and says whether it did; if not, nothing was sent."""
 SEND_WHOLE = "tiltyard.send_whole"
 """The extension of the ASGI scope that has a `SendWhole`."""
+WATCH_CLIENT = "tiltyard.watch_client"
+"""The extension that gives, once the body was read, what tells any thread whether the client closed its connection."""
 
 MOST_AT_ONCE = 64 << 10
 """Bytes of a body up to which it is worth a copy to have it behind its head."""
@@ -41,6 +43,7 @@ class Exchange:
         self.request_id = call.request_id
         self.remote = remote
         self.deadline: Deadline | None = None
+        self.watch: Callable[[], Callable[[], bool]] | None = None
         self.started = False
 
     @property

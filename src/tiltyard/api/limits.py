@@ -9,10 +9,12 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_origin
 
+import msgspec
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.problems import HttpError
@@ -20,6 +22,7 @@ from tiltyard.api.rates import Bucket, open_times
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.principals import EVERYBODY
+from tiltyard.spec import models
 
 QUERIES = frozenset({"QueryTable", "CountTableRows", "ExplainTableQueryPlan", "AnalyzeTableQueryPlan"})
 COUNTED = {
@@ -33,8 +36,18 @@ COUNTED = {
 }
 """Where a request has entries that are each work of their own."""
 
+_NARROWER: Mapping[tuple[type, str], str] = {
+    (models.QueryTableVector, "multi_vector"): "max_vectors",
+    (models.QueryTableRequest, "order_by"): "",
+}
+"""Lists whose entries cost more than others: the setting that bounds them, "" for `MOST_ORDERS`."""
+MOST_ORDERS = 64
+"""Columns that one answer is ordered by."""
+
 EVERY_CALLER = ""
 """Stands for all of them; nobody has no name."""
+_EACH = 20
+"""Lists and objects that an entry of a request may have."""
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)  # also one that never ends: to look for its end takes once
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
@@ -106,20 +119,61 @@ class Limits:
         return Slot(leave)
 
     def check_depth(self, body: bytes) -> None:
-        """Refuse JSON that is nested deeper than allowed. Raises InvalidInputError."""
+        """Refuse JSON that is nested deeper, or of more lists and objects, than allowed. Raises InvalidInputError.
+
+        Each of them takes some 100 bytes once it is parsed, for as few as 2 in the body.
+        """
         most = self._settings.max_json_depth
         # So many brackets are needed for that, and most bodies have fewer: two scans at the speed of memory.
-        if body.count(b"[") + body.count(b"{") > most and depth(body) > most:
+        brackets = body.count(b"[") + body.count(b"{")
+        if brackets > most and depth(body) > most:
             raise InvalidInputError(f"The body is nested deeper than {most} levels.")
+        most = self._settings.max_operations * _EACH
+        if brackets > most and sum(map(_STRINGS.sub(b"", body).count, (b"[", b"{"))) > most:
+            raise InvalidInputError(f"The body has more than {most} lists and objects: send it in parts.")
 
     def check_entries(self, operation: str, request: Any) -> None:
         """Refuse a batch that is too long. Raises InvalidInputError."""
+        most = self._settings.max_operations
         field = COUNTED.get(operation)
-        if field is None:
-            return
-        most, number = self._settings.max_operations, len(getattr(request, field) or ())
-        if number > most:
+        if field is not None and (number := len(getattr(request, field) or ())) > most:
             raise InvalidInputError(f"The request has {number} {field}: at most {most}, so send it in parts.")
+        self._check_counts(request)
+
+    def _check_counts(self, value: msgspec.Struct) -> None:
+        """Check the lists and maps of a request, and of all that is in it."""
+        kind = type(value)
+        for name in _repeating(kind):
+            inside = getattr(value, name)
+            if inside is None:
+                continue
+            if isinstance(inside, msgspec.Struct):
+                self._check_counts(inside)
+                continue
+            if isinstance(inside, list | dict):
+                setting = _NARROWER.get((kind, name), "max_operations")
+                most = getattr(self._settings, setting) if setting else MOST_ORDERS
+                if len(inside) > most:
+                    raise InvalidInputError(f"The request has {len(inside)} entries in '{name}': at most {most}.")
+                for entry in inside.values() if isinstance(inside, dict) else inside:
+                    if not isinstance(entry, msgspec.Struct):
+                        break  # texts and numbers: entries of one list are alike
+                    self._check_counts(entry)
+
+
+@cache
+def _repeating(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a struct that have entries, or structs that may have; a vector's numbers are no entries."""
+    return tuple(one.name for one in msgspec.structs.fields(kind) if _repeats(one.type))
+
+
+def _repeats(kind: Any) -> bool:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (list, dict):
+        return parts != (float,)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return True
+    return any(_repeats(part) for part in parts)
 
 
 def caller(ctx: Context, address: str) -> str:

@@ -27,7 +27,7 @@ from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tiltyard.api.connections import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
-from tiltyard.api.exchange import SEND_WHOLE
+from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.api.intake import ARRIVED, INTAKE, Intake
 from tiltyard.api.safety import SAFETY_LINES
 from tiltyard.spec.models import ErrorResponse
@@ -214,6 +214,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         extensions[ARRIVED] = partial(_arrived, self.cycle)
         extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
+        extensions[WATCH_CLIENT] = partial(_watch_client, self.cycle)
         self.cycle.on_response = partial(self._answered, extensions)
         if self.sheds():
             self.cycle.keep_alive = False  # the answer will say so
@@ -364,6 +365,16 @@ def _arrived(cycle: RequestResponseCycle) -> bytes | None:
     body, cycle.body = bytes(cycle.body), bytearray()
     cycle.flow.resume_reading()  # a long one has paused it
     return body
+
+
+def _watch_client(cycle: RequestResponseCycle) -> Callable[[], bool]:
+    """See `tiltyard.api.exchange`."""
+    cycle.flow.resume_reading()  # a long body has paused it, and the end of a connection is read, too
+    return partial(_has_left, cycle)
+
+
+def _has_left(cycle: RequestResponseCycle) -> bool:
+    return cycle.disconnected or cycle.transport.is_closing()
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> bool:

@@ -1,7 +1,8 @@
 """Queries: in threads, for as long as they may take.
 
 Lance gives no way to stop it inside of one batch. So a query that is out of time is answered at once, hears of it
-between two batches, and keeps its place until its thread has really ended.
+between two batches, and keeps its place until its thread has really ended. A query whose client has left is stopped in
+the same way, and does not begin if it still waits for a thread.
 """
 
 from __future__ import annotations
@@ -90,9 +91,20 @@ def earlier(one: Deadline | None, other: Deadline | None) -> Deadline | None:
 class Query:
     """One query. Its methods run on the event loop, what is started in a thread of `pool`."""
 
-    def __init__(self, pool: Executor, deadline: Deadline | None, slot: Slot | None, most: int) -> None:
-        """`most` is how many bytes an Arrow answer may have, 0 for any number."""
+    def __init__(
+        self,
+        pool: Executor,
+        deadline: Deadline | None,
+        slot: Slot | None,
+        most: int,
+        has_left: Callable[[], bool] | None = None,
+    ) -> None:
+        """`most` is how many bytes an Arrow answer may have, 0 for any number.
+
+        `has_left` tells whether the client has closed its connection.
+        """
         self._pool = pool
+        self._has_left = has_left
         self._deadline = deadline
         self._slot = slot
         self._most = most
@@ -103,10 +115,10 @@ class Query:
 
         Raises QueryStoppedError, TooLargeError, and what the operation raises.
         """
-        if self._deadline is not None:
-            ctx = self._deadline.laid_on(ctx)
+        ctx = structs.replace(ctx, check_time=self._check)
 
         def work() -> Any:
+            self._check()  # it may have waited long for its thread
             result = served.function(ctx, request)
             reach(Point.BEFORE_ANSWER)
             return outgoing(result, media, self._most)
@@ -117,6 +129,13 @@ class Query:
         except QueryStoppedError:
             running.add_done_callback(_let_go)
             raise
+
+    def _check(self) -> None:
+        """For the thread that works. Raises ServiceUnavailableError where nobody waits for the answer any more."""
+        if self._has_left is not None and self._has_left():
+            raise ServiceUnavailableError("The client closed its connection, so its query was stopped.")
+        if self._deadline is not None:
+            self._deadline.check()
 
     def start(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """Begin a piece of work; one at a time."""

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from tiltyard.spec import models
 
 DEEPEST = 16
+MOST_WORDS = 5_000
+"""Words that a query looks up, in each of its columns, with what fuzzy ones expand to: 0.16 ms and 30 KB each."""
+LONGEST_TERMS = 50_000
+"""Characters of all words: an index may make several of one."""
 AUTOMATIC = "auto"
 _WORDS = re.compile(r"\w+")
 _KINDS = ("match", "phrase", "boost", "multi_match", "boolean")
@@ -40,6 +44,7 @@ class FullText:
 
     def __init__(self, indexed: Callable[[], Sequence[str]]) -> None:
         self._indexed = indexed
+        self._words = self._characters = 0
 
     def query(self, asked: models.QueryTableFullTextQuery) -> FullTextQuery:
         """The query of a request. Raises InvalidInputError."""
@@ -50,6 +55,7 @@ class FullText:
         if asked.string_query is None:
             raise InvalidInputError("A full_text_query needs a string_query or a structured_query.")
         terms, columns = asked.string_query.query, self._columns(asked.string_query.columns)
+        self._count(terms, len(columns))
         return MatchQuery(terms, columns[0]) if len(columns) == 1 else MultiMatchQuery(terms, columns)
 
     def _any(self, query: models.FtsQuery, depth: int) -> FullTextQuery:
@@ -72,17 +78,21 @@ class FullText:
 
     def _match(self, query: models.MatchQuery) -> FullTextQuery:
         columns = self._columns(None if query.column is None else [query.column])
-        if len(columns) > 1 and _spread(query) == _MATCH_DEFAULTS:
+        spread = _spread(query)
+        self._count(query.terms, len(columns), 1 if spread["fuzziness"] == 0 else spread["max_expansions"])
+        if len(columns) > 1 and spread == _MATCH_DEFAULTS:
             boosts = [1.0 if query.boost is None else query.boost] * len(columns)
             return MultiMatchQuery(query.terms, columns, boosts=boosts, operator=_operator(query.operator))
         return _together([_match_in(query, column) for column in columns])
 
     def _phrase(self, query: models.PhraseQuery) -> FullTextQuery:
         granularity = _granularity(query.document_granularity)
+        columns = self._columns(None if query.column is None else [query.column])
+        self._count(query.terms, len(columns))
         return _together(
             [
                 PhraseQuery(query.terms, column, slop=query.slop or 0, document_granularity=granularity)
-                for column in self._columns(None if query.column is None else [query.column])
+                for column in columns
             ]
         )
 
@@ -101,6 +111,7 @@ class FullText:
         if alike and all(part.column is not None and _spread(part) == _MATCH_DEFAULTS for part in parts):
             boosts = [1.0 if part.boost is None else part.boost for part in parts]
             columns = [part.column for part in parts if part.column is not None]
+            self._count(first.terms, len(columns))
             return MultiMatchQuery(first.terms, columns, boosts=boosts, operator=operator)
         return _together([self._match(part) for part in parts])
 
@@ -109,6 +120,16 @@ class FullText:
         if not query.must and not query.should:
             raise InvalidInputError("A boolean query needs at least one 'must' or 'should' clause.")
         return BooleanQuery([(occur, self._any(part, depth + 1)) for occur, parts in clauses for part in parts])
+
+    def _count(self, terms: str, columns: int, expansions: int = 1) -> None:
+        """Count words to be looked up in some columns. Raises InvalidInputError where the query has too many."""
+        self._words += max(1, len(_WORDS.findall(terms))) * columns * max(1, expansions)
+        self._characters += len(terms) * columns
+        if self._words > MOST_WORDS or self._characters > LONGEST_TERMS:
+            raise InvalidInputError(
+                f"The full-text query looks up more than {MOST_WORDS} words, counted for each column, with what fuzzy"
+                f" ones expand to, or {LONGEST_TERMS} characters of them."
+            )
 
     def _columns(self, named: Sequence[str] | None) -> list[str]:
         columns = list(named) if named else list(self._indexed())

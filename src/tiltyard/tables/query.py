@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import lance
+    from lance.dataset import LanceScanner
 
     from tiltyard.context import Context
 
@@ -79,7 +80,7 @@ def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlan
     """How a query would run, without running it. Raises what `query_table` raises."""
     search = _nested(ctx, request.id, request.branch, request.query)
     with _query_errors(search.dataset):
-        return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in search.scanners()])
+        return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in _timely(ctx, search)])
 
 
 @operation(needs=on_table(Privilege.READ))
@@ -90,7 +91,14 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
     """
     search = _nested(ctx, request.id, request.branch, request.query or _unwrapped(request))
     with _query_errors(search.dataset):
-        return _titled([scanner.analyze_plan() for scanner in search.scanners()])
+        return _titled([scanner.analyze_plan() for scanner in _timely(ctx, search)])
+
+
+def _timely(ctx: Context, search: Search) -> Iterator[LanceScanner]:
+    """Yield the scanners of a search for as long as somebody waits. Raises ServiceUnavailableError."""
+    for scanner in search.scanners():
+        ctx.check_time()
+        yield scanner
 
 
 def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
@@ -199,6 +207,7 @@ def _batches(ctx: Context, search: Search, found: Iterable[Reader]) -> Iterator[
     """The rows of one search after the other, as the answer shows them."""
     with _query_errors(search.dataset):
         for number, reader in enumerate(found):
+            ctx.check_time()
             left = search.most
             for batch in reader:
                 ctx.check_time()

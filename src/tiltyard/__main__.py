@@ -1,5 +1,19 @@
-"""`python -m tiltyard`."""
+"""`python -m tiltyard`, and the command `tiltyard`."""
 
-from tiltyard.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Run the commands; an interrupt while they are imported ends the process with the status 130, too."""
+    try:
+        from tiltyard.cli import main as commands  # noqa: PLC0415  # see above
+    except KeyboardInterrupt:
+        sys.stderr.write("tiltyard: interrupted.\n")
+        raise SystemExit(130) from None
+    commands()
+
+
+if __name__ == "__main__":
+    main()

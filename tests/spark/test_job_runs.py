@@ -105,6 +105,30 @@ def test_job_that_is_interrupted_is_canceled(
     assert "commit" not in noted(tmp_path)
 
 
+def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_that_waits(
+    server: ServerProcess, environ: dict[str, str], tmp_path: Path
+) -> None:
+    imports = ("tiltyard.cli", "click", "tiltyard.cli.jobs", "lance_namespace", "pyarrow", "tiltyard.cli.bar")
+    moments = [*(f"import {name}" for name in imports), "request 1", "request 2"]
+    on_spark = ["import pyspark.sql", "start"]
+    for moment in [*moments, *on_spark]:
+        folder = tmp_path / moment.replace(" ", "_")
+        folder.mkdir()
+        job = "toy_on_spark" if moment in on_spark else "toy"
+        line = [sys.executable, "-m", "tests.spark.interrupted", moment, "job", job, str(folder), "--uri", server.url]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(line, env={**os.environ, **environ}, stdout=pipe, stderr=pipe, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "there\n", moment
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=120)
+        assert (process.returncode, "Traceback" in err, "tiltyard: " in err) == (130, False, True), (moment, err)
+        jobs = Calls(connection(server.url)).call("ListJobs", name=job)["jobs"]
+        left = [one["status"] for one in jobs if one["arguments"].get("folder") == str(folder)]
+        assert left == (["Canceled"] if moment.startswith("request") else []), moment
+        assert "commit" not in noted(folder), moment
+
+
 def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
     server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

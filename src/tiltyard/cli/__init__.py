@@ -8,6 +8,7 @@ import click
 
 from tiltyard import __version__
 from tiltyard.cli.access_commands import can, grant, grants, revoke, role, whoami
+from tiltyard.cli.interruption import Commands
 from tiltyard.cli.key_commands import key, principal
 from tiltyard.cli.options import DATABASE, refuse, settings_options
 from tiltyard.cli.policy_commands import policy
@@ -22,7 +23,7 @@ WORKER = ("root", "db", "jobs", "spark", "log_level")
 UPKEEP = ("root", "db", "gc_safety_days")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tiltyard")
 def main() -> None:
     """Tiltyard: the open server for Lance tables.

@@ -12,6 +12,7 @@ import click
 from lance_namespace.errors import InvalidTableStateError
 
 from tiltyard.cli.bar import progress_bar
+from tiltyard.cli.interruption import interruptible
 from tiltyard.cli.jobs import Reach, drive_here, reach_options, refusing
 from tiltyard.cli.options import Refuse
 from tiltyard.pipeline.calls import Calls
@@ -107,7 +108,9 @@ def _resume(reach: Reach, job_id: str) -> None:
         raise InvalidTableStateError(f"The job {job_id} is {told['status']}: there is nothing to resume.")
     job = find_job(told["name"])
     spark = reach.session(job, told.get("spark"))
-    drive_here(job, claim(calls, job_id, owner), owner, reach, spark)
+    with interruptible() as interruption:
+        claimed = claim(calls, job_id, owner, check=interruption.check)
+        drive_here(job, claimed, owner, reach, spark, interruption)
 
 
 def _tell(job: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import click
 from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 
 from tiltyard.cli.bar import progress_bar
+from tiltyard.cli.interruption import Interruption, end, interruptible
 from tiltyard.cli.options import Refuse
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.pipeline.applications import application_facts
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 FIRST_SECONDS = 5.0
 """How long a command asks a server that does not answer, before it has begun anything."""
-INTERRUPTED = 130
-"""The status of a command that Ctrl-C ended, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +121,12 @@ def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reac
         return shown.texts()
 
     spark = reach.session(job)
-    with _interrupting(run.canceled.set), progress_bar(job.name, told):
+    with interruptible() as interruption, progress_bar(job.name, told):
+        interruption.call(run.canceled.set)
         try:
             figures = job.function(run, reach.connection(), spark, **arguments)
         except RunCanceledError:
-            _interrupted(job.name)
+            _interrupted(job.name, run.figures)
     _print({name: str(value) for name, value in figures.items()})
 
 
@@ -135,50 +134,50 @@ def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach)
     """Begin the job as its driver. The session comes first: without one, there is no job to tell of."""
     spark = reach.session(job)
     calls, owner = reach.calls(), new_owner()
-    drive_here(job, submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS), owner, reach, spark)
+    with interruptible() as interruption:  # from here on, for a job that was begun has to be canceled
+        interruption.check()
+        queued = submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
+        drive_here(job, queued, owner, reach, spark, interruption)
 
 
-def drive_here(job: RegisteredJob, queued: QueuedJob, owner: str, reach: Reach, spark: SparkSession | None) -> None:
-    """Drive a job that `owner` has, with a bar; Ctrl-C cancels it. Raises what it fails with."""
+def drive_here(
+    job: RegisteredJob,
+    queued: QueuedJob,
+    owner: str,
+    reach: Reach,
+    spark: SparkSession | None,
+    interruption: Interruption,
+) -> None:
+    """Drive a job that `owner` has, with a bar; an interruption cancels it. Raises what it fails with."""
     keep_memory()
     where = reach.connection()
     run = CatalogRun(Calls(where), queued, owner)
-    run.progress(**application_facts(spark))
-    with _interrupting(run.cancel), progress_bar(job.name, run.figures.texts):
-        figures = drive(run, lambda: queued.work(run, where, spark))
+    interruption.call(run.cancel)
+
+    def work() -> Mapping[str, object]:
+        run.progress(**application_facts(spark))
+        return queued.work(run, where, spark)
+
+    with progress_bar(job.name, run.figures.texts):
+        figures = drive(run, work)
     if figures is None:
-        _stopped(Calls(where), queued.id)
+        _stopped(Calls(where), queued.id, run.figures.texts())
     _print({"job": queued.id, **figures})
 
 
-@contextmanager
-def _interrupting(cancel: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel what runs here; a second one ends the command at once."""
-
-    def stop(number: int, frame: object) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
-        cancel()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stopped(calls: Calls, job_id: str) -> NoReturn:
+def _stopped(calls: Calls, job_id: str, figures: Mapping[str, str]) -> NoReturn:
     """Tell why a job was stopped. Raises PermissionDeniedError for one that the catalog has ended, in its words."""
     job = calls.call("DescribeJob", id=[job_id])["job"]
     if job["status"] == "Failed" and job.get("error"):
         raise PermissionDeniedError(job["error"])
-    _interrupted(job_id)
+    _interrupted(job_id, figures)
 
 
-def _interrupted(what: str) -> NoReturn:
-    click.echo(f"tiltyard: {what} was canceled: nothing was committed.", err=True)
-    raise SystemExit(INTERRUPTED)
+def _interrupted(what: str, figures: Mapping[str, str]) -> NoReturn:
+    """End the command of a job that was canceled; a `version` among its figures is that of a commit of its own."""
+    version = figures.get("version")
+    left = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
+    end(f"tiltyard: {what} was canceled: {left}.")
 
 
 def _print(figures: Mapping[str, str]) -> None:

@@ -202,12 +202,16 @@ def submit(calls: Calls, job: RegisteredJob, arguments: Mapping[str, Any], **fie
     return QueuedJob.of(told["job"])
 
 
-def claim(calls: Calls, job_id: str, owner: str, lease_ms: int = LEASE_MS) -> QueuedJob:
+def claim(
+    calls: Calls, job_id: str, owner: str, lease_ms: int = LEASE_MS, *, check: Callable[[], None] = lambda: None
+) -> QueuedJob:
     """Take over a job, once the lease of its last driver has ended; one that failed is queued again first.
 
-    Raises TransactionNotFoundError, InvalidTableStateError for one that succeeded or was canceled.
+    `check` is called again and again before that, to end the wait by raising. Raises TransactionNotFoundError,
+    InvalidTableStateError for one that succeeded or was canceled.
     """
     while True:
+        check()
         answer = calls.call("ClaimJob", owner=owner, job_id=job_id, lease_millis=lease_ms)
         if answer.get("job"):
             return QueuedJob.of(answer["job"])

@@ -45,6 +45,20 @@ class Paging:
             pass
         raise InvalidInputError("This page token is not from this list: start again without one.")
 
+    def name(self, scope: str, token: str | None) -> str | None:
+        """The name that a token stands for in a list by names; one that is no token is such a name itself.
+
+        Lance's own namespaces page by the last name of a page. Raises InvalidInputError for a token of another list.
+        """
+        if not token:
+            return None
+        try:
+            return str(self.key(scope, token))
+        except InvalidInputError:
+            if _is_signed_name(token):
+                raise
+            return token
+
     def page(
         self,
         scope: str,
@@ -52,17 +66,30 @@ class Paging:
         limit: int | None,
         fetch: Callable[[Any, int], Sequence[T]],
         key_of: Callable[[T], Any],
+        *,
+        by_name: bool = False,
     ) -> tuple[Sequence[T], str | None]:
         """One page and the token of the next one (None on the last).
 
         `fetch(after, count)` answers up to `count` entries after a key; one more than the page is asked for, so that
-        the last page has no token.
+        the last page has no token. In a list `by_name` the last name of a page is as good as its token.
         """
         size = page_size(limit, self._largest)
-        entries = fetch(self.key(scope, token), size + 1)
+        after = self.name(scope, token) if by_name else self.key(scope, token)
+        entries = fetch(after, size + 1)
         if len(entries) <= size:
             return entries, None
         return entries[:size], self.token(scope, key_of(entries[size - 1]))
+
+
+def _is_signed_name(token: str) -> bool:
+    """Whether a text is a token of some list by names: a signature, and a JSON text. No name happens to be that."""
+    try:
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        msgspec.json.decode(raw[_SIGNATURE_BYTES:], type=str)
+    except (ValueError, msgspec.MsgspecError):
+        return False
+    return True
 
 
 def page_size(limit: int | None, largest: int) -> int:

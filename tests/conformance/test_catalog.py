@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import lance
 import lance.namespace as rust
+import lance_namespace
 import lance_namespace_urllib3_client as u
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     NamespaceAlreadyExistsError,
@@ -140,13 +144,38 @@ def test_list_tables_pages_hold_while_others_insert(raw: Raw, namespace: str) ->
     assert seen == [f"t{number:02}" for number in range(0, 20, 2)]
 
 
+@pytest.mark.parametrize("kind", ["tables", "namespaces"])
+def test_last_name_of_a_page_is_a_page_token_as_in_the_namespaces_of_lance(
+    raw: Raw, namespace: str, tmp_path: Path, kind: str
+) -> None:
+    names = ["a", "b", "c%", "d_d", "é"]
+    directory = rust.DirectoryNamespace(root=str(tmp_path))
+    for name in names:
+        assert raw.post(
+            f"/v1/{kind[:-1]}/{namespace}${quote(name)}/{'declare' if kind == 'tables' else 'create'}"
+        ).is_success
+        if name.isalpha() and name.isascii():
+            lance.write_dataset(pa.table({"n": [1]}), tmp_path / f"{name}.lance")
+    path = f"/v1/namespace/{namespace}/{'table/list' if kind == 'tables' else 'list'}"
+    for last in (*names, "aa", "zz", "0", "nothing like it"):
+        page = raw.get(path, params={"page_token": last, "limit": 2}).json()
+        assert page[kind] == [name for name in names if name.encode() > last.encode()][:2]
+    first = raw.get(path, params={"limit": 2}).json()
+    assert raw.get(path, params={"page_token": first["page_token"]}).json()[kind] == names[2:]
+    if kind == "tables":
+        theirs = directory.list_tables(lance_namespace.ListTablesRequest(id=[], page_token="a", limit=1))
+        assert theirs.tables == raw.get(path, params={"page_token": "a", "limit": 1}).json()["tables"] == ["b"]
+
+
 def test_page_token_forged_or_foreign_is_refused(raw: Raw, namespace: str, fresh: Fresh) -> None:
     for name in ("a", "b"):
         raw.post(f"/v1/table/{namespace}${name}/declare")
     token = raw.get(f"/v1/namespace/{namespace}/table/list?limit=1").json()["page_token"]
-    for forged in ("x", token[:-2], "a" * 40):
-        assert code(raw.get(f"/v1/namespace/{namespace}/table/list", params={"page_token": forged})) == (400, 13)
-    assert code(raw.get("/v1/namespace/$/table/list", params={"page_token": token})) == (400, 13)
+    of_all = raw.get("/v1/table?limit=1").json()["page_token"]
+    for forged in ("x", of_all[:-2], "a" * 40, token):
+        assert code(raw.get("/v1/table", params={"page_token": forged})) == (400, 13)
+    for other in ("/v1/namespace/$/table/list", f"/v1/namespace/{namespace}/list"):
+        assert code(raw.get(other, params={"page_token": token})) == (400, 13)
     assert code(raw.get(f"/v1/namespace/{namespace}/table/list?limit=0")) == (400, 13)
     assert code(raw.get(f"/v1/namespace/{namespace}/table/list?limit=many")) == (400, 13)
 

@@ -51,7 +51,10 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
 
 @operation(needs=SEEING_NAMESPACE, inline=short)
 def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
-    """List the names of the namespaces directly in one. Raises NamespaceNotFoundError, InvalidInputError."""
+    """List the names of the namespaces directly in one; a page goes on after a token, or after a last name.
+
+    Raises NamespaceNotFoundError, InvalidInputError.
+    """
     path = namespace_id(request.id)
     names, token = ctx.paging.page(
         namespaces_scope(path),
@@ -59,6 +62,7 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
         request.limit,
         lambda after, count: visible_namespaces(ctx, path, after, count),
         lambda name: name,
+        by_name=True,
     )
     return models.ListNamespacesResponse(namespaces=list(names), page_token=token)
 

@@ -201,7 +201,10 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
 
 @operation(needs=SEEING_NAMESPACE, inline=short)
 def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
-    """List the names of the tables directly in a namespace. Raises NamespaceNotFoundError, InvalidInputError."""
+    """List the names of the tables directly in a namespace; a page goes on after a token, or after a last name.
+
+    Raises NamespaceNotFoundError, InvalidInputError.
+    """
     path = namespace_id(request.id)
     declared = request.include_declared is not False
     names, token = ctx.paging.page(
@@ -210,6 +213,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
         request.limit,
         lambda after, count: visible_tables(ctx, path, after, count, declared),
         lambda name: name,
+        by_name=True,
     )
     return models.ListTablesResponse(tables=list(names), page_token=token)
 

@@ -32,8 +32,10 @@ _NUMBER = re.compile(r"\b(?:os error|[Ee]rrno) (\d+)")
 """Of a system's error: Rust and Python say it in other words."""
 _FULL = "database or disk is full"
 """SQLite's words for it."""
-_CHANGING = re.compile(r"[0-9a-f-]{12,}|\d+")
-"""Names of files and figures, which tell no cause from another."""
+_DEBUG = "Debug source:"
+"""Behind it obstore says all of it again, over many lines."""
+_CHANGING = re.compile(r"\S*/\S*|[0-9a-f-]{12,}|\d+")
+"""URLs, names of files and figures, which tell no cause from another."""
 
 log = logging.getLogger("tiltyard")
 
@@ -65,11 +67,14 @@ class Outages:
         self._causes: dict[tuple[str, str], _Cause] = {}
         self._lock = threading.Lock()
 
-    def report(self, error: BaseException) -> None:
-        """Log an error that something outside of the server has caused, unless the same was logged just now."""
+    def report(self, error: BaseException) -> bool:
+        """Log an error that something outside of the server has caused, unless the same was logged just now.
+
+        Whether it is such an error.
+        """
         origin = _origin(error)
         if origin is None:
-            return
+            return False
         where, words = self._where(error, origin), _words(origin)
         key = (where, _cause(words))
         with self._lock:
@@ -77,13 +82,14 @@ class Outages:
             cause = self._causes.get(key)
             if cause is not None and now - cause.logged_at < SILENCE_MS:
                 cause.silent += 1
-                return
+                return True
             further = f" (and {cause.silent} times more in the minute before)" if cause and cause.silent else ""
             self._causes.pop(key, None)
             while len(self._causes) >= MOST_CAUSES:
                 del self._causes[next(iter(self._causes))]
             self._causes[key] = _Cause(now)
         log.error("%s fails: %s%s", where, words, further)
+        return True
 
     def _where(self, error: BaseException, origin: BaseException) -> str:
         if type(origin).__module__.partition(".")[0].partition("_")[0] in _DATABASES:
@@ -138,7 +144,7 @@ def _origin(error: BaseException) -> BaseException | None:
 
 def _words(origin: BaseException) -> str:
     """What the system says, in one line: without places in code, and without what a URL may be signed with."""
-    text = " ".join([str(origin) or type(origin).__name__, *getattr(origin, "__notes__", ())])
+    text = " ".join([str(origin).partition(_DEBUG)[0] or type(origin).__name__, *getattr(origin, "__notes__", ())])
     return " ".join(_QUERIES.sub("?…", _PLACES_IN_CODE.sub("", text)).split())[:LONGEST_WORDS]
 
 

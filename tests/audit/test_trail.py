@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 class MovingStore(Store):
     """A store whose database is away for a while."""
 
-    __slots__ = ("away",)
+    __slots__ = ("away", "tries")
 
     def add_audit(self, records: Sequence[AuditRecord]) -> None:
+        self.tries += 1
         if self.away:
             raise ServiceUnavailableError("The catalog's database is away")
         super().add_audit(records)
@@ -44,6 +45,7 @@ def store(tmp_path: Path) -> Iterator[MovingStore]:
     with open_store(f"sqlite:///{tmp_path}/catalog.db") as opened:
         moving = MovingStore(opened._database, opened._clock)
         moving.away = False
+        moving.tries = 0
         yield moving
 
 
@@ -131,6 +133,9 @@ def test_close_writes_what_the_database_refused_until_then(
         audit.write([record(NOON, "a")]).result(10)
     eventually(lambda: "audit records are not written yet: The catalog's database is away" in caplog.text)
     eventually(lambda: any(found.levelname == "WARNING" for found in caplog.records))  # it waits to try again
+    tries = store.tries
+    eventually(lambda: store.tries >= tries + 2)
+    assert [found.levelname for found in caplog.records].count("WARNING") == 1
     store.away = False
     audit.close()
     assert ids(store) == ["a"]

@@ -48,6 +48,16 @@ def test_report_logs_a_cause_once_a_minute_however_it_is_worded(caplog: pytest.L
     assert caplog.messages[2] == caplog.messages[0]
 
 
+def test_report_takes_requests_for_many_objects_for_one_cause(caplog: pytest.LogCaptureFixture) -> None:
+    outages = Outages(ROOTS, "sqlite:////data/c.db")
+    for number in range(300):
+        url = f"http://s3:9000/lake/tables/t{number}.lance"
+        words = f"Generic S3 error: GET {url} in {number}ms: refused\n\nDebug source:\nx"
+        outages.report(caused(StorageUnavailableError("away", "s3://lake/tables/t"), OSError(words)))
+    said = "the root s3://lake/tables fails: Generic S3 error: GET http://s3:9000/lake/tables/t0.lance in 0ms: refused"
+    assert caplog.messages == [said]
+
+
 @pytest.mark.parametrize(
     ("error", "cause", "said"),
     [

@@ -31,13 +31,12 @@ def ready(services: Services) -> tuple[int, bytes]:
             checks[name] = "ok"
         except LanceNamespaceError as error:
             checks[name] = str(error)
-            services.outages.report(error)
+            if not services.outages.report(error):
+                log.warning("not ready: %s", error)
     fine = all(found == "ok" for found in checks.values())
     told: dict[str, object] = {"status": "ok" if fine else "unavailable"}
     if not services.settings.auth:
         told["checks"] = checks
-    elif not fine:
-        log.warning("not ready: %s", checks)
     return 200 if fine else 503, msgspec.json.encode(told)
 
 

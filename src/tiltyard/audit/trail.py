@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections import deque
 from concurrent.futures import Future
@@ -39,6 +40,8 @@ MOST_WAITING = 50_000
 """Records held while the database is away: some 50 MB. More are dropped, and counted."""
 
 RETRY_SECONDS = 1.0
+LOG_SECONDS = 60.0
+"""How often at most the log says that records still wait."""
 CLOSING_SECONDS = 5.0
 
 
@@ -88,6 +91,7 @@ class Trail:
         self._sinks = sinks
         self._waiting: deque[_Waiting] = deque()
         self._late: list[AuditRecord] = []
+        self._log_at = 0.0
         self._wake = threading.Event()
         self._closing = False
         self._process = uuid.uuid4().hex[:16]
@@ -211,7 +215,9 @@ class Trail:
             try:
                 self._store.add_audit(batch)
             except ServiceUnavailableError as error:
-                log.warning("%d audit records are not written yet: %s", len(self._late), error)
+                if time.monotonic() >= self._log_at:
+                    log.warning("%d audit records are not written yet: %s", len(self._late), error)
+                    self._log_at = time.monotonic() + LOG_SECONDS
                 if not self._closing:
                     self._wake.wait(RETRY_SECONDS)
                 return

@@ -24,7 +24,8 @@ def guarded(step: Callable[[], Result], stopping: threading.Event, outages: Outa
     try:
         return step()
     except ServiceUnavailableError as error:
-        outages.report(error)
+        if not outages.report(error):
+            log.warning("%s", error)
     except Exception:  # a thread that ended here would never be missed, and its work never done
         log.exception("a worker's step failed")
     stopping.wait(PAUSE_SECONDS)

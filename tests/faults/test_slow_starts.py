@@ -38,6 +38,8 @@ def test_processes_whose_imports_take_long_come_to_serve(small_place: Place, tmp
     first = server.workers
     assert asked(server) == 200
     assert server.workers == first
+    for process in first:
+        assert str(small_place.root).encode() not in Path(f"/proc/{process}/environ").read_bytes()
     assert not [line for line in server.log if "server process" in line], server.log
     assert server.stop() == 0
 

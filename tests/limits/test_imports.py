@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.faults.conftest import wait_until
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
+from tiltyard.tables.index_process import COMMAND
 
 NOT_OURS = ("lance_namespace_urllib3_client", "pydantic", "pandas", "pyspark", "sqlglot", "botocore", "psycopg")
 BEGINNINGS = tuple(f"/{name}/__init__.py" for name in NOT_OURS)
@@ -36,7 +39,7 @@ def work(wire: Wire) -> None:
     wire.good(wire.table(table, "update", {"updates": [["text", "'x'"]], "predicate": "id = 1"}))
     wire.good(wire.table(table, "delete", {"predicate": "id = 2"}))
     wire.good(wire.table(table, "add_columns", {"new_columns": [{"name": "twice", "expression": "id * 2"}]}))
-    wire.good(wire.table(table, "create_index", {"column": "id", "index_type": "BTREE"}))
+    build = wire.good(wire.table(table, "create_index", {"column": "id", "index_type": "BTREE"}))["transaction_id"]
     wire.good(wire.table(table, "version/list"))
     wire.good(wire.table(table, "describe", query={"load_detailed_metadata": "true"}))
     wire.good(wire.table(table, "tags/create", {"tag": "a", "version": 1}))
@@ -44,6 +47,9 @@ def work(wire: Wire) -> None:
     found = wire.table(table, "query", {"k": 10, "vector": {"single_vector": []}, "filter": "id < 100"})
     assert found.status_code == 200
     assert wire.http.get("/metrics").status_code == 200
+    wait_until(
+        lambda: wire.good(wire.call("transaction", [build], "describe"))["status"] == "Succeeded", "the index is built"
+    )
     wire.good(wire.table(table, "drop"))
 
 
@@ -59,9 +65,20 @@ def test_server_imports_nothing_that_it_has_no_use_for(tmp_path: Path, workers: 
     assert not seen.exists(), seen.read_text()[-4000:]
 
 
+def test_process_that_builds_an_index_imports_nothing_that_it_has_no_use_for(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WATCH)
+    seen = tmp_path / "seen"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "WATCHED": str(seen)}
+    done = subprocess.run(
+        COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ, timeout=120, check=False
+    )
+    assert "JSONDecodeError" in done.stderr  # it had imported all, and wanted an order
+    assert not seen.exists(), seen.read_text()[-4000:]
+
+
 LAZY = """
 import sys
-from tiltyard.cli.lazy_imports import import_lazily
+from tiltyard.lazy_imports import import_lazily
 import_lazily()
 from lance_namespace.errors import ErrorCode, TableNotFoundError
 import lance_namespace, inspect

@@ -44,7 +44,7 @@ def serve(settings: Settings) -> None:
       tiltyard serve --root ./data
       tiltyard serve --root s3://lake/tables --db postgresql://catalog@db/tiltyard --workers 4 --host 0.0.0.0 --auth
     """
-    from tiltyard.cli.lazy_imports import import_lazily
+    from tiltyard.lazy_imports import import_lazily
 
     import_lazily()
     from tiltyard.cli.serving import run_server
@@ -64,7 +64,7 @@ def worker(settings: Settings) -> None:
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --jobs 2
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark local[8]
     """
-    from tiltyard.cli.lazy_imports import import_lazily
+    from tiltyard.lazy_imports import import_lazily
 
     import_lazily()
     from tiltyard.cli.serving import run_worker

@@ -12,9 +12,9 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from tiltyard.cli.lazy_imports import import_lazily
 from tiltyard.cli.supervisor import SERVING, STOP_SECONDS
 from tiltyard.config import Settings
+from tiltyard.lazy_imports import import_lazily
 
 BEAT_SECONDS = 1.0
 _STARTING = b"starting"

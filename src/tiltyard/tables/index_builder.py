@@ -1,6 +1,6 @@
 """Build one index, here or in a process of its own.
 
-    python -m tiltyard.tables.index_builder
+    python -m tiltyard.lazy_imports tiltyard.tables.index_builder
 
 The process reads from standard input, a line of JSON each: an order (`ProcessOrder`), then answers to what it asks. It
 writes to standard output what it asks of the catalog to commit (`{"call": …, "request": …}`), and in the end

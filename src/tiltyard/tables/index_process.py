@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.indexes")
 
 LOOK_SECONDS = 1.0
+COMMAND = (sys.executable, "-m", "tiltyard.lazy_imports", "tiltyard.tables.index_builder")
+"""What builds an index. To import without `lazy_imports` would take more of the processor than small builds do."""
 _END_SECONDS = 10.0
 _BUSY = 0.005
 """Seconds of the processor in one second from which on a process is at work: one that waits for nothing has none."""
@@ -41,9 +43,8 @@ class IndexProcess:
         """Start it; `road` is how its commits reach a managed table."""
         self._road = road
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
-        command = [sys.executable, "-m", "tiltyard.tables.index_builder"]
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
+        self._process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
         self._result: dict[str, Any] = {}
         self._committing = False
         self._ended = threading.Event()

@@ -1,4 +1,8 @@
-"""Leave out of a server process what packages import for others: it was two thirds of a start.
+"""Leave out of a process what packages import for others: it was two thirds of a server's start.
+
+    python -m tiltyard.lazy_imports MODULE
+
+runs a module so, for a process that is started beside a server's.
 
 `lance_namespace` imports a client of generated pydantic models (1.1 s of CPU), and a server wants its errors alone.
 pyarrow imports pandas where it is installed (0.4 s), which a server has no use for. `bench/starting.py` measures it.
@@ -6,6 +10,7 @@ pyarrow imports pandas where it is installed (0.4 s), which a server has no use 
 
 from __future__ import annotations
 
+import runpy
 import sys
 import threading
 from collections.abc import Callable
@@ -71,7 +76,7 @@ def _start_pyarrow_without_pandas() -> None:
     absent = _Absent()
     sys.meta_path.insert(0, absent)
     try:
-        import pyarrow as pa
+        import pyarrow as pa  # noqa: PLC0415  # only now: nobody has found pandas yet
 
         pa.array([None, 1])
     finally:
@@ -85,3 +90,9 @@ class _Absent:
         """As Python's import system asks. Raises ModuleNotFoundError."""
         if name == PANDAS:
             raise ModuleNotFoundError(f"No module named {PANDAS!r}", name=PANDAS)
+
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    import_lazily()
+    runpy.run_module(sys.argv[0], run_name="__main__")

@@ -94,7 +94,7 @@ class Api:
             forget_frames(error)
             call.code = body.code
             if exchange.remote:
-                status = remote.status(status, body.code, late=exchange.is_late)
+                status = remote.status(status, body.code, headers, late=exchange.is_late)
             await exchange.send(status, msgspec.json.encode(body), JSON, further)
         finally:
             call.end()

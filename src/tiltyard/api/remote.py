@@ -73,14 +73,15 @@ _IN_VAIN = frozenset({409, 503})
 """What lancedb sends again by itself, and a request gets too whose time was over while it waited for others."""
 
 
-def status(standard: int, code: int, *, late: bool = False) -> int:
+def status(standard: int, code: int, headers: Headers, *, late: bool = False) -> int:
     """The HTTP status of an error for this client; `late` says that the time of the request is over.
 
-    408 and 501 are what it neither repeats nor takes for a missing table.
+    408 and 501 are what it neither repeats nor takes for a missing table. A path that only ends in a slash, and that
+    nothing is served at, is no call of lancedb.
     """
     if standard == 504 or (late and standard in _IN_VAIN):
         return 408
-    if code == ErrorCode.UNSUPPORTED and standard in (404, 406):
+    if code == ErrorCode.UNSUPPORTED and standard in (404, 406) and DATABASE_HEADER in headers:
         return 501
     return 400 if code in _BAD_REQUEST else standard
 

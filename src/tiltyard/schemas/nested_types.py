@@ -51,7 +51,7 @@ def cast_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         return array
     if lost := next(unknown_fields(array.type, wanted), None):
         raise pa.ArrowNotImplementedError(f"The type {wanted} has no field '{lost}'.")
-    if any(map(_is_list_view, _descendants(array.type))):
+    if any(map(_is_list_view, descendants(array.type))):
         raise pa.ArrowNotImplementedError(f"List views are not cast to {wanted}: make lists of them.")
     try:
         cast = array.cast(wanted)
@@ -122,7 +122,7 @@ def _with_standard_maps(kind: pa.DataType) -> pa.DataType:
 
 
 def _has_map(kind: pa.DataType) -> bool:
-    return any(map(pa.types.is_map, _descendants(kind)))
+    return any(map(pa.types.is_map, descendants(kind)))
 
 
 def _quoted(name: str) -> str:
@@ -140,11 +140,11 @@ def _inner_fields(kind: pa.DataType) -> Iterator[pa.Field]:
         yield kind.field(position)
 
 
-def _descendants(kind: pa.DataType) -> Iterator[pa.DataType]:
+def descendants(kind: pa.DataType) -> Iterator[pa.DataType]:
     """Yield a type and all types inside of it."""
     yield kind
     for field in _inner_fields(kind):
-        yield from _descendants(field.type)
+        yield from descendants(field.type)
 
 
 def _is_list_view(kind: pa.DataType) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import TableAlreadyExistsError
 from msgspec import structs
 
+from tiltyard.schemas.column_names import check_new_columns
 from tiltyard.schemas.nested_types import map_renamings
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import count_rows, discard, discard_failed, fragments_of, publish_first, write_first
@@ -25,6 +26,7 @@ def begin(target: Target, rows: pa.Table) -> int | None:
     None if another made the first version: the rows are still to be added.
     """
     storage, location = target.ctx.storage, target.location
+    check_new_columns(rows.schema)
     try:
         first = write_first(storage, location, rows, {})
     except TableAlreadyExistsError:
@@ -56,6 +58,7 @@ def publish(target: Target, first: lance.Transaction) -> bool:
 def adopt_columns(target: Target, schema: pa.Schema) -> lance.LanceDataset:
     """Give a table that was created from an empty stream the columns of its first rows."""
     storage = target.ctx.storage
+    check_new_columns(schema)
     with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
         preparing = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
         dataset = open_to_commit(preparing, target.record, target.branch)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.ids import table_id
 from tiltyard.operations import operation
+from tiltyard.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.schemas.reading import from_json, parse_type
 from tiltyard.spec import models
 from tiltyard.tables.batch_sizes import batch_options
@@ -30,10 +32,9 @@ from tiltyard.tables.virtual_columns import (
 from tiltyard.virtual import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import lance
-    import pyarrow as pa
 
     from tiltyard.context import Context
 
@@ -53,6 +54,8 @@ def alter_table_add_columns(
     _check_kinds(request)
     _check_sql(request.new_columns)
     entries = {entry.name: entry for entry in request.new_columns}
+    for name in entries:
+        _check_name(name)
     expressions = {name: entry.expression for name, entry in entries.items() if entry.expression is not None}
     empty = [] if request.schema is None else list(from_json(request.schema))
     coded = [field for one in entries.values() if one.virtual_column for field in virtual_fields(ctx, request.id, one)]
@@ -60,6 +63,7 @@ def alter_table_add_columns(
 
     def change(dataset: lance.LanceDataset) -> None:
         fields = [*empty, *coded, *(computed_field(dataset, name, text) for name, text in by_sql.items())]
+        check_new_columns(pa.schema(fields))
         _check_new_names(dataset, expressions or [field.name for field in fields])
         check_inputs(dataset, coded)
         few = batch_options(dataset, (), expressions) if expressions else {}
@@ -127,8 +131,7 @@ def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
 
 
 def _check_name(name: str) -> None:
-    if not name or "." in name or "`" in name:
-        raise InvalidInputError(f"'{name}' cannot be the name of a column: leave out dots and backticks.")
+    check_column_name(name)
     if name in RESERVED:
         raise InvalidInputError(f"'{name}' cannot be the name of a column: answers of queries use it.")
 
@@ -201,20 +204,23 @@ def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
 
 def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, Any]]) -> None:
     """Lance takes the last of two alterations of one column, so the others would be lost."""
-    seen = set()
+    names: dict[int, str | None] = {}
     for alteration in alterations:
         field = find_field(dataset, alteration["path"])
-        if field.id() in seen:
+        if field.id() in names:
             raise InvalidInputError(f"The column '{alteration['path']}' is there twice: ask for all changes at once.")
-        seen.add(field.id())
-    _check_renames(dataset.schema, {entry["path"]: entry["name"] for entry in alterations if "name" in entry})
+        names[field.id()] = alteration.get("name")
+    _check_renames(dataset.lance_schema.fields(), names)
 
 
-def _check_renames(schema: pa.Schema, names: dict[str, str]) -> None:
-    after = [names.get(name, name) for name in schema.names]
-    for name in names.values():
-        if after.count(name) > 1:
+def _check_renames(fields: Sequence[Any], names: Mapping[int, str | None]) -> None:
+    """Refuse two of one name beside each other: within a struct Lance takes them, and cannot read the table then."""
+    after = [names.get(field.id()) or field.name() for field in fields]
+    for field in fields:
+        name = names.get(field.id())
+        if name is not None and after.count(name) > 1:
             raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
+        _check_renames(field.children(), names)
 
 
 @operation(needs=on_table(Privilege.ALTER))

@@ -24,6 +24,7 @@ from tiltyard.faults import Point, reach
 from tiltyard.ids import display, table_id
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.operations import operation
+from tiltyard.schemas.column_names import check_new_columns
 from tiltyard.spec import models
 from tiltyard.storage.writing import count_rows, discard_failed, fragments_of, publish_first, write_first
 from tiltyard.store import CREATING, DROPPED
@@ -140,6 +141,7 @@ def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> model
 def _write_first(target: Target, wanted: Wanted) -> None:
     storage = target.ctx.storage
     incoming = Incoming(wanted.data)
+    check_new_columns(incoming.schema)
     with incoming.errors():
         first = write_first(storage, target.location, incoming.reader(), wanted.options)
     first.transaction_properties = target.marks(count_rows(fragments_of(first)))
@@ -193,6 +195,7 @@ def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
     """The first version of a table, in a folder that nobody else knows."""
     lease = _Lease(ctx, location)
     incoming = Incoming(wanted.data)
+    check_new_columns(incoming.schema)
     writing_back = nullcontext() if incoming.is_small else ctx.storage.writing_back(f"{location}/data")
     with incoming.errors(), writing_back:
         dataset = lance.write_dataset(

@@ -10,6 +10,7 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.modes import InsertMode, parse_mode
 from tiltyard.operations import Later, operation
+from tiltyard.schemas.column_names import check_new_columns
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import (
@@ -107,6 +108,7 @@ def append(target: Target, incoming: Incoming) -> tuple[int, int]:
 def _begin(target: Target, incoming: Incoming) -> tuple[int, int] | None:
     """Make a body that streams the first version of a declared table; None if there was one before it began."""
     storage, location = target.ctx.storage, target.location
+    check_new_columns(incoming.schema)
     try:
         with incoming.errors():
             first = write_first(storage, location, incoming.reader(), {})
@@ -126,6 +128,7 @@ def _begin(target: Target, incoming: Incoming) -> tuple[int, int] | None:
 
 def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
     """Replace a table's rows and schema in a new version. Returns that version, and the number of rows."""
+    check_new_columns(incoming.schema)
     rows = incoming.table() if incoming.is_small else None
     dataset = target.dataset_if_written()
     if dataset is None:

@@ -26,6 +26,7 @@ from tiltyard.access.needs import on_table
 from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import InsertMode
 from tiltyard.operations import operation
+from tiltyard.schemas.column_names import check_new_columns
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.writing import (
@@ -80,6 +81,8 @@ def insert_part(target: Target, upload_id: str, part_id: str | None, mode: Inser
     dataset = target.dataset_if_written()
     kind: str = FIRST if dataset is None else mode.value
     base = target.location if dataset is None else dataset.uri
+    if dataset is None or mode is InsertMode.OVERWRITE:
+        check_new_columns(incoming.schema)
     with incoming.errors(dataset):
         if dataset is None:
             options: dict[str, Any] = {}

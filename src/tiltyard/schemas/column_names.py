@@ -1,0 +1,47 @@
+"""Check the names that columns get: what Lance stores and nobody could then read is refused.
+
+Lance has no column with a dot in its name, and takes one with a backtick, without a name or with a NUL in it, but finds
+none of them again: filters, projections and even appends fail. Within a struct dots and backticks are whole everywhere,
+in a quoted path: "s.`a.b`".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError, TableSchemaValidationError
+
+from tiltyard.schemas.nested_types import descendants
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def check_column_name(name: str) -> None:
+    """Check the name of a column. Raises InvalidInputError."""
+    if reason := _reason(name):
+        raise InvalidInputError(reason)
+
+
+def check_new_columns(schema: pa.Schema) -> None:
+    """Check the names of the columns that a table shall have, and of all fields inside them.
+
+    Raises TableSchemaValidationError.
+    """
+    for field in schema:
+        if reason := _reason(field.name):
+            raise TableSchemaValidationError(reason)
+        names = [kind.field(at).name for kind in descendants(field.type) for at in range(kind.num_fields)]
+        wrong = [name for name in names if not name or "\0" in name]
+        if wrong:
+            raise TableSchemaValidationError(f"{_shown(wrong[0])} cannot name a field in the column '{field.name}'.")
+
+
+def _reason(name: str) -> str | None:
+    if name and not any(mark in name for mark in ".`\0"):
+        return None
+    return f"{_shown(name)} cannot be the name of a column: give it one without dots, backticks and NUL."
+
+
+def _shown(name: str) -> str:
+    return repr(name) if name else "An empty text"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import httpx
@@ -33,12 +34,23 @@ ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 class Client:
     """Whoever may write one table, and its files by their location."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, managed: bool = True) -> None:
         self.http = httpx.Client(base_url=url, timeout=120)
         self.table = f"t{uuid4().hex}"
-        made = self.http.post(f"/v1/table/{self.table}/create", content=stream(ROWS), headers=ARROW)
+        properties = json.dumps({"tiltyard.managed_versioning": str(managed).lower()})
+        made = self.post("create", stream(ROWS), properties=properties)
         assert made.status_code == 200, made.text
         self.folder = Path(made.json()["location"])
+
+    def post(self, action: str, body: dict[str, Any] | bytes, **query: str) -> httpx.Response:
+        path = f"/v1/table/{self.table}/{action}"
+        if isinstance(body, bytes):
+            return self.http.post(path, content=body, headers=ARROW, params=query)
+        return self.http.post(path, json=body, params=query)
+
+    def final(self, version: int) -> Path:
+        """Where a version's manifest is in the end."""
+        return self.folder / "_versions" / f"{2**64 - 1 - version}.manifest"
 
     def stage(self, version: int) -> Path:
         """The name of a staged manifest, of which there is none yet."""
@@ -152,3 +164,48 @@ def test_part_of_a_manifest_that_claims_four_gigabytes_is_refused(client: Client
 def varint(number: int) -> bytes:
     low, high = number & 0x7F, number >> 7
     return bytes([low | 0x80]) + varint(high) if high else bytes([low])
+
+
+def test_manifest_of_three_gigabytes_that_lies_in_its_place_is_not_opened(victim: ServerProcess) -> None:
+    client = Client(victim.url, managed=False)
+    for _ in range(2):
+        assert client.post("insert", stream(ROWS)).status_code == 200
+    sparse(client.final(4), 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
+    query = {"vector": {"single_vector": []}, "k": 1}
+    calls = {
+        "describe": {"load_detailed_metadata": True},
+        "query": query,
+        "count_rows": {},
+        "insert": stream(ROWS),
+        "delete": {"predicate": "id = 1"},
+        "version/list": {},
+        "stats": {},
+        "version/describe": {"version": 4},
+    }
+    answers = {name: client.post(name, body) for name, body in calls.items()}
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(calls, 400)
+    sparse(client.final(2), 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
+    client.final(4).unlink()
+    assert client.post("count_rows", {}).json() == 9
+    assert client.post("count_rows", {"version": 2}).status_code == 400
+    client.http.close()
+
+
+@pytest.mark.parametrize("part", ["a manifest", "a transaction"])
+def test_history_with_three_gigabytes_in_it_is_not_read(victim: ServerProcess, part: str) -> None:
+    client = Client(victim.url, managed=False)
+    for _ in range(20):
+        assert client.post("insert", stream(ROWS)).status_code == 200
+    if part == "a manifest":
+        sparse(client.final(5), 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
+    else:
+        client.final(5).write_bytes(without_own_transaction(client.final(5).read_bytes()))
+        sparse(next((client.folder / "_transactions").glob("4-*.txn")), 3 * GIB)
+    answers = {
+        "multipart_write/complete": client.post("multipart_write/complete", {"upload_id": "none"}),
+        "version/list": client.post("version/list", {}),
+        "gc": client.http.post(f"/tiltyard/v1/table/{client.table}/gc", json={"dry_run": True}),
+    }
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, 400), answers
+    assert client.post("count_rows", {}).json() == 63
+    client.http.close()

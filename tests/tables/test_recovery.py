@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import ConcurrentModificationError, InternalError, ServiceUnavailableError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InternalError,
+    InvalidInputError,
+    ServiceUnavailableError,
+)
 from msgspec import structs
 from tests.tables.bodies import Streamed, small
 from tests.tables.served import Server, ask
@@ -25,7 +30,7 @@ from tiltyard.store import NewRequest
 from tiltyard.tables.batch import batch_commit_tables
 from tiltyard.tables.columns import update_field_metadata, update_table_schema_metadata
 from tiltyard.tables.create import create_table
-from tiltyard.tables.finalizing import sweep_pending
+from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.insert import insert_into_table
 from tiltyard.tables.recovery import recovered
 from tiltyard.tables.repair import repair
@@ -95,7 +100,7 @@ def test_insert_whose_number_a_commit_round_the_server_took_is_run_again(
     lance.write_dataset(ROWS, record.location, mode="append")
     assert (Path(record.location) / pending.manifest_path).exists()
     if found_by == "the sweep":
-        sweep_pending(ctx)
+        finalize_pending(ctx, record.id)
     elif found_by == "a repair":
         repair(ctx, record, dry_run=False)
     else:
@@ -288,3 +293,18 @@ def test_recovered_of_a_dropped_table_is_nothing(table: Server) -> None:
     found = ctx.store.describe_request(record.id)
     assert found is not None and found.version == 2
     assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), found) is None
+
+
+def test_insert_whose_table_cannot_be_opened_for_its_size_is_not_run_again(table: Server) -> None:
+    ctx, _ = keyed(table)
+    assert insert(ctx, small(ROWS)).version == 2
+    folder = Path(ctx.store.describe_table(("t",)).location) / "_versions"
+    table.services.finished.flush()
+    large = folder / f"{2**64 - 1 - 3}.manifest"
+    with large.open("wb") as file:
+        file.truncate(ctx.settings.max_manifest_bytes + 1)
+    with pytest.raises(InvalidInputError, match="max_manifest_bytes"):
+        recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx))
+    large.unlink()
+    answer = recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), noted(ctx))
+    assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)

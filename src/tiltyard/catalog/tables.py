@@ -172,7 +172,7 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     if narrowing_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which tell of rows
     response.metadata = _text_metadata(dataset.schema.metadata)
-    response.properties = {**(response.properties or {}), **made_of(dataset)}
+    response.properties = {**(response.properties or {}), **made_of(ctx, table.record, request.branch, dataset)}
 
 
 def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:

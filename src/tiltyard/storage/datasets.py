@@ -41,6 +41,10 @@ def nothing_shared(location: str, base: str) -> bool:
     return False
 
 
+def any_size(location: str, branch: str | None, version: int | None = None) -> None:
+    """Every manifest may be read."""
+
+
 class Datasets:
     """Hands out datasets by location.
 
@@ -57,6 +61,8 @@ class Datasets:
     ) -> None:
         """`shares(location, base)` says whether a table's files may lie at a base outside its folder."""
         self.shares = shares
+        self.check_size: Callable[[str, str | None, int | None], None] = any_size
+        """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
         self.facts = Facts()
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
@@ -73,6 +79,8 @@ class Datasets:
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
         check_name(branch or MAIN_BRANCH, "branch")
+        if road is None:  # else the catalog is asked which version is the latest, and looks at it
+            self._check_latest(location, branch)
         with lance_errors(location):
             if road is None:
                 dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
@@ -94,6 +102,12 @@ class Datasets:
             table_id=table_id,
             namespace_client_managed_versioning=table["managed_versioning"],
         )
+
+    def _check_latest(self, location: str, branch: str | None) -> None:
+        """Look at the size of what is opened next, unless it is open already: that costs less on a disk."""
+        for line in {MAIN_BRANCH, branch or MAIN_BRANCH}:
+            if not is_local(location) or self.current(location, line) is None:
+                self.check_size(location, line, None)
 
     def checked(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
         """A handle, if all files of its version lie in its table's folder, or where the catalog knows of.
@@ -121,6 +135,7 @@ class Datasets:
 
     def bases(self, location: str, options: Mapping[str, str]) -> list[str]:
         """Where files of a table's latest version lie outside its folder. Raises what `writer` raises."""
+        self._check_latest(location, None)
         with lance_errors(location):
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             places = [canonical(base.path) for base in dataset.base_paths().values()]
@@ -145,6 +160,7 @@ class Datasets:
         if version is None or version == latest.version:
             return latest
         line = None if not branch or branch == MAIN_BRANCH else branch
+        self.check_size(location, line, version)
         try:
             with lance_errors(latest):
                 return self.checked(location, latest.checkout_version((line, version)))
@@ -174,6 +190,7 @@ class Datasets:
         if version == first:
             return None
         line = None if branch == MAIN_BRANCH else branch
+        self.check_size(location, line, version)
         try:
             with lance_errors():
                 return self.checked(location, handle.checkout_version((line, version)))

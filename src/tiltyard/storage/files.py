@@ -83,6 +83,9 @@ class Files(Protocol):
     def walk(self, folder: str) -> Iterator[FoundFile]:
         """All files below a folder, in no order; none if it is missing."""
 
+    def first_files(self, folder: str) -> dict[str, int | None]:
+        """The first files in a folder by their names, or all where that costs no more; sizes where they come along."""
+
     def is_file(self, location: str) -> bool:
         """Whether a file lies at a location."""
 
@@ -151,6 +154,10 @@ class LocalFiles:
                     found = path.lstat()
                     relative = path.relative_to(folder).as_posix()
                     yield FoundFile(relative, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def first_files(self, folder: str) -> dict[str, int | None]:
+        """See Files."""
+        return dict.fromkeys(self.names(folder))
 
     def is_file(self, location: str) -> bool:
         """See Files."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
@@ -82,6 +82,17 @@ def manifest_name(version: int, scheme: NamingScheme) -> str:
     """The file's final name."""
     number = f"{LAST_VERSION - version:0{_V2_DIGITS}}" if scheme is NamingScheme.V2 else str(version)
     return f"{number}.manifest"
+
+
+def newest_manifest(names: Iterable[str]) -> str | None:
+    """The name of the latest version's manifest among the names in a folder of versions; None without one."""
+    versions = {_version_of(name): name for name in names if FINAL.match(name) and not is_detached(name)}
+    return versions[max(versions)] if versions else None
+
+
+def _version_of(name: str) -> int:
+    number = int(name.partition(".")[0])
+    return LAST_VERSION - number if scheme_of(name) is NamingScheme.V2 else number
 
 
 def versions_folder(branch: str | None) -> str:

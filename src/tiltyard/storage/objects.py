@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _DELETE_AT_ONCE = 1000
+_FIRST_FILES = 50
 
 
 class ObjectFiles:
@@ -52,6 +53,12 @@ class ObjectFiles:
             for entry in page:
                 written = int(entry["last_modified"].timestamp() * 1000)
                 yield FoundFile(entry["path"].removeprefix(prefix), entry["size"], written)
+
+    def first_files(self, folder: str) -> dict[str, int | None]:
+        """See Files: those of one page."""
+        prefix = self._path(folder) + "/"
+        page = next(iter(obstore.list(self._store, prefix=prefix, chunk_size=_FIRST_FILES)), ())
+        return {entry["path"].removeprefix(prefix): entry["size"] for entry in page}
 
     def is_file(self, location: str) -> bool:
         """See Files."""

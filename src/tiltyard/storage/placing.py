@@ -15,7 +15,17 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileTooLargeError, LocalFiles, WholeFile, check_size
 from tiltyard.storage.locations import check_no_links, file_in, is_local
-from tiltyard.storage.manifests import LONGEST_NAME, Code, check_manifest
+from tiltyard.storage.manifests import (
+    FINAL,
+    LONGEST_NAME,
+    Code,
+    NamingScheme,
+    check_manifest,
+    manifest_name,
+    newest_manifest,
+    scheme_of,
+    versions_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +103,34 @@ class Manifests:
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
         return file, found.declared
+
+    def check_size(self, location: str, branch: str | None, version: int | None = None) -> None:
+        """Look at the manifest of a version before Lance reads it whole: of the latest one without a number.
+
+        Whoever may write a table's files can put one there round the server. Raises FileTooLargeError.
+        """
+        files, folder = self._files(location), f"{location}/{versions_folder(branch)}"
+        with lance_errors(location):
+            if version is None:
+                found = _newest(files, folder)
+            else:
+                found = dict.fromkeys(manifest_name(version, scheme) for scheme in NamingScheme)
+            for name, size in found.items():
+                stat = files.stat(f"{folder}/{name}") if size is None else None
+                check_size(name, stat.size if stat else size or 0, self._largest)
+
+    def check_history(self, location: str, branch: str | None) -> None:
+        """Look at the manifests and transactions of all versions of a branch, for what reads many of them.
+
+        Raises FileTooLargeError.
+        """
+        folder = f"{location}/{versions_folder(branch)}"
+        parts = (folder, FINAL), (f"{folder.removesuffix('_versions')}_transactions", _TRANSACTION)
+        with lance_errors(location):
+            for place, names in parts:
+                for found in self._files(location).walk(place):
+                    if names.match(found.path):
+                        check_size(found.path, found.size, self._largest)
 
     def _check_transaction(self, location: str, manifest: str, name: str) -> None:
         """Look at the file that a manifest has its transaction in, which Lance reads whole.
@@ -180,6 +218,18 @@ class Manifests:
         target = self.named(location, path)
         check_no_links(target)
         return target
+
+
+def _newest(files: Files, folder: str) -> dict[str, int | None]:
+    """The latest version's manifest in a folder, with its size if that is known; empty without one.
+
+    By its name it comes first, but where manifests are named as of old.
+    """
+    first = files.first_files(folder)
+    name = newest_manifest(first)
+    if name is None or scheme_of(name) is NamingScheme.V1:
+        name = newest_manifest(files.names(folder))
+    return {} if name is None else {name: first.get(name)}
 
 
 def read_named(location: str, read: Callable[[str], T]) -> T:

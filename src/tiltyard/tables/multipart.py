@@ -225,6 +225,7 @@ def _completed_before(target: Target, upload_id: str) -> int | None:
     if target.dataset_if_written() is None:
         return None
     dataset = target.own()
+    target.ctx.storage.manifests.check_history(target.location, target.branch)
     with lance_errors(dataset):
         for version, transaction in read_transactions(dataset, int(dataset.version) - _RECENT):
             if (transaction.transaction_properties or {}).get(UPLOAD) == upload_id:

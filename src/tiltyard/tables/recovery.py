@@ -28,6 +28,7 @@ from tiltyard.ids import MAIN_BRANCH
 from tiltyard.modes import CreateMode, parse_mode
 from tiltyard.spec import models
 from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.files import FileTooLargeError
 from tiltyard.table_history import read_transaction, read_transactions
 from tiltyard.tables.batch import told_again
 from tiltyard.tables.columns import fills_added, fills_altered, metadata_of, queue_fills
@@ -117,6 +118,9 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
         _check_in_place(ctx, table, record)
         target = Target(ctx, table, record.branch or None)
         latest = target.own()
+        ctx.storage.manifests.check_size(table.location, target.branch, record.version)
+    except FileTooLargeError:
+        raise  # nobody can tell whether it has committed
     except (*GONE, InvalidInputError):
         return None
     try:
@@ -149,6 +153,7 @@ def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
         latest = target.own()
     except GONE:
         return None
+    ctx.storage.manifests.check_history(target.location, target.branch)
     with lance_errors(latest):
         for version, transaction in read_transactions(latest, int(latest.version) - RECENT):
             if (rows := marked_rows(transaction, record.id)) is not None:

@@ -125,6 +125,8 @@ def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
     main = ctx.storage.datasets.writer(location, ctx.storage.options(location))
     with lance_errors(main):
         names = sorted(main.branches.list(), key=len, reverse=True)
+        for name in (MAIN_BRANCH, *names):
+            ctx.storage.manifests.check_history(location, name)
         return {MAIN_BRANCH: main, **{name: main.checkout_version((name, None)) for name in names}}
 
 

@@ -152,11 +152,21 @@ def list_versions(
         return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
 
     page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
+    _check_sizes(ctx, record, request.branch, page)
     looked = (_if_there(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page))
     found = [one for one in looked if one]
     if page and not found:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
     return models.ListTableVersionsResponse(versions=found, page_token=token)
+
+
+def _check_sizes(ctx: Context, record: TableRecord, branch: str | None, page: Sequence[int]) -> None:
+    """Look at manifests before they are read. Raises InvalidInputError for one that is too large."""
+    if len(page) > 2:
+        ctx.storage.manifests.check_history(record.location, branch)
+        return
+    for number in page:
+        ctx.storage.manifests.check_size(record.location, branch, number)
 
 
 def _asks_for_newest(request: models.ListTableVersionsRequest) -> bool:

@@ -107,7 +107,7 @@ def _as_known(ctx: Context, definer: Principal) -> Principal:
         ) from error
 
 
-def made_of(dataset: lance.LanceDataset) -> dict[str, str]:
+def made_of(ctx: Context, record: TableRecord, branch: str | None, dataset: lance.LanceDataset) -> dict[str, str]:
     """Return the versions a view was made from, as table properties; none for one that was not refreshed lately.
 
     The answer is kept with the handle, which readers share until the table's version moves.
@@ -115,6 +115,7 @@ def made_of(dataset: lance.LanceDataset) -> dict[str, str]:
     if ViewDefinition.of(dataset.schema.metadata) is None:
         return {}
     if (properties := _MADE_OF.get(dataset)) is None:
+        ctx.storage.manifests.check_history(record.location, branch)
         with lance_errors(dataset):
             properties = _MADE_OF[dataset] = _read_made_of(dataset)
     return properties

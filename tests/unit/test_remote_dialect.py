@@ -1,0 +1,79 @@
+"""What the remote dialect makes of statuses, time limits and requests that might be its own."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from lance_namespace.errors import ErrorCode, InvalidInputError
+
+from tiltyard.api import remote
+from tiltyard.api.queries import Deadline, QueryStoppedError, earlier
+from tiltyard.spec import operations
+
+NAMED = {remote.DATABASE_HEADER: b"db"}
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "headers", "expected"),
+    [
+        (b"/v1/table/t/describe", b"", NAMED, True),
+        (b"/v1/table/t/describe/", b"", {}, True),
+        (b"/v1/table/t/describe", b"", {}, False),
+        (b"/v1/table/", b"limit=10", NAMED, True),
+        (b"/v1/table/", b"", {}, False),
+        (b"/v1/table/t/tags/list", b"delimiter=%24", NAMED, False),
+        (b"/v1/table/t/tags/list", b"limit=2&delimiter=$", NAMED, False),
+        (b"/v1/table/t/tags/list", b"delimiter=.", NAMED, True),
+    ],
+)
+def test_speaks_is_true_of_lancedb_alone(
+    path: bytes, query: bytes, headers: dict[bytes, bytes], expected: bool
+) -> None:
+    assert remote.speaks(path, query, headers) is expected
+
+
+@pytest.mark.parametrize(
+    ("standard", "code", "late", "expected"),
+    [
+        (404, ErrorCode.TABLE_NOT_FOUND, False, 404),
+        (404, ErrorCode.TABLE_TAG_NOT_FOUND, False, 404),
+        (404, ErrorCode.TABLE_VERSION_NOT_FOUND, False, 404),
+        (404, ErrorCode.TABLE_COLUMN_NOT_FOUND, False, 400),
+        (409, ErrorCode.TABLE_ALREADY_EXISTS, False, 400),
+        (409, ErrorCode.CONCURRENT_MODIFICATION, False, 409),
+        (409, ErrorCode.CONCURRENT_MODIFICATION, True, 408),
+        (503, ErrorCode.SERVICE_UNAVAILABLE, True, 408),
+        (504, ErrorCode.SERVICE_UNAVAILABLE, False, 408),
+        (500, ErrorCode.INTERNAL, True, 500),
+        (404, ErrorCode.TABLE_NOT_FOUND, True, 404),
+        (406, ErrorCode.UNSUPPORTED, False, 501),
+        (404, ErrorCode.UNSUPPORTED, False, 501),
+        (405, ErrorCode.UNSUPPORTED, False, 405),
+    ],
+)
+def test_status_is_one_that_lancedb_understands(standard: int, code: ErrorCode, late: bool, expected: int) -> None:
+    assert remote.status(standard, code, NAMED, late=late) == expected
+
+
+def test_a_path_with_a_slash_at_its_end_is_no_call_of_lancedb_by_that_alone() -> None:
+    assert remote.status(404, ErrorCode.UNSUPPORTED, {}) == 404
+
+
+def test_deadline_is_what_the_header_says() -> None:
+    query, merge = operations()["QueryTable"], operations()["MergeInsertIntoTable"]
+    assert remote.deadline(query, {}) is None
+    found = remote.deadline(merge, {b"x-request-timeout-ms": b"2500"})
+    assert found is not None
+    assert (found.seconds, found.work) == (2.5, "merge insert")
+    with pytest.raises(QueryStoppedError, match="merge insert timed out"):
+        remote.deadline(merge, {b"x-request-timeout-ms": b"0"})
+    for wrong in (b"", b"-1", b"1.5", b"1" * 19, "\u0661".encode()):
+        with pytest.raises(InvalidInputError, match="whole number"):
+            remote.deadline(query, {b"x-request-timeout-ms": wrong})
+
+
+def test_earlier_takes_the_deadline_that_comes_first() -> None:
+    soon, later = Deadline(1.0, time.monotonic() + 1), Deadline(9.0, time.monotonic() + 9)
+    assert earlier(soon, later) is earlier(later, soon) is earlier(None, soon) is earlier(soon, None) is soon
+    assert earlier(None, None) is None

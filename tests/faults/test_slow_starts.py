@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +21,13 @@ SLOW_START = f"""
 import sys, time
 if any("spawn_main" in word for word in sys.orig_argv):
     time.sleep({SLOW_SECONDS})
+"""
+
+
+BROKEN_START = """
+import os, sys
+if any("spawn_main" in word for word in sys.orig_argv):
+    os._exit(7)
 """
 
 
@@ -75,3 +85,18 @@ def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small
     said = f"server process {still} was killed after no sign of life for 10 s: another one starts now"
     assert [line for line in server.log if said in line]
     assert server.stop() == 0
+
+
+def test_server_none_of_whose_processes_starts_ends_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_START)
+    command = [sys.executable, "-m", "tiltyard", "serve", "--root", str(tmp_path / "root"), "--port", "0"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--workers", "2"], capture_output=True, text=True, env=environ, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    *lines, last = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"tiltyard: No server process could start: process \d+ ended with status 7\. The lines above say why\.", last
+    )
+    assert 2 <= len([line for line in lines if "ended with status 7: another one starts" in line]) <= 4

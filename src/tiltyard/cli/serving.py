@@ -175,7 +175,7 @@ def _supervise(settings: Settings, listener: socket.socket, refuse: Refuse) -> N
         try:
             Supervisor(start, settings.workers, settings.worker_timeout).run()
         except NeverServedError as error:
-            refuse(f"No server process could start, and the last one, {error}: the lines above say why.")
+            refuse(f"No server process could start: process {error}. The lines above say why.")
 
 
 def serve_beside_others(settings: Settings, listener: socket.socket, started: Callable[[], None]) -> None:

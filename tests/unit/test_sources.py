@@ -302,6 +302,22 @@ def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: 
         assert late in bad[0] or "zone" in bad[0], bad
 
 
+def test_types_are_guessed_from_within_large_files_too(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    monkeypatch.setattr(inspection, "RANGE_BYTES", 300)
+    numbers = [str(n) for n in range(100, 200)] + ["01234"] * 100
+    assert read(csv(tmp_path, "a,b\n" + "".join(f"{n},\n" for n in numbers)))["a"].to_pylist() == numbers
+    found = read(jsonl(tmp_path, *['{"a": 1}'] * 50, *['{"a": 0.5, "b": "x"}'] * 50))
+    assert found["a"].to_pylist() == [1.0] * 50 + [0.5] * 50 and found["b"].to_pylist() == [None] * 50 + ["x"] * 50
+
+
+def test_first_line_that_is_longer_than_the_head_is_read_whole(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    names = [f"column{n}" for n in range(200)]
+    assert read(csv(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names))).column_names == names
+    assert read(jsonl(tmp_path, json.dumps({"a": "x" * 999})))["a"].to_pylist() == ["x" * 999]
+
+
 def test_csv_guesses_are_told_as_options_that_name_other_types(tmp_path: Path) -> None:
     file = csv(tmp_path, "id,zip,x\n1,01234,0.5\n")
     reading = find_source(Wanted(str(file), types={"x": pa.string()})).reading
@@ -335,6 +351,7 @@ def test_csv_header_that_is_no_header_is_refused(tmp_path: Path) -> None:
         "a,b,a\n1,2,3\n": "line 1: the columns 1 and 3 are both called 'a'",
         "a,,b\n1,2,3\n": "line 1: column 2 has no name",
         b"\xff\xfea\x00": "is UTF-16: write it as UTF-8",
+        "\n\n": "has no line with the names of its columns",
         b"a,\xfc\n1,2\n": "the names of its columns are not UTF-8",
     }.items():
         with pytest.raises(RefusedError, match=told):

@@ -124,9 +124,11 @@ def read_header(head: bytes, delimiter: str, path: str) -> tuple[tuple[str, ...]
             f"{path}, line 1: the names of its columns are not UTF-8: write the file as UTF-8."
         ) from error
     names = next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), [])
+    if not names:
+        raise RefusedError(f"{path} has no line with the names of its columns: write one as its first line.")
+    seen: dict[str, int] = {}
     for at, name in enumerate(names):
-        if name in names[:at]:
-            first = names.index(name) + 1
+        if (first := seen.setdefault(name, at) + 1) <= at:
             raise RefusedError(
                 f"{path}, line 1: the columns {first} and {at + 1} are both called '{name}': give one of them another "
                 "name in the file."
@@ -145,7 +147,9 @@ def guess_columns(data: bytes, names: Sequence[str], dialect: Dialect) -> pa.Sch
     if not data:
         return pa.schema([(name, pa.null()) for name in names])
     table = pyarrow.csv.read_csv(pa.BufferReader(data), _reading(data, names), parsing, _converting(types, dialect))
-    return pa.schema([(name, _guess(table[name].combine_chunks())) for name in names])
+    return pa.schema(
+        [(name, _guess(column.combine_chunks())) for name, column in zip(names, table.columns, strict=True)]
+    )
 
 
 def _guess(values: pa.Array) -> pa.DataType:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import gzip
 import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet
 
 from tiltyard.pipeline import lines
-from tiltyard.pipeline.csv_records import Dialect, guess_columns, read_header, split_records
-from tiltyard.pipeline.inference import Evidence
+from tiltyard.pipeline.csv_records import LONGEST_RECORD, Dialect, guess_columns, read_header, split_records
+from tiltyard.pipeline.inference import Evidence, merge_guesses
 from tiltyard.pipeline.json_lines import json_evidence
 from tiltyard.pipeline.opening import Found, open_file
 from tiltyard.pipeline.reading import Format, Piece
@@ -22,6 +22,9 @@ from tiltyard.pipeline.refusing import RefusedError
 RANGE_BYTES = 32 << 20
 HEAD_BYTES = 1 << 20
 """How much of a file of text its types are guessed from."""
+
+_SAMPLES, _SAMPLE_BYTES = 8, 64 << 10
+"""How many places within a large file are looked at, too, and how much of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +101,24 @@ class Inspection:
         except pa.ArrowInvalid as error:
             raise RefusedError(f"{file.path} is no CSV file: {error}") from error
         pieces = tuple(replace(piece, names=names, dialect=dialect) for piece in self._ranges(file))
+        for sample in self._samples(file, pieces):
+            schema = _joined(schema, guess_columns(sample, names, dialect))
         return Inspected(file.path, schema, pieces)
 
     def _json(self, file: Found) -> Inspected:
         head, complete = read_head(file, self.storage, self.head_bytes)
-        return Inspected(file.path, pa.schema([]), self._ranges(file), json_evidence(head, complete=complete))
+        evidence, pieces = json_evidence(head, complete=complete), self._ranges(file)
+        for sample in self._samples(file, pieces):
+            evidence.join(json_evidence(sample, complete=True))
+        return Inspected(file.path, pa.schema([]), pieces, evidence)
+
+    def _samples(self, file: Found, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        """Whole lines from within a large file: what its beginning is like need not be all."""
+        with open_file(file.path, self.storage) as opened:
+            for piece in pieces[1 :: max(1, len(pieces) // _SAMPLES)]:
+                opened.seek(piece.part[0])
+                text = bytes(opened.read(_SAMPLE_BYTES))
+                yield text[text.find(b"\n") + 1 : text.rfind(b"\n") + 1]
 
     def _ranges(self, file: Found) -> tuple[Piece, ...]:
         if file.path.lower().endswith(".gz"):
@@ -110,6 +126,11 @@ class Inspection:
         count = 1 if self.whole else -(-file.size // RANGE_BYTES)
         cuts = [file.size * number // count for number in range(count + 1)]
         return tuple(Piece(file.path, b - a, file.mark, (a, b)) for a, b in itertools.pairwise(cuts))
+
+
+def _joined(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """The guess for the values of both, column by column."""
+    return pa.schema([own.with_type(merge_guesses(own.type, more.type)) for own, more in zip(one, other, strict=True)])
 
 
 def dialect_of(file: Found, nulls: tuple[str, ...]) -> Dialect:
@@ -121,7 +142,13 @@ def read_head(file: Found, storage: Mapping[str, str], size: int = HEAD_BYTES) -
     """The beginning of a text, and whether that is all of it. Raises RefusedError."""
     with open_file(file.path, storage) as opened:
         try:
-            head = bytes(lines.unpacked(opened, file.path).read(size))
+            text = lines.unpacked(opened, file.path)
+            head = bytes(text.read(size))
+            complete = len(head) < size
+            while not complete and b"\n" not in head and len(head) < LONGEST_RECORD:  # the first line is longer
+                more = bytes(text.read(len(head)))
+                complete = len(more) < len(head)
+                head += more
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise RefusedError(f"{file.path} is not compressed, as its name says it is: {error}.") from error
-    return head, len(head) < size
+            raise RefusedError(f"{file.path} cannot be unpacked, as its name says it can: {error}.") from error
+    return head, complete

@@ -207,7 +207,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
     """A line's object, its numbers as text; None for what is none."""
     try:
         row = json.loads(line, parse_int=Integer, parse_float=Fraction, object_pairs_hook=_once)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

@@ -73,9 +73,11 @@ def merge_schemas(
 
 
 def check_names(file: FileSchema) -> None:
-    """Raise RefusedError for a name that a file has twice."""
+    """Raise RefusedError for a name that a file has twice, or a column without one."""
     seen: set[str] = set()
     for name in file.schema.names:
+        if not name:
+            raise RefusedError(f"{file.path} has a column without a name: give it one there.")
         if name in seen:
             raise RefusedError(f"{file.path} has two columns called '{name}': give one of them another name there.")
         seen.add(name)

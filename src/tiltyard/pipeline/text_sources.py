@@ -12,10 +12,12 @@ from tiltyard.pipeline.csv_records import Dialect
 from tiltyard.pipeline.inference import Evidence, merge_guesses
 from tiltyard.pipeline.inspection import Inspected
 from tiltyard.pipeline.json_lines import json_schema
-from tiltyard.pipeline.merging import FileSchema, SchemaMode, merge_schemas
+from tiltyard.pipeline.merging import FileSchema, SchemaMode, check_names, merge_schemas
 from tiltyard.pipeline.reading import Format, Reading
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.types import show_type
+
+_COLUMNS_TOLD = 100
 
 Types = Mapping[str, pa.DataType]
 
@@ -48,6 +50,7 @@ def json_reading(
     if not evidence.fields:
         raise RefusedError(f"No line of {found[0].path} is a JSON object: write one object to a line (JSON lines).")
     guessed = json_schema(evidence)
+    check_names(FileSchema(found[0].path, guessed))
     reading = Reading(
         kind,
         pa.schema([field.with_type(_or_text(field.type)) for field in guessed]),
@@ -80,9 +83,14 @@ def read_for_table(reading: Reading, table: pa.Schema, chosen: Chosen) -> Readin
 
 
 def guesses(reading: Reading) -> str:
-    """The guessed types as options that name others: `--cast id=int64 --cast zip=string`; "" where none was guessed."""
+    """The guessed types as options that name others: `--cast id=int64 --cast zip=string`; "" where none was guessed.
+
+    Of very many columns the first ones are told.
+    """
     fields = [field for field in reading.schema if field.name in reading.guessed]
-    return " ".join(f"--cast '{field.name}={show_type(field.type)}'" for field in fields)
+    more = f" and {len(fields) - _COLUMNS_TOLD} more" if len(fields) > _COLUMNS_TOLD else ""
+    told = " ".join(f"--cast '{field.name}={show_type(field.type)}'" for field in fields[:_COLUMNS_TOLD])
+    return told + more
 
 
 def _retyped_csv(reading: Reading, name: str, dtype: pa.DataType) -> Reading:

@@ -25,6 +25,8 @@ class PartOfRun:
         """Set figures of the whole run, without their totals: how far that is, its steps say."""
         told = {name: value for name, value in figures.items() if not name.endswith("_total")}
         stage = f"{self.name}: {told.pop('stage')}" if "stage" in told else self.name
+        if "guessed" in told:
+            told[f"guessed:{self.name}"] = told.pop("guessed")
         self.whole.progress(**told, stage=stage)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What glibc's allocator is told: to keep large buffers that were freed, for the next ones."""
+"""What glibc's allocator is told: to keep large buffers that were freed, for the next ones, and to give them back."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def keep_freed(most: int, map_above: int) -> bool:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, map_above) and mallopt(_TRIM_THRESHOLD, most))
+
+
+def give_back_freed() -> bool:
+    """Give all that was freed back to the system; return whether this C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return trim is not None

@@ -9,7 +9,9 @@ import pyarrow as pa
 from tiltyard.bodies import ArrowAnswer
 from tiltyard.spec import ARROW_FILE, ARROW_STREAM
 
-CHUNK = 1 << 20
+CHUNK = 512 << 10
+"""Bytes that go out at once. Three of them are held for a client that does not read: one that is sent, one that waits
+for that, and one that was made meanwhile."""
 _STREAM, _FILE = ARROW_STREAM.encode(), ARROW_FILE.encode()
 _PLAIN = pa.ipc.IpcWriteOptions(use_threads=False)
 
@@ -48,7 +50,7 @@ def media_type(accept: bytes) -> str:
 
 
 def encode(answer: ArrowAnswer, media: str) -> Iterator[bytes]:
-    """The answer's bytes in chunks of about 1 MiB; the last one closes the file."""
+    """The answer's bytes in chunks of about CHUNK bytes; the last one closes the file."""
     if isinstance(answer.batches, list):
         yield _encode_whole(answer.schema, answer.batches, media)
         return
@@ -56,11 +58,22 @@ def encode(answer: ArrowAnswer, media: str) -> Iterator[bytes]:
     sink = pa.PythonFile(outbox, mode="w")
     writer = _writer(media)(sink, answer.schema)
     for batch in answer.batches:
-        writer.write_batch(batch)
-        if outbox.held >= CHUNK:
-            yield outbox.take()
+        for part in _parts(batch):
+            writer.write_batch(part)
+            if outbox.held >= CHUNK:
+                yield outbox.take()
     writer.close()
     yield outbox.take()
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in slices that fit into a chunk; a row that does not is one by itself."""
+    rows = max(1, batch.num_rows * CHUNK // max(1, batch.nbytes))
+    if rows >= batch.num_rows:
+        yield batch
+        return
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
 
 
 def _encode_whole(schema: pa.Schema, batches: list[pa.RecordBatch], media: str) -> bytes:

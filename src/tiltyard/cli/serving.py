@@ -29,7 +29,7 @@ from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
 from tiltyard.cli import server_process
 from tiltyard.cli.descriptors import connection_limit, raise_descriptor_limit
-from tiltyard.cli.memory import calm_collector, keep_large_buffers
+from tiltyard.cli.memory import calm_collector, keep_large_buffers, release_when_idle
 from tiltyard.cli.options import Refuse
 from tiltyard.cli.options import refuse as refuse_command
 from tiltyard.cli.securing import greet, network, require_safe, scheme
@@ -93,6 +93,7 @@ class Application:
             self._drivers.start()
         self._services.store.share_reads(asyncio.get_running_loop().call_soon)
         calm_collector()
+        release_when_idle()
         await send({"type": "lifespan.startup.complete"})
         self._started()
         await receive()
@@ -215,6 +216,7 @@ def run_worker(settings: Settings, refuse: Refuse) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     drivers = spark_drivers(services)
+    release_when_idle()
     worker.start()
     if drivers:
         drivers.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from tiltyard.tables.lookups import unlimited
-from tiltyard.tables.search_plan import ROW_ID, column_names
+from tiltyard.tables.search_plan import ROW_ID, STREAMING, column_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def readers(search: Search, pages: Pages | None) -> Iterator[Reader]:
 def _shown(search: Search) -> tuple[str, ...] | None:
     """The columns of an answer that could come from memory, row ids aside; None for other searches."""
     options = search.options
-    if not search.most or not _OPTIONS.issuperset(options):
+    if not search.most or not _OPTIONS.issuperset(options.keys() - STREAMING):
         return None
     columns = options.get("columns")
     if columns is None:
@@ -93,7 +93,8 @@ def _taking(search: Search, rows: Rows, shown: tuple[str, ...]) -> Iterator[Read
     with_row_id = bool(search.options.get("with_row_id"))
     found = [name for name in shown if name in _SCORES]
     found += dict.fromkeys([ROW_ID, rows.address] if with_row_id else [rows.address])
-    options = {name: value for name, value in search.options.items() if name != "with_row_id"}
+    dropped = STREAMING | {"with_row_id"}
+    options = {name: value for name, value in search.options.items() if name not in dropped}
     options |= {"columns": found, "disable_scoring_autoprojection": True}
     came = None
     if not search.nearest and "filter" in options and _FILTERED.issuperset(options):

@@ -45,7 +45,8 @@ _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
 _ROW_OFFSET = "_rowoffset"
 
 _SMALL = 1000
-"""Rows up to which an answer is read at once."""
+"""Rows up to which an answer is read at once, unless it has more than these bytes."""
+_SMALL_BYTES = 1 << 20
 
 
 @operation(needs=on_table(Privilege.READ, narrowed=True), inline=looking_up)
@@ -189,10 +190,15 @@ def _answer(ctx: Context, search: Search, pages: Pages | None) -> ArrowAnswer:
     if search.most == 0:
         return ArrowAnswer(schema, [])
     batches = _batches(ctx, search, chain((first,), all_readers))
-    if search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL:
-        return ArrowAnswer(schema, list(batches))
-    head = next(batches, None)
-    return ArrowAnswer(schema, [] if head is None else _resumed(head, batches))
+    small = search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL
+    head: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        head.append(batch)
+        size += batch.nbytes
+        if not small or size > _SMALL_BYTES:
+            return ArrowAnswer(schema, _resumed(head, batches))
+    return ArrowAnswer(schema, head)
 
 
 def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
@@ -222,6 +228,8 @@ def _batches(ctx: Context, search: Search, found: Iterable[Reader]) -> Iterator[
                     break  # to hear that nothing follows would cost another way to Lance's threads and back
 
 
-def _resumed(head: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield head
+def _resumed(head: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All batches; those that went out are not kept."""
+    while head:
+        yield head.pop(0)
     yield from rest

@@ -16,6 +16,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import pyarrow as pa
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
@@ -41,15 +42,27 @@ QUERY_INDEX = "query_index"
 DISTANCES = ("l2", "cosine", "dot", "hamming")
 APPROXIMATIONS = ("fast", "normal", "accurate")
 
-LARGE = 8192
-"""Rows from which on an answer is streamed, with little read ahead: a slow reader then holds little memory."""
-_STREAMING = {
-    "batch_size": LARGE,
-    "batch_size_bytes": 8 << 20,
+FEW_ROWS = 10
+"""Rows up to which nobody asks how large they may be."""
+WHOLE_BYTES = 4 << 20
+"""An answer that may have more bytes is read in parts."""
+BATCH_BYTES = 256 << 10
+LARGEST_BATCH = 8192
+READING = {
+    "batch_size_bytes": 4 * BATCH_BYTES,
     "batch_readahead": 2,
     "fragment_readahead": 1,
-    "io_buffer_size": 32 << 20,
+    "io_buffer_size": 4 << 20,
 }
+"""What Lance is told for an answer that is read in parts.
+
+It keeps several batches ahead of its reader, and reads what so many rows as a batch may have need, whatever bytes its
+buffer and its batches may have: rows of a batch are what bounds the memory of a reader that does not read.
+"""
+STREAMING = frozenset({*READING, "batch_size"})
+
+SAMPLED_FRAGMENTS = 16
+UNKNOWN_ROW_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,60 @@ def _facts_of(dataset: lance.LanceDataset) -> _Facts:
         schema = dataset.schema
         found = _facts[dataset] = _Facts(tuple(schema.names), vector_columns(schema), dataset.count_rows())
     return found
+
+
+_row_bytes: weakref.WeakKeyDictionary[lance.LanceDataset, float] = weakref.WeakKeyDictionary()
+
+
+def _bytes_on_disk(dataset: lance.LanceDataset) -> float:
+    """Bytes of a row with all its columns, at the average of some fragments; looked up once per handle."""
+    found = _row_bytes.get(dataset)
+    if found is None:
+        fragments = dataset.get_fragments()
+        sample = [fragment.metadata for fragment in fragments[:: -(-len(fragments) // SAMPLED_FRAGMENTS) or 1]]
+        rows = sum(fragment.physical_rows for fragment in sample)
+        size = sum(file.file_size_bytes or 0 for fragment in sample for file in fragment.files)
+        found = _row_bytes[dataset] = size / rows if rows and size else UNKNOWN_ROW_BYTES
+    return found
+
+
+def _estimate_row_bytes(dataset: lance.LanceDataset, columns: Any) -> float:
+    """Bytes of a row of an answer: exact for columns of fixed width, else at most those of a row on disk."""
+    if isinstance(columns, list):
+        schema = dataset.schema
+        kinds = [schema.field(name).type if name in schema.names else None for name in columns]
+        widths = [
+            pa.uint64().byte_width if kind is None and "." not in name else _width(kind)
+            for name, kind in zip(columns, kinds, strict=True)
+        ]
+        known = [width for width in widths if width is not None]
+        if len(known) == len(widths):
+            return max(1.0, sum(known))
+    return _bytes_on_disk(dataset)
+
+
+def _width(kind: pa.DataType | None) -> float | None:
+    """Bytes of a value of fixed width, None for other types."""
+    if kind is None:
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        inner = _width(kind.value_type)
+        return None if inner is None else inner * int(kind.list_size)
+    try:
+        return int(kind.bit_width) / 8
+    except ValueError:  # of no fixed width
+        return None
+
+
+def _reading(dataset: lance.LanceDataset, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that have a large answer read in parts; none for a small one."""
+    limit = options.get("limit", NO_LIMIT)
+    if limit <= FEW_ROWS:
+        return {}
+    size = _estimate_row_bytes(dataset, options.get("columns"))
+    if limit <= LARGEST_BATCH and limit * size <= WHOLE_BYTES:
+        return {}
+    return {**READING, "batch_size": max(1, min(LARGEST_BATCH, int(BATCH_BYTES / size)))}
 
 
 def column_names(dataset: lance.LanceDataset) -> tuple[str, ...]:
@@ -130,9 +197,11 @@ def plan_search(dataset: lance.LanceDataset, request: models.QueryTableRequest) 
         options["limit"] = max(1, most)  # Lance panics at 0
     elif request.k != NO_LIMIT:
         most = options["limit"] = request.k
-    if options.get("limit", NO_LIMIT) > LARGE:
-        options |= _STREAMING
-    options |= _batches(dataset, options, most if "limit" in options else None)
+    reading = _reading(dataset, options)
+    computing = _batches(dataset, options, most if "limit" in options else None)
+    if reading and computing:
+        reading["batch_size"] = min(reading["batch_size"], computing["batch_size"])
+    options |= computing | reading
     return Search(dataset, options, (), False, hidden, most if "limit" in options else None)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
+from lance_namespace import ListTablesRequest
 from pyspark.errors import PySparkException
 
 from tests.services.server import ServerProcess
@@ -75,6 +76,16 @@ def test_read_what_spark_cannot_hold_is_an_error_that_names_the_column(
     with pytest.raises(PySparkException, match=f"(?s)odd_one.*{word}"):
         read(name).collect()
     assert read(name, columns="n").collect() == [(1,)]
+
+
+def test_write_a_column_whose_name_could_not_be_read_again_is_refused_and_leaves_no_table(
+    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh
+) -> None:
+    name = fresh("dotted")
+    for column in ("a.b", "a`b"):
+        with pytest.raises(PySparkException, match="cannot be the name of a column"):
+            write(spark.createDataFrame([(1,)], [column]), name)
+    assert name not in [str(one) for one in catalog.client().list_tables(ListTablesRequest(id=[])).tables]
 
 
 def test_write_a_value_that_the_column_cannot_hold_is_an_error_and_nothing_is_added(

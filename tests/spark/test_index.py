@@ -67,6 +67,7 @@ def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
     spark: SparkSession, catalog: Connection, found: Table, name: str
 ) -> None:
     plain = found.dataset().to_table()
+    plain = plain.append_column("a.b", plain["kind"])
     inside = pa.StructArray.from_arrays(
         [plain[column].combine_chunks() for column in plain.column_names], plain.column_names
     )
@@ -78,6 +79,7 @@ def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
         ("st.id", "BTREE", {}),
         ("st.text", "FTS", {}),
         ("`st`.kind", "BITMAP", {}),
+        ("st.`a.b`", "ZONEMAP", {}),
         ("st.vector", "IVF_FLAT", vectors),
         ("st.vector", "IVF_PQ", {**vectors, "num_sub_vectors": "4"}),
     ):
@@ -88,6 +90,7 @@ def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
         "BTREE": ["st.id"],
         "FTS": ["st.text"],
         "BITMAP": ["st.kind"],
+        "ZONEMAP": ["st.`a.b`"],
         "IVF_FLAT": ["st.vector"],
         "IVF_PQ": ["st.vector"],
     }

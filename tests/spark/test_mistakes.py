@@ -50,6 +50,8 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
     [
         ("ingest missing.parquet other", "There is no file at"),
         ("ingest pretty.json other", "No line of"),
+        ("ingest films.parquet other --rename id=a.b", "'a.b' cannot be the name of a column"),
+        ("ingest films.parquet other --rename id=a`b", "'a`b' cannot be the name of a column"),
         ("ingest films.parquet other --format arrow", "is no Arrow file or stream"),
         ("ingest films.parquet other --format lance", "is no Lance table"),
         ("ingest gopher://shelf/films.parquet other", "gopher://shelf cannot be opened"),
@@ -61,6 +63,7 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
         (f"backfill {NAME} letters --udf words.py:fails --inputs id --type nothing", "'nothing' is no type"),
         (f"backfill {NAME} letters --udf words.py:fails --inputs id --type int32 --where 'a = 1'", "is no condition"),
         (f"backfill {NAME} letters --udf words.py:fails --inputs id --type int32", "failed: ValueError: no such word"),
+        (f"backfill {NAME} a.b --udf words.py:fails --inputs id --type int32", "'a.b' cannot be the name of a column"),
         (f"backfill {NAME} letters --udf words.py:nothing --inputs id --type int32", "has no function 'nothing'"),
         (
             f"backfill {NAME} letters --udf no.such.module:f --inputs id --type int32",

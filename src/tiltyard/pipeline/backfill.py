@@ -44,6 +44,7 @@ from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import run_tasks
 from tiltyard.pipeline.types import parse_type
+from tiltyard.schemas.column_names import check_column_name
 from tiltyard.table_history import read_transactions
 from tiltyard.virtual import Computed, declared
 
@@ -99,6 +100,7 @@ def backfill(
         if given.code is not None:
             checked_columns(dataset.schema, inputs, "The inputs")
             if made is not None and column not in dataset.schema.names:
+                check_column_name(column)
                 try_code(run, spark, strict, Maker(made, given.inputs, given.code), where)
                 new.add(made)
                 dataset = strict.latest()

@@ -23,13 +23,16 @@ from lance_namespace.errors import (
     InvalidTableStateError,
     TableAlreadyExistsError,
     TableNotFoundError,
+    TableSchemaValidationError,
 )
 
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, discard, opened
 from tiltyard.pipeline.places import Place
+from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable, version_of
+from tiltyard.schemas.column_names import check_new_columns
 from tiltyard.schemas.nested_types import map_renamings, with_standard_maps
 from tiltyard.table_history import read_transactions
 
@@ -69,6 +72,15 @@ class Landing:
             self.storage_version,
             rows_per_file,
         )
+
+    def check_names(self, schema: pa.Schema) -> None:
+        """Raise RefusedError for a column that a new table could not be asked for by its name."""
+        if self.schema is not None:
+            return
+        try:
+            check_new_columns(schema)
+        except TableSchemaValidationError as error:
+            raise RefusedError(f"{error} Rename it on the way (--rename OLD=NEW).") from error
 
     def commit(self, run: Run, fragments: Sequence[str], schema: pa.Schema) -> int:
         """Make the fragments visible, once in the life of the run; the version.

@@ -45,6 +45,7 @@ def recipe_for(
 ) -> Recipe:
     """The recipe for rows that are chosen, and maybe computed, to have `chosen_schema`. Raises RefusedError."""
     target = landing.target(chosen_schema, asked.rows_per_file)
+    landing.check_names(target.schema)
     check_types(target.schema)
     fitted = tuple(fitted_columns(chosen_schema.names, target.schema, asked.chosen.nulls))
     check_columns(asked.checks, target.schema)

@@ -156,6 +156,7 @@ def _recipe(run: str, landing: Landing, schema: StructType, options: Options) ->
     """From Spark's batches to the table's columns."""
     rows_per_file = options.number("rows_per_file") or ROWS_PER_FILE
     target = landing.target(arrow_schema(schema), rows_per_file)
+    landing.check_names(target.schema)
     check_types(target.schema)
     carried = batch_schema(schema)
     columns = tuple(Column(field.with_nullable(True), field.name) for field in carried)

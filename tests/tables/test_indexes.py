@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -26,7 +27,6 @@ from tiltyard.tables import index_build, indexes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 VECTOR_TYPES = ["IVF_FLAT", "IVF_SQ", "IVF_PQ", "IVF_RQ", "IVF_HNSW_FLAT", "IVF_HNSW_SQ", "IVF_HNSW_PQ"]
 SCALAR_TYPES = [
@@ -198,6 +198,14 @@ def test_custom_stop_words_are_left_out_and_told(table: Indexes) -> None:
     assert found == {"fox": 0, "lazy": 300}
     with pytest.raises(InvalidInputError, match="custom_stop_words"):  # Lance takes them, and leaves nothing out
         table.create("text", "FTS", custom_stop_words=["fox"], remove_stop_words=False, replace=True)
+
+
+def test_an_index_whose_files_cannot_be_read_is_still_listed(table: Indexes, caplog: pytest.LogCaptureFixture) -> None:
+    table.dataset.create_scalar_index("text", "INVERTED")
+    for file in Path(table.server.ctx.storage.root).rglob("_indices/*/metadata.lance"):
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    assert table.names() == {"text_idx": "done"}
+    assert "text_idx" in caplog.text
 
 
 def test_create_index_takes_what_lancedb_sends_for_full_text(table: Indexes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from lance.lance.indices import IndexDescription
 
     from tiltyard.store import TransactionRecord
+
+log = logging.getLogger("tiltyard.tables")
 
 _OWN = "__lance_"
 """How the names of indices begin that Lance keeps for itself."""
@@ -203,11 +206,17 @@ def _built(dataset: lance.LanceDataset, found: IndexDescription, rows: int, orde
 
 
 def _details(dataset: lance.LanceDataset, found: IndexDescription) -> dict[str, Any]:
-    """What Lance tells of an index, and the stop words of a text index, which pylance 14 leaves out of that."""
+    """What Lance tells of an index, and the stop words of a text index, which pylance 14 leaves out of that.
+
+    They are in the index itself; one whose files cannot be read is listed without them.
+    """
     if lance_name(found.index_type) != IndexType.FTS or found.details.get("custom_stop_words"):
         return dict(found.details)
-    with lance_errors(dataset):
+    try:
         segments = dataset.stats.index_stats(found.name).get("indices") or [{}]
+    except (OSError, RuntimeError, ValueError) as error:
+        log.warning("the parameters of the index %s at %s cannot be read: %s", found.name, dataset.uri, error)
+        return dict(found.details)
     words = segments[0].get("params", {}).get("custom_stop_words")
     return {**found.details, "custom_stop_words": words}
 

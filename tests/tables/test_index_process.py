@@ -201,3 +201,38 @@ def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pyt
         build(dataset, IndexOrder(dataset.uri, None, column, column, kind), str(os.getpid()).zfill(32))
     assert "index_uuid" in given
     assert "progress_callback" not in given
+
+
+@pytest.mark.parametrize(
+    ("run", "queued", "stands"),
+    [
+        (0.0015, 0.02, True),  # Lance waits for ever, and looks for signals: measured 6 ticks in 40 s
+        (0.0, 0.0, True),
+        (0.002, 0.7, False),  # twelve busy processes on two cores: it is run for 0.01 s in 5 s
+        (0.02, 0.0, False),  # reads from a slow store
+    ],
+)
+def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: float, queued: float, stands: bool
+) -> None:
+    """Shares of the time, as the system counts them: whole ticks of processor time, nanoseconds of waiting."""
+    clock = {"now": 1000.0}
+    monkeypatch.setattr(index_process.time, "monotonic", lambda: clock["now"])
+    thread = tmp_path / "task" / "1"
+    thread.mkdir(parents=True)
+    stall = index_process._Stall(tmp_path, 300)
+
+    def look() -> None:
+        for second in range(1, 400):
+            clock["now"] = 1000.0 + second
+            ticks = int(run * second * os.sysconf("SC_CLK_TCK"))
+            (tmp_path / "stat").write_text(f"1 (python) S {'0 ' * 10}{ticks} 0 0 0")
+            (thread / "schedstat").write_text(f"0 {int(queued * second * 1e9)} 1")
+            stall.check(waits=False)
+
+    if stands:
+        with pytest.raises(ServiceUnavailableError, match="stood still for 300 s"):
+            look()
+        assert clock["now"] <= 1310
+    else:
+        look()

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -32,7 +33,13 @@ COMMAND = (sys.executable, "-m", "tiltyard.lazy_imports", "tiltyard.tables.index
 """What builds an index. To import without `lazy_imports` would take more of the processor than small builds do."""
 _END_SECONDS = 10.0
 _BUSY = 0.005
-"""Seconds of the processor in one second from which on a process is at work: one that waits for nothing has none."""
+"""The share of a processor from which on a process is at work. One in which Lance waits for ever has a third of it: it
+looks for signals ten times a second, which is counted as 10 ms of processor time every few seconds."""
+_COUNTED = 0.03
+"""Seconds of processor time that may be counted late."""
+_QUEUED = 0.25
+"""The share of its time that threads have waited for a processor from which on a process is slow, and does not stand
+still: on a loaded machine a build is run for two thousandths of the time, and waits for its turn for the rest."""
 _OWN_VARIABLES = "TILTYARD_"
 
 
@@ -69,7 +76,7 @@ class IndexProcess:
         Raises ServiceUnavailableError for a process that was killed, or that did nothing for `stall_seconds` (0: that
         is not looked at), and what the build raises.
         """
-        stall = _Stall(self._process.pid, stall_seconds)
+        stall = _Stall(Path(f"/proc/{self._process.pid}"), stall_seconds)
         while not self._ended.wait(LOOK_SECONDS):
             report()
             stall.check(waits=self._committing)
@@ -123,33 +130,50 @@ class IndexProcess:
 
 
 class _Stall:
-    """How long a process has done nothing."""
+    """How long a process has done nothing: neither was run, nor waited for its turn to be."""
 
-    def __init__(self, pid: int, seconds: float) -> None:
-        self._stat, self._seconds = Path(f"/proc/{pid}/stat"), seconds
-        self._last = (time.monotonic(), 0.0)
-        self._busy_at = time.monotonic()
+    def __init__(self, process: Path, seconds: float) -> None:
+        """`process` is its folder in /proc; `seconds` is how long it may do nothing, 0 for any time."""
+        self._process, self._seconds = process, seconds
+        self._queued: dict[str, float] = {}
+        self._busy_at, self._used, self._waited = time.monotonic(), 0.0, 0.0
 
     def check(self, *, waits: bool) -> None:
-        """Look at its processor time; `waits` says that it waits for us. Raises ServiceUnavailableError."""
-        used = _cpu_seconds(self._stat)
+        """Look at its times; `waits` says that it waits for us. Raises ServiceUnavailableError."""
+        used = _cpu_seconds(self._process)
         if not self._seconds or used is None:
             return
         now = time.monotonic()
-        before, used_before = self._last
-        self._last = now, used
-        if waits or used - used_before > _BUSY * (now - before):
-            self._busy_at = now
-        elif now - self._busy_at >= self._seconds:
+        passed = now - self._busy_at
+        self._waited += self._newly_queued()
+        if waits or used - self._used > _BUSY * passed + _COUNTED or self._waited > _QUEUED * passed + _COUNTED:
+            self._busy_at, self._used, self._waited = now, used, 0.0
+        elif passed >= self._seconds:
             raise ServiceUnavailableError(
                 f"The index's build stood still for {self._seconds:.0f} s, without progress and without processor time."
             )
 
+    def _newly_queued(self) -> float:
+        """Return for how long threads have waited for a processor since the last look, all together."""
+        queued = _queued_seconds(self._process)
+        newly = sum(max(0.0, seconds - self._queued.get(thread, 0.0)) for thread, seconds in queued.items())
+        self._queued = queued
+        return newly
 
-def _cpu_seconds(stat: Path) -> float | None:
+
+def _cpu_seconds(process: Path) -> float | None:
     """Return the processor time that a process has used, None where the system does not tell, or it has ended."""
     try:
-        fields = stat.read_text().rpartition(")")[2].split()
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _queued_seconds(process: Path) -> dict[str, float]:
+    """Return for how long each thread of a process has waited for a processor; none where the system does not tell."""
+    queued: dict[str, float] = {}
+    for thread in (process / "task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            queued[thread.parent.name] = int(thread.read_text().split()[1]) / 1e9
+    return queued

@@ -14,6 +14,7 @@ import msgspec
 
 from tiltyard.named_storages import NamedStorage
 from tiltyard.named_storages import complaint as storage_complaint
+from tiltyard.spark_properties import complaint as spark_complaint
 from tiltyard.trust import Provider, complaint
 
 CHOICES = {
@@ -146,6 +147,15 @@ class Settings:
     )
     spark_jobs: int = field(default=1, metadata={"help": "How many jobs of the pipeline run here at once."})
     spark_conf: Mapping[str, str] = field(default_factory=dict, metadata={"help": "Properties of Spark, for all jobs."})
+    spark_memory: str = field(
+        default="1g", metadata={"help": "Heap of each driver's JVM; in local mode tasks share it."}
+    )
+    spark_limits: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "The most that callers may set properties of Spark to, by name."}
+    )
+    spark_environment: tuple[str, ...] = field(
+        default=(), metadata={"help": "Further variables that drivers and their JVMs inherit, by name."}
+    )
     spark_uri: str = field(
         default="",
         metadata={"help": "The server that jobs talk to [default: the catalog's database, from their own process]."},
@@ -262,6 +272,8 @@ def load_settings(
     if wrong := storage_complaint(settings.storage):
         raise ConfigError(wrong)
     _check_identity(settings)
+    if wrong := spark_complaint(settings.spark_limits):
+        raise ConfigError(wrong)
     return settings
 
 

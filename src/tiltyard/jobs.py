@@ -55,8 +55,10 @@ MOST_ATTEMPTS = 5
 RETRY_MS = 1_000
 """How long work waits at least before it is begun again."""
 
-ORDERS = "TILTYARD_JOB_CATALOG"
-"""A driver's variable: how to reach the catalog (JSON). Other users can read its arguments, but not this."""
+ORDERS_FILE = "TILTYARD_JOB_CATALOG_FILE"
+"""A driver's variable in cluster mode: the file that says how to reach the catalog (JSON), mounted by the operator."""
+FORMER_ORDERS = "TILTYARD_JOB_CATALOG"
+"""Where that was before: a driver's environment is its JVM's, too, and SQL and code in there could read it."""
 UDFS = "TILTYARD_JOB_UDFS"
 """A driver's variable: `off` where it runs no code of clients."""
 DRIVER = "TILTYARD_JOB_DRIVER"

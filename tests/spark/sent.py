@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
     found: Sent = []
     of_payloads, of_partitions = tasks._partition, tasks._on_partition
 
-    def with_payloads(work: Any, payloads: tuple[bytes, ...]) -> Any:
-        function = of_payloads(work, payloads)
+    def with_payloads(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
+        function = of_payloads(work, payloads, variables)
         found.append((cloudpickle.dumps(function), payloads))
         return function
 
-    def on_partition(work: Any) -> Any:
-        function = of_partitions(work)
+    def on_partition(work: Any, variables: Mapping[str, str]) -> Any:
+        function = of_partitions(work, variables)
         found.append((cloudpickle.dumps(function), ()))
         return function
 

@@ -18,8 +18,6 @@ from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
 from tiltyard.access import Privilege
-from tiltyard.jobs import ORDERS
-from tiltyard.modes import TransactionStatus
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection
 from tiltyard.pipeline.driving import submit
@@ -85,22 +83,20 @@ def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_submit_with_a_property_that_no_process_takes_is_refused(server: ServerProcess, tmp_path: Path) -> None:
-    for spark in ({"spark.a": "\0"}, {"spark\0a": ""}):
-        with pytest.raises(InvalidInputError, match=r"U\+0000"):
+    for spark in ({"spark.sql.shuffle.partitions": "5\0"}, {"spark\0a": ""}):
+        with pytest.raises(InvalidInputError, match="of Spark"):
             submit(Calls(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
 
 
 def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_runs(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
-    payload = {"arguments": {}, "table": [], "spark": {"spark.a": "\0"}}
+    payload = {"arguments": {}, "table": [], "spark": {"spark.submit.pyFiles": "\0"}}
     with open_store(f"sqlite:///{server.root}/catalog.db") as store:
         bad = store.create_transaction("toy", None, payload, {}).id
-        for _ in range(4):  # its last attempt is left
-            assert store.claim_transaction("gone", 60_000, ["toy"])
-            store.finish_transaction(bad, "gone", TransactionStatus.QUEUED)
     start_worker()
     assert ended(server, bad) == "Failed"
+    assert "may not set the property" in (transaction(server, bad).properties or {})["error"]
     assert ended(server, submitted(server, tmp_path)) == "Succeeded"
 
 
@@ -272,10 +268,12 @@ def handles(pid: int, number: int) -> bool:
 
 @pytest.mark.parametrize("waiting", [True, False], ids=["by a signal", "with its input"])
 def test_driver_that_is_told_to_end_while_it_ends_does_so_quietly(server: ServerProcess, waiting: bool) -> None:
-    given = {**os.environ, ORDERS: json.dumps({"uri": server.url})}
     started = subprocess.Popen(
-        [sys.executable, "-c", SIGNALED_AS_IT_ENDS], env=given, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", SIGNALED_AS_IT_ENDS], stdin=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    assert started.stdin is not None
+    started.stdin.write(json.dumps({"uri": server.url}).encode() + b"\n")
+    started.stdin.flush()
     if waiting:
         wait_for(lambda: handles(started.pid, signal.SIGTERM))
         started.send_signal(signal.SIGTERM)
@@ -283,3 +281,31 @@ def test_driver_that_is_told_to_end_while_it_ends_does_so_quietly(server: Server
         assert started.stderr is not None and started.stderr.read() == b""
     else:
         assert (started.communicate(timeout=60)[1], started.returncode) == (b"", 0)
+
+
+def test_driver_whose_worker_was_killed_says_so_in_one_line(
+    server: ServerProcess, environ: dict[str, str], tmp_path: Path
+) -> None:
+    calls, owner = Calls(connection(server.url)), "driver-of-a-dead-worker"
+    job_id = submit(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
+    pipe, variables = subprocess.PIPE, {**os.environ, **environ}
+    words = [sys.executable, "-m", "tiltyard.pipeline.driver"]
+    driver = subprocess.Popen(words, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert driver.stdin is not None and driver.stdout is not None and driver.stderr is not None
+    driver.stdin.write(json.dumps({"uri": server.url}) + "\n" + json.dumps({"job": job_id, "owner": owner}) + "\n")
+    driver.stdin.flush()
+    wait_for(lambda: len(noted(tmp_path)) >= 2)
+    driver.stdout.close()  # as the end of its worker does
+    driver.stdin.close()
+    let_go(tmp_path)
+    said = driver.stderr.read()
+    assert driver.wait(60) == 0 and transaction(server, job_id).status == "Succeeded"
+    assert "Traceback" not in said and "BrokenPipe" not in said
+    assert len([line for line in said.splitlines() if f"job {job_id} has ended, and the worker" in line]) == 1
+
+
+def test_driver_takes_no_orders_from_its_environment(server: ServerProcess) -> None:
+    given = {**os.environ, "TILTYARD_JOB_CATALOG": json.dumps({"uri": server.url})}
+    words = [sys.executable, "-m", "tiltyard.pipeline.driver"]
+    stopped = subprocess.run(words, check=False, env=given, input="", capture_output=True, text=True, timeout=120)
+    assert stopped.returncode == 1 and "TILTYARD_JOB_CATALOG_FILE" in stopped.stderr

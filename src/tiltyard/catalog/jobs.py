@@ -29,6 +29,7 @@ from tiltyard.ids import display, table_id
 from tiltyard.jobs import pipeline_jobs
 from tiltyard.modes import TransactionStatus, parse_mode
 from tiltyard.operations import always, operation
+from tiltyard.spark_properties import check_spark_properties
 from tiltyard.spec import models
 from tiltyard.tables.opening import find_table
 
@@ -92,7 +93,7 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
         wanted=Privilege.RUN_UDFS,
         record_id=_record_id(ctx, table),
         table=table,
-        spark=_spark(request),
+        spark=_spark(ctx, request),
         properties=request.properties,
         owner=request.owner or "",
         lease_ms=_lease(request) if request.owner else LEASE_MS,
@@ -100,10 +101,9 @@ def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJ
     return models.SubmitJobResponse(job=entry(ctx, record))
 
 
-def _spark(request: models.SubmitJobRequest) -> Mapping[str, str] | None:
-    """Properties that a process can be given. Raises InvalidInputError."""
-    if any("\0" in name + value for name, value in (request.spark or {}).items()):
-        raise InvalidInputError("Spark's properties become arguments of a process: leave the character U+0000 out.")
+def _spark(ctx: Context, request: models.SubmitJobRequest) -> Mapping[str, str] | None:
+    """Properties that a caller may set. Raises InvalidInputError for any other."""
+    check_spark_properties(request.spark or {}, ctx.settings.spark_limits)
     return request.spark
 
 

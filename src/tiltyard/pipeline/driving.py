@@ -240,7 +240,7 @@ def drive(
         run.close()
         return None
     except Exception as error:
-        _failed(run, error, again=attempts < MOST_ATTEMPTS)
+        _failed(run, error, again=attempts < min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS)))
         raise
     run.figures.set(outcome)
     try:
@@ -263,12 +263,26 @@ def _failed(run: CatalogRun, error: Exception, *, again: bool) -> None:
     passing = isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
     status, wait = ("Queued", RETRY_MS) if passing and again else ("Failed", 0)
     try:
-        run.finish(status, error=reason(error), wait_ms=wait)
+        run.finish(status, error=told_reason(error, run.id), wait_ms=wait)
     except RunCanceledError:
         log.info("job %s was canceled, or taken over, before it failed", run.id)
 
 
+def told_reason(error: BaseException, job_id: str) -> str:
+    """Why a job failed, for the catalog: our own sentences, or the name of what Spark ran into.
+
+    What Java, Spark or a library says may hold files of the driver, values of rows and addresses of storage: whoever
+    sees the job would see them, so that is in the driver's log alone.
+    """
+    if isinstance(error, LanceNamespaceError):
+        return reason(error)
+    condition = getattr(error, "getCondition", lambda: None)()
+    what = condition if condition and _CONDITION.fullmatch(condition) else type(error).__name__
+    return f"The job failed with {what}: the log of its driver, which is the worker's, has more under its id {job_id}."
+
+
 LONGEST_REASON = 2_000
+_CONDITION = re.compile(r"[A-Z0-9_.]{1,200}")
 _TRACE = "Traceback (most recent call last)"
 _TWICE = re.compile(r"^([^:]+: )\1+")
 """What generated clients put before an error's own words, which begin with it."""

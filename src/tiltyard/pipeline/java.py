@@ -9,10 +9,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
+
+from tiltyard.pipeline.runs import RunCanceledError
 
 JAVA_NEEDED = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -20,6 +24,44 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 class SparkMissingError(InvalidInputError):
     """PySpark or Java is not there; the message is one sentence that says how to get it."""
+
+
+class SparkEndedError(ServiceUnavailableError):
+    """Spark's JVM is gone: this process can drive no job with it any more, and another one may."""
+
+    attempts = 2
+    """After how many of them a job fails: one that ended the JVM itself would end the next one, too."""
+
+
+@contextmanager
+def ending_with_spark() -> Iterator[None]:
+    """Raise SparkEndedError for whatever fails in the block because the JVM of this process has ended."""
+    try:
+        yield
+    except RunCanceledError:
+        raise
+    except Exception as error:
+        if _jvm_lives():
+            raise
+        raise SparkEndedError(
+            "Spark's JVM ended while the job ran, most likely for want of memory: let the job make less at once, or "
+            "let the operator give its drivers more (the setting spark_memory)."
+        ) from error
+
+
+def _jvm_lives() -> bool:
+    """Tell whether the JVM of this process, if it has one, still does what it is told."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415  # no types; an extra
+    from pyspark import SparkContext  # noqa: PLC0415  # an extra: the rest of the package does without
+
+    jvm, context = SparkContext._jvm, SparkContext._active_spark_context
+    if jvm is None:
+        return True
+    try:
+        jvm.java.lang.System.nanoTime()
+        return context is None or not context._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
 
 
 def check_java() -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tiltyard.java_properties import properties_text
+from tiltyard.pipeline.environment import withheld
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +55,8 @@ def spark_session(
     else:
         ours = sql.SparkSession.getActiveSession() is None  # a session that is there keeps its own log level
         if ours:
-            check_java()
+            with withheld():
+                check_java()
         master = _retrying(master or _submitted() or LOCAL)
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", of whatever environment
@@ -56,10 +64,42 @@ def spark_session(
         if master != _SUBMITTED:
             builder = builder.master(master)
         builder = builder.config(map=dict(DEFAULTS))
+        if ours:
+            _start_jvm({**({"spark.master": master} if master != _SUBMITTED else {}), **DEFAULTS, **(config or {})})
     session: SparkSession = builder.config(map=dict(config or {})).getOrCreate()
     if ours:
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _start_jvm(config: Mapping[str, str]) -> None:
+    """Start the JVM of this process, unless there is one: its properties in a file that is gone when it runs.
+
+    PySpark itself would put them on its command line, which everybody on the machine can read.
+    """
+    from pyspark import SparkContext  # noqa: PLC0415  # an extra
+
+    given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    if SparkContext._gateway is not None or _submitted() or "--properties-file" in given:
+        return
+    with withheld(), tempfile.TemporaryDirectory(prefix="tiltyard-spark-") as folder, _restored("PYSPARK_SUBMIT_ARGS"):
+        file = Path(folder) / "spark.properties"
+        file.touch(0o600)
+        file.write_text(properties_text(config))
+        own = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{own} {given}"
+        SparkContext._ensure_initialized()
+
+
+@contextmanager
+def _restored(name: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def is_connect(spark: SparkSession) -> bool:

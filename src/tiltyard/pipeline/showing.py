@@ -9,10 +9,12 @@ import lance
 import pyarrow as pa
 
 from tiltyard.pipeline.datasource.reading import grouped
+from tiltyard.pipeline.environment import set_in_task
 from tiltyard.pipeline.fragments import Rows
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.spark_types import batch_schema, for_spark, spark_schema
+from tiltyard.pipeline.tasks import task_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +40,10 @@ def shown(
     wanted = batch_schema(shape)
     read = [name for name in wanted.names if needed is None or name in needed] or wanted.names[:1]
 
+    variables = task_variables(spark)
+
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        set_in_task(variables)
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             yield from for_spark(tasks[number].read(read), wanted, read)
 

@@ -18,13 +18,14 @@ import itertools
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from tiltyard.pipeline.environment import for_tasks, set_in_task
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.session import is_connect, slots
 from tiltyard.pipeline.settling import keep_memory, settle
@@ -125,7 +126,7 @@ def run_partitions(
     raises.
     """
     tag = f"tiltyard-{uuid.uuid4().hex}"
-    mapped = frame.mapInArrow(_on_partition(work), "i bigint, o binary")
+    mapped = frame.mapInArrow(_on_partition(work, task_variables(spark)), "i bigint, o binary")
     with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
         flying = {pool.submit(_collect, spark, mapped, tag, name)}
         try:
@@ -168,7 +169,8 @@ def _run_wave(spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave) 
     """One Spark job with a task per payload: positions and pickled outcomes."""
     count = len(wave.payloads)
     _tag(spark, tag, name)
-    frame = spark.range(0, count, 1, count).mapInArrow(_partition(work, wave.payloads), "i bigint, o binary")
+    run = _partition(work, wave.payloads, task_variables(spark))
+    frame = spark.range(0, count, 1, count).mapInArrow(run, "i bigint, o binary")
     return [(wave.first + position, outcome) for position, outcome in _rows(frame)]
 
 
@@ -191,10 +193,16 @@ def _tag(spark: SparkSession, tag: str, name: str) -> None:
         spark.sparkContext.setJobDescription(name)
 
 
-def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
+def task_variables(spark: SparkSession) -> Mapping[str, str]:
+    """Return the variables that tasks of a session set (see `environment`)."""
+    return for_tasks(None if is_connect(spark) else spark.sparkContext.master)
+
+
+def _partition(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
     """What runs in Spark's Python worker. A refusal would be one again: it is a result, not something to retry."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        set_in_task(variables)
         keep_memory()
         for batch in batches:
             for position in batch.column(0).to_pylist():
@@ -208,12 +216,13 @@ def _partition(work: Any, payloads: tuple[bytes, ...]) -> Any:
     return run
 
 
-def _on_partition(work: Any) -> Any:
+def _on_partition(work: Any, variables: Mapping[str, str]) -> Any:
     """The same for a partition of a DataFrame, whose rows it is given."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  # an extra
 
+        set_in_task(variables)
         keep_memory()
         context = TaskContext.get()
         position = 0 if context is None else context.partitionId()

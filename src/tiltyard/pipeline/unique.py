@@ -6,14 +6,16 @@ Tasks read only the key columns, and hand them to a Spark aggregation, which spi
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.pipeline.environment import set_in_task
 from tiltyard.pipeline.fragments import Rows
 from tiltyard.pipeline.places import Place
+from tiltyard.pipeline.tasks import task_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +31,7 @@ def duplicates(spark: SparkSession, place: Place, columns: Sequence[str], fresh:
     if not tasks:
         return 0
     count = len(tasks)
-    keys = spark.range(0, count, 1, count).mapInArrow(_reading(tasks, columns), "k binary")
+    keys = spark.range(0, count, 1, count).mapInArrow(_reading(tasks, columns, task_variables(spark)), "k binary")
     found = keys.groupBy("k").count().where("count > 1").count()
     return int(found)
 
@@ -39,8 +41,9 @@ def _shares(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [tuple(parts[first : first + size]) for first in range(0, len(parts), size)] if parts else []
 
 
-def _reading(tasks: Sequence[Rows], columns: Sequence[str]) -> Any:
+def _reading(tasks: Sequence[Rows], columns: Sequence[str], variables: Mapping[str, str]) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        set_in_task(variables)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for keys in tasks[number].read(columns):

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Self
 
-from lance_namespace.errors import ConcurrentModificationError, ServiceUnavailableError, TransactionNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    ServiceUnavailableError,
+    TransactionNotFoundError,
+)
 
 from tiltyard.catalog.jobs import claim_next
 from tiltyard.config import Settings
@@ -27,7 +35,7 @@ from tiltyard.modes import TransactionStatus
 from tiltyard.principals import SERVER
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.guarding import guarded
-from tiltyard.worker.orders import environment, own_conf, submit_command, warm_command
+from tiltyard.worker.orders import environment, hand_over, orders, own_conf, submit_command, warm_command
 
 log = logging.getLogger("tiltyard.worker")
 
@@ -85,6 +93,8 @@ class Drivers:
                     driver.drive(record)
                 else:
                     self._submit(record)
+            except InvalidInputError as error:
+                guarded(partial(self._refuse, record, error), self._stopping, self._services.outages)
             except Exception:  # whatever is wrong with this job, the next one needs the thread
                 log.exception("a driver for job %s did not start, or ended", record.id)
             guarded(partial(self._settle, record), self._stopping, self._services.outages)
@@ -97,7 +107,7 @@ class Drivers:
         return claim_next(ctx, uuid.uuid4().hex, START_LEASE_MS, tuple(pipeline_jobs()))
 
     def _warmed(self, driver: _Process | None) -> _Process:
-        if driver is not None and driver.alive:
+        if driver is not None and driver.takes_jobs:
             return driver
         if driver is not None:
             self._end(driver)
@@ -114,7 +124,7 @@ class Drivers:
         """Run a job in a process of its own, and wait for its end."""
         driver = self._begun(_Process.submitted(self._services.settings, record))
         driver.wait()
-        self._processes.discard(driver)
+        self._end(driver)
 
     def _begun(self, driver: _Process) -> _Process:
         self._processes.add(driver)
@@ -125,6 +135,13 @@ class Drivers:
     def _end(self, driver: _Process) -> None:
         driver.close()
         self._processes.discard(driver)
+
+    def _refuse(self, record: TransactionRecord, error: InvalidInputError) -> None:
+        """Fail a job that no driver may be started for. Raises ServiceUnavailableError."""
+        log.warning("job %s is refused: %s", record.id, error)
+        with suppress(ConcurrentModificationError, TransactionNotFoundError):  # it was canceled just now
+            owner, failed = record.lease_owner or "", TransactionStatus.FAILED
+            self._services.store.finish_transaction(record.id, owner, failed, error=str(error))
 
     def _settle(self, record: TransactionRecord) -> None:
         """Queue a job again whose driver is gone and did not end it, until its attempts are spent."""
@@ -150,26 +167,42 @@ class Drivers:
 class _Process:
     """A driver process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], folder: Path | None = None) -> None:
         self._process = process
+        self._folder = folder
+        self._leaving = False
         self.used = time.monotonic()
 
     @classmethod
     def warm(cls, settings: Settings) -> Self:
         """One that takes job after job. Raises OSError."""
-        variables, pipe = environment(settings, submitted=False), subprocess.PIPE
-        return cls(subprocess.Popen(warm_command(), text=True, env=variables, stdin=pipe, stdout=pipe))  # noqa: S603  # our own driver
+        words, variables, pipe = warm_command(settings), environment(settings), subprocess.PIPE
+        process = subprocess.Popen(words, text=True, env=variables, stdin=pipe, stdout=pipe)  # noqa: S603  # our own driver
+        assert process.stdin is not None
+        process.stdin.write(orders(settings, submitted=False) + "\n")
+        process.stdin.flush()
+        return cls(process)
 
     @classmethod
     def submitted(cls, settings: Settings, record: TransactionRecord) -> Self:
         """One for this job. Raises OSError."""
-        words, variables = submit_command(settings, record), environment(settings, submitted=True)
-        nothing = subprocess.DEVNULL
-        return cls(subprocess.Popen(words, text=True, env=variables, stdin=nothing, stdout=nothing))  # noqa: S603  # Spark's own command, with Spark's properties
+        folder = Path(tempfile.mkdtemp(prefix="tiltyard-driver-"))
+        try:
+            hand_over(settings, record, folder)
+            words, variables, nothing = (
+                submit_command(settings, record, folder),
+                environment(settings),
+                subprocess.DEVNULL,
+            )
+            process = subprocess.Popen(words, text=True, env=variables, stdin=nothing, stdout=nothing)  # noqa: S603  # Spark's own command, with Spark's properties
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        return cls(process, folder)
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def takes_jobs(self) -> bool:
+        return not self._leaving and self._process.poll() is None
 
     def drive(self, record: TransactionRecord) -> None:
         """Hand over a job, and wait until it has ended, or the process has. Raises OSError for one that is gone."""
@@ -178,7 +211,9 @@ class _Process:
         self._process.stdin.write(json.dumps({"job": record.id, "owner": record.lease_owner}) + "\n")
         self._process.stdin.flush()
         for line in iter(self._process.stdout.readline, ""):
-            if json.loads(line) == {"ended": record.id}:
+            told = json.loads(line)
+            if told["ended"] == record.id:
+                self._leaving = told["leaving"]
                 break
         self.used = time.monotonic()
 
@@ -199,3 +234,5 @@ class _Process:
         self._process.wait()
         if self._process.stdout:
             self._process.stdout.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # the driver removes it as soon as it has read it

@@ -14,15 +14,23 @@ from typing import Any
 import msgspec
 
 from tiltyard.config import Settings
-from tiltyard.jobs import ORDERS, UDFS
+from tiltyard.java_properties import properties_text
+from tiltyard.jobs import DRIVER as DRIVER_OF
+from tiltyard.spark_properties import check_spark_properties
 from tiltyard.store import TransactionRecord
+from tiltyard.worker.environment import handed, inherited
 
 DRIVER = "tiltyard.pipeline.driver"
 SUBMITTED = Path(__file__).parent.parent / "pipeline" / "submitted" / "spark_driver.py"
 """Files and modules of a driver, which is a client in a process of its own: nothing here imports them."""
 
+ORDERS, PROPERTIES = "orders.json", "spark.properties"
+"""Files of a job's own driver, in a folder of its own."""
+
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
-_NOT_HANDED_DOWN = ("root", "jobs", "host", "port", "workers", "spark", "spark_conf", "spark_client")
+_ENDS = "-XX:+ExitOnOutOfMemoryError"
+_OWN = ("root", "jobs", "host", "port", "workers", "spark", "spark_conf", "spark_client")
+_NOT_HANDED_DOWN = frozenset({*_OWN, "spark_environment", "spark_limits", "spark_memory"})
 
 
 def master(settings: Settings) -> str:
@@ -36,12 +44,15 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     if not folder and "://" not in settings.root:
         folder = str(Path(settings.root).absolute() / "_spark-events")
     events = {}
-    if folder and not master(settings).startswith("sc://"):
+    remote = master(settings).startswith("sc://")
+    # A JVM without memory ends at once, and is replaced: half alive it would fail every job that comes after.
+    own = {} if remote else {"spark.driver.memory": settings.spark_memory, "spark.driver.defaultJavaOptions": _ENDS}
+    if folder and not remote:
         if "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
             folder = Path(folder).absolute().as_uri()
         events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": folder}
-    return {**events, **settings.spark_conf}
+    return {**own, **events, **settings.spark_conf}
 
 
 def own_conf(settings: Settings, record: TransactionRecord) -> dict[str, str]:
@@ -56,28 +67,53 @@ def own_conf(settings: Settings, record: TransactionRecord) -> dict[str, str]:
     return found
 
 
-def warm_command() -> list[str]:
+def warm_command(settings: Settings) -> list[str]:
     """The process that drives job after job."""
-    return [sys.executable, "-m", DRIVER]
+    return [sys.executable, "-m", DRIVER, *_code(settings)]
 
 
-def submit_command(settings: Settings, record: TransactionRecord) -> list[str]:
-    """spark-submit for one job, with the properties that it was submitted with."""
+def submit_command(settings: Settings, record: TransactionRecord, folder: Path) -> list[str]:
+    """spark-submit for one job, whose orders and properties are in `folder`: a command line is for all to read."""
     beside = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
     words = [beside or "spark-submit", "--master", master(settings), "--name", f"tiltyard {record.kind}"]
-    for name, value in {**spark_conf(settings), **own_conf(settings, record)}.items():
-        words += ["--conf", f"{name}={value}"]
-    return [*words, str(SUBMITTED), "--job", record.id, "--owner", record.lease_owner or ""]
+    words += ["--properties-file", str(folder / PROPERTIES), "--load-spark-defaults"]
+    job = ["--job", record.id, "--owner", record.lease_owner or "", "--orders", str(folder / ORDERS)]
+    return [*words, str(SUBMITTED), *job, *_code(settings)]
 
 
-def environment(settings: Settings, *, submitted: bool) -> dict[str, str]:
-    """The variables of a driver process."""
-    orders: dict[str, Any] = dict(_catalog(settings))
+def hand_over(settings: Settings, record: TransactionRecord, folder: Path) -> None:
+    """Write the orders and the properties of a job's own driver into a folder that nobody else can read.
+
+    Raises InvalidInputError for a property that no caller may set: a server that did not look may have queued it.
+    """
+    check_spark_properties(record.payload.get("spark") or {}, settings.spark_limits)
+    conf = {**spark_conf(settings), **own_conf(settings, record)}
+    for name, text in {ORDERS: orders(settings, submitted=True), PROPERTIES: properties_text(conf)}.items():
+        (folder / name).touch(0o600)
+        (folder / name).write_text(text)
+
+
+def orders(settings: Settings, *, submitted: bool) -> str:
+    """What a driver is told, as one line: how to reach the catalog, variables that it does not inherit, and Spark."""
+    told: dict[str, Any] = {**_catalog(settings), "variables": handed(os.environ, settings.spark_environment)}
     if not submitted:
-        orders |= {"master": master(settings), "conf": spark_conf(settings)}
-    code = {} if settings.udfs else {UDFS: "off"}
+        told |= {"master": master(settings), "conf": spark_conf(settings)}
+    return json.dumps(told)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables of a driver process, which its JVM inherits: no secret is among them."""
     python = {"PYSPARK_PYTHON": sys.executable} if settings.spark.startswith("local") else {}
-    return {**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable, **python, **code, ORDERS: json.dumps(orders)}
+    return {
+        **inherited(os.environ, settings.spark_environment),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **python,
+        DRIVER_OF: "worker",
+    }
+
+
+def _code(settings: Settings) -> list[str]:
+    return ["--udfs"] if settings.udfs else []
 
 
 def _catalog(settings: Settings) -> Mapping[str, Any]:

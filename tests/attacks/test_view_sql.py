@@ -1,0 +1,156 @@
+"""SQL of callers on a worker: what it reads of the machine, whom it asks, and what its end costs others."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from tests.attacks.watchdog import attacked_server
+from tests.services.wire import stream
+from tests.spark.watching import transaction, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services.server import ServerProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MARK = f"secret{uuid4().hex}"
+SCHEMA = pa.schema([("a", pa.string())])
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+JAVA = ("java.", "\tat ", "Exception:", "org.apache")
+"""What Java's own words look like."""
+
+BOUND_MIB = 3000
+"""The server, a driver, and Spark's Python workers; Java's heap has its own bound."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that runs jobs, with secrets in its settings, its environment and its command line."""
+    folder = tmp_path_factory.mktemp("views")
+    (folder / MARK).mkdir()
+    environ = {
+        "AWS_SECRET_ACCESS_KEY": f"{MARK}cloud",
+        "PGPASSWORD": f"{MARK}password",
+        "TILTYARD_STORAGE_OPTIONS": json.dumps({"secret_access_key": f"{MARK}options"}),
+        "TILTYARD_SPARK_CONF": json.dumps({"spark.sql.shuffle.partitions": "1", "spark.eventLog.compress": "false"}),
+        "TILTYARD_SPARK_MEMORY": "512m",
+    }
+    flags = ("--spark", "local[2]", "--db", f"sqlite:///{folder / MARK}/catalog.db")
+    with attacked_server(folder / "root", *flags, environ=environ, bound_mib=BOUND_MIB) as running:
+        created = httpx.post(
+            f"{running.url}/v1/table/rows/create", content=stream(pa.table({"a": ["x", "y"]}, SCHEMA)), headers=ARROW
+        )
+        assert created.status_code == 200, created.text
+        yield running
+
+
+def create(server: ServerProcess, query: str, name: str = "", **fields: object) -> httpx.Response:
+    """The answer to the creation of a view."""
+    output = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
+    body = {"kind": "query", "source_query": query, "output_schema": output, "with_no_data": False, **fields}
+    name = name or f"v{uuid4().hex}"
+    return httpx.post(f"{server.url}/v1/materialized_view/{name}/create", json=body, timeout=60)
+
+
+def queued(server: ServerProcess, query: str) -> str:
+    """The id of the refresh of a view of this query."""
+    answer = create(server, query)
+    assert answer.is_success, answer.text
+    return str(answer.json()["job_id"])
+
+
+def outcome(server: ServerProcess, job_id: str) -> tuple[str, str]:
+    """How a job ended, and with what words."""
+    told = wait_for(lambda: (one := transaction(server, job_id)).status in ("Succeeded", "Failed") and one, 300)
+    return told.status, (told.properties or {}).get("error", "")
+
+
+@contextmanager
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """A server that notes who asks it."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}/x.xsd", asked
+        web.shutdown()
+        thread.join()
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below a process."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield int(child)
+            yield from descendants(int(child))
+
+
+def test_create_view_with_a_variable_of_spark_is_refused(server: ServerProcess) -> None:
+    for text in ("${env:AWS_SECRET_ACCESS_KEY}", "${system:user.home}", "${spark:spark.master}", "${hivevar:a}"):
+        for with_no_data in (True, False):
+            answer = create(server, f"SELECT '{text}' AS a FROM rows", with_no_data=with_no_data)
+            assert (answer.status_code, answer.json()["code"]) == (400, 13) and "no '${" in answer.json()["error"]
+
+
+def test_refresh_that_asks_for_more_than_its_tables_fails_in_our_words(server: ServerProcess) -> None:
+    with listener() as (url, asked):
+        attacks = {
+            f"SELECT from_xml(a, 'a STRING', map('rowValidationXSDPath', '{url}')).a AS a FROM rows": "XML",
+            f"SELECT schema_of_xml('<!DOCTYPE a SYSTEM \"{url}\"><a/>') AS a FROM rows": "XML",
+            "SELECT java_method('java.lang.System', 'getenv', 'HOME') AS a FROM rows": "methods of the JVM",
+            "SELECT CURRENT_USER AS a FROM rows": "CurrentUser",
+            "SELECT string(size(sequence(1, 2000000000))) AS a FROM rows": "length is not bounded",
+            "SELECT raise_error(concat('java.', a)) AS a FROM rows": "the log of its driver",
+        }
+        jobs = {queued(server, query): words for query, words in attacks.items()}
+        for job_id, words in jobs.items():
+            status, error = outcome(server, job_id)
+            assert status == "Failed" and words in error, error
+            assert not any(sign in error for sign in JAVA) and MARK not in error, error
+        assert asked == []
+
+
+def test_driver_has_no_secret_where_others_may_look(server: ServerProcess) -> None:
+    assert outcome(server, queued(server, "SELECT upper(a) AS a FROM rows"))[0] == "Succeeded"
+    seen = {}
+    for pid in descendants(server.process.pid):
+        process = Path(f"/proc/{pid}")
+        try:
+            words, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+        except OSError:  # a Python worker that has ended
+            continue
+        seen[pid] = words.decode().replace("\0", " ")
+        assert MARK.encode() not in words, seen[pid]
+        assert MARK.encode() not in variables, seen[pid]
+    for what in ("tiltyard.pipeline.driver", "org.apache.spark.deploy.SparkSubmit", "pyspark.daemon"):
+        assert any(what in words for words in seen.values()), (what, seen)
+    logs = [file for file in (Path(server.root) / "_spark-events").rglob("*") if file.is_file()]
+    assert any(b"SparkListenerEnvironmentUpdate" in file.read_bytes() for file in logs)
+    assert not any(MARK.encode() in file.read_bytes() for file in logs)
+
+
+def test_refresh_that_takes_all_memory_costs_its_own_job_alone(server: ServerProcess) -> None:
+    doubled = "aggregate(sequence(1, 60), array(a), (made, i) -> concat(made, made))"
+    status, error = outcome(server, queued(server, f"SELECT string(size({doubled})) AS a FROM rows"))
+    assert status == "Failed" and "Spark's JVM ended" in error, error
+    assert not any(sign in error for sign in JAVA), error
+    assert outcome(server, queued(server, "SELECT lower(a) AS a FROM rows"))[0] == "Succeeded"

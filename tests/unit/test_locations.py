@@ -244,3 +244,11 @@ def test_finalize_manifest_other_files_are_refused(storage: Storage, source: str
     staged(storage, location, b"one", "a")
     with pytest.raises(InvalidInputError):
         storage.manifests.finalize(location, source, target)
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "ä" * 128, "/".join(["a" * 200] * 30)])
+@pytest.mark.parametrize("start", ["/root/", "s3://bucket/root/", "file:///root/"])
+def test_location_that_is_longer_than_storage_takes_is_refused(start: str, name: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"more than \d+ bytes"):
+        check_below(f"{start}{name}", ["/root", "s3://bucket/root"])
+    assert check_below(f"{start}{'a' * 255}", ["/root", "s3://bucket/root"]).endswith("a" * 255)

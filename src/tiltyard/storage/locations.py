@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 SUFFIX = ".lance"
 LONGEST_SLUG = 40
+LONGEST_SEGMENT = 255
+"""Bytes of a folder's name, on any disk."""
+LONGEST_PATH, LONGEST_KEY = 3500, 700
+"""Bytes of a table's location on a disk, and on an object store: what lies below it has a few hundred more."""
 SCHEMES = ("s3", "gs", "az", "abfss")
 
 _NO_NAMES = frozenset(("", ".", ".."))
@@ -92,6 +96,8 @@ def _local(path: str) -> str:
     if not path.startswith("/"):
         raise InvalidInputError("The location is relative: write it from the root of the disk, or as a URI.")
     _check_segments(path.strip("/"))
+    if len(path.encode()) > LONGEST_PATH:
+        raise InvalidInputError(f"The location has more than {LONGEST_PATH} bytes: choose a shorter one.")
     try:
         return str(Path(path).resolve())
     except (OSError, RuntimeError) as error:  # a loop of links
@@ -102,6 +108,8 @@ def _check_segments(path: str) -> None:
     for segment in path.split("/") if path else ():
         if segment in _NO_NAMES:
             raise InvalidInputError("The location has empty, '.' or '..' segments: write the folder plainly.")
+        if len(segment.encode()) > LONGEST_SEGMENT:
+            raise InvalidInputError(f"A folder of the location has more than {LONGEST_SEGMENT} bytes: shorten it.")
 
 
 def is_below(location: str, root: str) -> bool:
@@ -125,6 +133,8 @@ def check_below(location: str, roots: Iterable[str]) -> str:
         raise InvalidInputError("The location is not below the server's root or one of its allowed roots.")
     if any(is_within(other, found) for other in roots):
         raise InvalidInputError("The location is one of the server's roots, or holds one: choose a folder below it.")
+    if len(found.encode()) > (longest := LONGEST_PATH if is_local(found) else LONGEST_KEY):
+        raise InvalidInputError(f"The location has more than {longest} bytes: choose a shorter one.")
     parents = found[len(root) :].strip("/").split("/")[:-1]
     if any(parent.endswith(SUFFIX) for parent in parents):
         raise InvalidInputError("The location is inside the folder of another table: choose one beside it.")

@@ -22,6 +22,7 @@ from tiltyard.pipeline.csv_records import split_records
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.merging import SchemaMode, common_type
 from tiltyard.pipeline.places import scanned
+from tiltyard.pipeline.plans.model import PlanError, plan_of
 from tiltyard.pipeline.reading import Format
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.sources import Wanted, find_source
@@ -499,6 +500,15 @@ def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
         RefusedError, match=r"Column 'a' is double in .*2.jsonl and int64 in .*1.jsonl, and --schema is"
     ):
         read(tmp_path, schema=SchemaMode.STRICT)
+
+
+def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
+    options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True}
+    wanted = plan_of({"tables": {"a": {"files": "flights", **options}}}).tables["a"].wanted({})
+    assert wanted == Wanted("flights", schema=SchemaMode.STRICT, partitions="year/month", nulls=("NA",), multiline=True)
+    for name, value in options.items():
+        with pytest.raises(PlanError, match=f"tables.a: '{name}' is of files, not of SQL"):
+            plan_of({"tables": {"a": {"sql": "SELECT 1", name: value}}})
 
 
 def test_many_files_are_looked_at_in_parts_with_the_same_result(tmp_path: Path) -> None:

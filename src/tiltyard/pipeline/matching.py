@@ -184,16 +184,22 @@ def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
 
 
 def pack_positions(positions: Any) -> bytes:
-    """Compress positions of keys, each once: a byte or two for one, where many of the keys are there."""
-    steps = np.diff(np.unique(positions), prepend=0).astype("<u8")
-    return zlib.compress(steps.tobytes(), 1)
+    """Compress positions of keys, each once: a byte or less for one, where many of the keys are there.
+
+    The first byte tells how many bytes a step from one position to the next takes, before it is compressed.
+    """
+    ordered = np.sort(np.asarray(positions, np.int64))
+    steps = np.diff(ordered, prepend=0)
+    steps = np.concatenate([steps[:1], steps[1:][steps[1:] > 0]]).astype(np.uint64)
+    width = np.min_scalar_type(int(steps.max(initial=0))).itemsize
+    return bytes([width]) + zlib.compress(steps.astype(f"<u{width}").tobytes(), 1)
 
 
 def count_keys(packed: Iterable[bytes], keys: int) -> int:
     """Count the keys, of so many, whose positions are in any of these: one that was found twice counts once."""
     seen = np.zeros((keys + 7) // 8, np.uint8)
     for part in packed:
-        positions = np.cumsum(np.frombuffer(zlib.decompress(part), "<u8"), dtype=np.uint64)
+        positions = np.cumsum(np.frombuffer(zlib.decompress(part[1:]), f"<u{part[0]}"), dtype=np.uint64)
         at, starts = np.unique(positions >> np.uint64(3), return_index=True)
         bits = np.left_shift(np.uint8(1), (positions & np.uint64(7)).astype(np.uint8))
         if len(at):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.jobs import DRIVER
+from tiltyard.pipeline.plans.rows import _query
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
 from tiltyard.pipeline.sql.functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
 from tiltyard.pipeline.sql.sessions import own_session
@@ -88,3 +90,15 @@ def test_every_example_of_an_allowed_function_passes_both_checks(session: SparkS
     assert len(passed) > 400, sorted(ALLOWED_NAMES - passed)
     left = [one for one in wrong if one.split(":")[0] not in WITH_OPTIONS]
     assert not left, "\n".join(left)
+
+
+def test_sql_of_a_pipeline_is_under_the_lists_on_a_worker_and_free_in_a_process_of_ones_own(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = "SELECT version() AS a FROM range(3)"
+    assert _query(session, query, []).columns == ["a"]
+    monkeypatch.setenv(DRIVER, "worker")
+    for text in (query, "SELECT java_method('java.lang.System', 'getenv', 'HOME')", "SELECT * FROM parquet.`/etc`"):
+        with pytest.raises(InvalidInputError, match="query"):
+            _query(session, text, [])
+    assert _query(session, "SELECT upper(text) AS a FROM films", ["films"]).columns == ["a"]

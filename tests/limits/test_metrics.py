@@ -39,7 +39,9 @@ def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
     assert found["tiltyard_requests_total", "CreateNamespace", "200"] == 1
     assert found["tiltyard_requests_total", "CreateNamespace", "409"] == 2
     assert found["tiltyard_requests_total", "none", "404"] == 1
-    assert found["tiltyard_request_seconds_count", "CreateNamespace"] == 3
+    for histogram in ("tiltyard_request_seconds", "tiltyard_request_first_byte_seconds"):
+        assert found[f"{histogram}_count", "CreateNamespace", "2xx"] == 1
+        assert found[f"{histogram}_count", "CreateNamespace", "4xx"] == 2
     assert found["tiltyard_requests_running",] == 1
     assert found["tiltyard_catalog_up",] == 1
     assert {key[2] for key in found if key[0] == "tiltyard_process_load"} >= {

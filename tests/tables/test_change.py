@@ -40,6 +40,17 @@ def test_update_of_no_row_is_zero(server: Server) -> None:
     assert update(server, ["name", "'x'"], predicate="id > 100").updated_rows == 0
 
 
+def test_update_properties_of_the_server_are_not_for_clients_to_change(server: Server) -> None:
+    server.create("t", rows(3))
+    table = server.ctx.store.describe_table(("t",)).id
+    server.ctx.store.set_table_properties(table, {"tiltyard.managed_versioning": "true"})
+    for properties in ({"tiltyard.managed_versioning": "false"}, {"a": "1", "tiltyard.other": "x"}):
+        with pytest.raises(errors.InvalidInputError, match="server's to set"):
+            update(server, properties=properties)
+    as_it_was = {"tiltyard.managed_versioning": "true", "a": "1"}
+    assert update(server, properties=as_it_was).properties == as_it_was
+
+
 def test_update_properties_join_those_there(server: Server) -> None:
     server.create("t", rows(1))
     server.ctx.store.set_table_properties(server.ctx.store.describe_table(("t",)).id, {"a": "1", "b": "1"})

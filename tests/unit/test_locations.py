@@ -50,6 +50,7 @@ def test_check_location_every_spelling_is_one(storage: Storage, location: str) -
         "{root}/a\u200bb", "{root}/a\u202eb",
         "{root}/link/../x",
         "{root}/%2e%2e%2fx", "{root}/%252e%252e/x", "file://{root}/%ef%bc%8e%ef%bc%8e/x", "{root}/a%0ab",
+        "{root}/" + "a" * 256, "{root}/" + "\u00e9" * 128, "{root}/" + "a" * 256 + "/b",
         "{root}2/a", "{root}.lance/a", "{root} /a", "{root}/inner", "{root}/up",
     ],
 )  # fmt: skip

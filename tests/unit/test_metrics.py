@@ -54,17 +54,23 @@ def test_time_is_counted_in_the_buckets_that_it_is_within() -> None:
     counts = Metrics()
     for seconds in (0.0005, 0.0006, 0.3, 100.0):
         counts.began()
-        counts.ended("DescribeTable", 200, seconds)
+        counts.ended("DescribeTable", 200, seconds, first=seconds / 1000)
     counts.began()
     counts.ended("DescribeTable", 404, 0.002)
     found = samples(counts)
     assert found["tiltyard_requests_total", "DescribeTable", "200"] == 4
     assert found["tiltyard_requests_total", "DescribeTable", "404"] == 1
-    within = {"0.0005": 1, "0.001": 2, "0.0025": 3, "0.25": 3, "0.5": 4, "60.0": 4, "+Inf": 5}
+    within = {"0.0005": 1, "0.001": 2, "0.0025": 2, "0.25": 2, "0.5": 3, "5.0": 3, "20.0": 3, "30.0": 3, "+Inf": 4}
     for bound, number in within.items():
-        assert found["tiltyard_request_seconds_bucket", bound, "DescribeTable"] == number
-    assert found["tiltyard_request_seconds_count", "DescribeTable"] == 5
-    assert found["tiltyard_request_seconds_sum", "DescribeTable"] == pytest.approx(100.3031)
+        assert found["tiltyard_request_seconds_bucket", bound, "DescribeTable", "2xx"] == number
+    assert found["tiltyard_request_seconds_bucket", "0.0025", "DescribeTable", "4xx"] == 1
+    assert found["tiltyard_request_seconds_count", "DescribeTable", "2xx"] == 4
+    assert found["tiltyard_request_seconds_sum", "DescribeTable", "2xx"] == pytest.approx(100.3011)
+    # A client that reads for 100 s does not make a slow server.
+    assert found["tiltyard_request_first_byte_seconds_bucket", "0.1", "DescribeTable", "2xx"] == 4
+    assert found["tiltyard_request_first_byte_seconds_bucket", "0.05", "DescribeTable", "2xx"] == 3
+    assert found["tiltyard_request_first_byte_seconds_sum", "DescribeTable", "2xx"] == pytest.approx(0.1003011)
+    assert found["tiltyard_request_first_byte_seconds_count", "DescribeTable", "4xx"] == 1
 
 
 def counted(*calls: Callable[[], None]) -> None:

@@ -54,6 +54,7 @@ class Call:
     __slots__ = (
         "_accounts",
         "_began",
+        "_first",
         "_kept",
         "_scope",
         "code",
@@ -71,6 +72,7 @@ class Call:
         self._accounts = accounts
         self._scope = scope
         self._began = perf_counter()
+        self._first: float | None = None
         self._kept = False
         self.request_id = request_id
         self.operation = ""
@@ -108,10 +110,15 @@ class Call:
         self._kept = True
         return asyncio.wrap_future(accounts.trail.write(self._records(outcome)))
 
+    def answering(self) -> None:
+        """The first byte of the answer goes out now."""
+        self._first = perf_counter()
+
     def end(self) -> None:
         """The answer has been sent, or broke off."""
         accounts = self._accounts
-        accounts.metrics.ended(self.operation, self.status, perf_counter() - self._began)
+        first = None if self._first is None else self._first - self._began
+        accounts.metrics.ended(self.operation, self.status, perf_counter() - self._began, first)
         if self._kept and self.status < 300 and self.complete:
             return
         outcome = self._outcome()

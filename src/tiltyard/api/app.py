@@ -35,7 +35,7 @@ from tiltyard.api.repeats import REPLAYED, Repeats
 from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
 from tiltyard.api.requests import Query as QueryString
 from tiltyard.api.routes import Route, Router, Segments
-from tiltyard.api.safety import check_single
+from tiltyard.api.safety import check_single, is_own_page
 from tiltyard.api.threads import Threads
 from tiltyard.api.turns import Turns
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
@@ -183,7 +183,12 @@ class Api:
     async def _answer_beside(
         self, path: bytes, method: str, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange
     ) -> None:
-        """What is no operation: health, the OpenAPI document, tokens, metrics. Raises HttpError 405."""
+        """What is no operation: health, the OpenAPI document, tokens, metrics.
+
+        Raises HttpError 405, and for pages in a browser what operations raise.
+        """
+        check_single(scope["headers"])
+        self._entrance.check_browser(headers)
         if path == oauth.PATH:
             exchange.call.operation = oauth.OPERATION
             status, answer, further = await self._tokens.answer(method, headers, receive, exchange.request_id)
@@ -351,7 +356,7 @@ class Api:
     async def _measure(self, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange) -> None:
         """Metrics, for administrators and for who asks from this machine. Raises PermissionDeniedError."""
         loop = asyncio.get_running_loop()
-        if not metrics.asked_from_here(scope, headers):
+        if not (metrics.asked_from_here(scope, headers) and is_own_page(headers)):
             principal, _ = await self._entrance.admit(metrics.OPERATION, headers, receive)
             ctx = Context(self._services, exchange.request_id, principal=principal)
             await loop.run_in_executor(self._threads.catalog, metrics.check_reader, ctx)

@@ -37,11 +37,16 @@ class Entrance:
 
         Raises UnauthenticatedError, PermissionDeniedError (a page in a browser, where nobody is asked who it is).
         """
+        self.check_browser(headers)
         if self.open:
-            check_page(headers, by_any_name=self._by_any_name)
             return EVERYBODY
         credentials = from_headers(headers)
         return None if credentials is None else self.authenticator.remembered(credentials)
+
+    def check_browser(self, headers: Headers) -> None:
+        """Raise PermissionDeniedError for a page from elsewhere, where nobody is asked who it is."""
+        if self.open:
+            check_page(headers, by_any_name=self._by_any_name)
 
     async def admit(self, operation: Operation, headers: Headers, receive: Receive) -> tuple[Principal, bytes | None]:
         """Who asks, and the body if it had to be read for that.

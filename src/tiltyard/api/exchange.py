@@ -85,6 +85,7 @@ class Exchange:
         if (kept := self.call.answer(status)) is not None:
             await kept
         self.started = True
+        self.call.answering()
 
     async def _send_head(self, status: int, media: str, further: tuple[Header, ...]) -> None:
         named = ((b"content-type", media.encode()), (b"x-request-id", self.request_id.encode()))

@@ -45,7 +45,26 @@ OPERATION = operations()["ListAuditRecords"]
 """Whose callers may read metrics, too."""
 
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+SECONDS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    300.0,
+)
 _BOUNDS = (*map(str, SECONDS), "+Inf")
 UNROUTED = "none"
 
@@ -53,13 +72,19 @@ log = logging.getLogger("tiltyard.api")
 
 
 class _Tally(msgspec.Struct, array_like=True):
-    """How many calls of one kind ended, how long they took together, and how many ended within each of SECONDS."""
+    """How many calls of one kind ended, how long they took together, and how many ended within each of SECONDS.
+
+    `first_seconds` and `first_within` are the same until the first byte of the answer: that is the server's time, and
+    the rest is how fast the client reads.
+    """
 
     operation: str
     status: int
     calls: int = 0
     seconds: float = 0.0
     within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    first_seconds: float = 0.0
+    first_within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
 
 
 class _Counted(msgspec.Struct):
@@ -91,8 +116,12 @@ class Metrics:
         if self._telling is None and self._file is not None:
             self._telling = asyncio.get_running_loop().call_later(TOLD_SECONDS, self._tell)
 
-    def ended(self, operation: str, status: int, seconds: float) -> None:
-        """A request has ended; `operation` is "" where none was meant."""
+    def ended(self, operation: str, status: int, seconds: float, first: float | None = None) -> None:
+        """A request has ended; `operation` is "" where none was meant.
+
+        `first` is when its answer began, in seconds as well; None for as it ended.
+        """
+        first = seconds if first is None else first
         self._running -= 1
         tally = self._tallies.get((operation, status))
         if tally is None:
@@ -100,6 +129,8 @@ class Metrics:
         tally.calls += 1
         tally.seconds += seconds
         tally.within[bisect_left(SECONDS, seconds)] += 1
+        tally.first_seconds += first
+        tally.first_within[bisect_left(SECONDS, first)] += 1
 
     def counted(self) -> bytes:
         """All that was counted here until now."""
@@ -143,26 +174,43 @@ class _Calls(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """See Collector."""
+        tallies = [tally for process in self._processes for tally in process.tallies]
         calls: defaultdict[tuple[str, int], int] = defaultdict(int)
-        seconds: defaultdict[str, float] = defaultdict(float)
-        within: dict[str, list[int]] = {}
-        for tally in (tally for process in self._processes for tally in process.tallies):
+        for tally in tallies:
             calls[tally.operation, tally.status] += tally.calls
-            seconds[tally.operation] += tally.seconds
-            so_far = within.get(tally.operation, [0] * len(tally.within))
-            within[tally.operation] = [a + b for a, b in zip(so_far, tally.within, strict=True)]
         ended = CounterMetricFamily("tiltyard_requests", "Requests that ended.", labels=("operation", "status"))
         for (operation, status), number in calls.items():
             ended.add_metric((operation, str(status)), number)
-        took = HistogramMetricFamily(
-            "tiltyard_request_seconds", "Time from a request's head to the end of its answer.", labels=("operation",)
+        took = _histogram(
+            "tiltyard_request_seconds",
+            "Time from a request's head to the end of its answer, its client's reading included.",
+            ((tally, tally.within, tally.seconds) for tally in tallies),
         )
-        for operation, numbers in within.items():
-            took.add_metric((operation,), list(zip(_BOUNDS, accumulate(numbers), strict=True)), seconds[operation])
+        began = _histogram(
+            "tiltyard_request_first_byte_seconds",
+            "Time from a request's head to the first byte of its answer.",
+            ((tally, tally.first_within, tally.first_seconds) for tally in tallies),
+        )
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
         # One that was killed runs no requests, whatever it told last.
         running.add_metric((), sum(process.running for process in self._processes if _is_alive(process.pid)))
-        yield from (ended, took, running)
+        yield from (ended, took, began, running)
+
+
+def _histogram(
+    name: str, documentation: str, counted: Iterable[tuple[_Tally, list[int], float]]
+) -> HistogramMetricFamily:
+    """Add up what was counted, by operation and class of status: a label for each status would be ten times as many."""
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    within: dict[tuple[str, str], list[int]] = {}
+    for tally, numbers, total in counted:
+        key = (tally.operation, f"{tally.status // 100}xx" if tally.status else "none")
+        seconds[key] += total
+        within[key] = [a + b for a, b in zip(within.get(key, [0] * len(numbers)), numbers, strict=True)]
+    family = HistogramMetricFamily(name, documentation, labels=("operation", "status_class"))
+    for key, numbers in within.items():
+        family.add_metric(key, list(zip(_BOUNDS, accumulate(numbers), strict=True)), seconds[key])
+    return family
 
 
 class State(Collector):

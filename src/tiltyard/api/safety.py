@@ -50,6 +50,15 @@ def check_page(headers: Mapping[bytes, bytes], *, by_any_name: bool) -> None:
         )
 
 
+def is_own_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request can be trusted to come from where its address says: no page from elsewhere has it sent."""
+    try:
+        check_page(headers, by_any_name=False)
+    except PermissionDeniedError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=256)
 def _is_of(origin: bytes, host: bytes) -> bool:
     """Whether a page's origin is the server that it asks."""

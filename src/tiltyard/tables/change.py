@@ -18,6 +18,7 @@ from tiltyard.tables.growing import check_growth
 from tiltyard.tables.narrowing import narrowed_updates, quiet_if_bound, within_latest
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Target
+from tiltyard.tables.virtual_columns import own_metadata
 
 if TYPE_CHECKING:
     import lance
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
     """Set columns to SQL expressions, on all rows or those that a predicate names.
 
-    `properties` join those of the table. Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError,
+    `properties` join those of the table; those of the server (`tiltyard.…`) are not for clients to change.
+    Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError,
     TableColumnNotFoundError, InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
     updates = _updates(request)
     predicate = _predicate(request.predicate) if request.predicate is not None else None
     target = Target(ctx, find_table(ctx, request.id), request.branch)
+    before = target.record.properties
+    # A client may send all of them back: what is as it was is no change.
+    added = own_metadata({key: value for key, value in (request.properties or {}).items() if before.get(key) != value})
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
@@ -52,9 +57,9 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
             rows, version = commit(ctx, request.id, request.branch, change)
     else:
         rows, version = 0, int(target.dataset().version)
-    properties = target.record.properties
-    if request.properties:
-        properties = ctx.store.set_table_properties(target.record.id, properties | request.properties).properties
+    properties = before
+    if added:
+        properties = ctx.store.set_table_properties(target.record.id, {**before, **added}).properties
     return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
 
 

@@ -186,7 +186,7 @@ def test_process_is_given_no_secret_of_the_server(
 
 
 def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one, training waits for ever on a busy machine, in 5 tries of 13; without, in none of 14."""
+    """With one, training stood still on a busy machine in 5 tries of 13; without, in none of 14."""
     dataset = lance.write_dataset(rows(300), tmp_path / "t.lance")
     given: list[str] = []
     for method in ("create_index", "create_scalar_index"):

@@ -82,6 +82,20 @@ def check_name(name: str, what: str = "name") -> str:
     return name
 
 
+def check_composed(name: str, what: str = "name") -> str:
+    """Return a new name if it is in Unicode's composed form (NFC). Raises InvalidInputError.
+
+    "é" can be written as one character or as two, which look the same: of such names there is one. Names from before
+    this was checked stay what they are.
+    """
+    if not unicodedata.is_normalized("NFC", name):
+        composed = unicodedata.normalize("NFC", name)
+        raise InvalidInputError(
+            f"The {what} '{name}' is not in Unicode's composed form (NFC): write it as '{composed}'."
+        )
+    return name
+
+
 def check_ref(name: str, what: str) -> str:
     """Return the name of a new tag or branch (`what`) if a file can have it. Raises InvalidInputError.
 

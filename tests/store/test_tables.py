@@ -254,3 +254,12 @@ def test_find_tables_finds_more_than_one_statement_holds_however_deep(store: Sto
     paths = [(*deep[:7], f"t{number}") for number in range(70)]
     made = {path: store.insert_table(path, f"mem://{path[-1]}", {}) for path in paths}
     assert store.find_tables([*paths, (*deep, "too deep")]) == made
+
+
+def test_insert_and_rename_table_to_a_decomposed_name_are_refused(store: Store) -> None:
+    with pytest.raises(InvalidInputError, match="NFC"):
+        store.insert_table(("cafe\u0301",), "/elsewhere", {})
+    store.insert_table(("cafe",), "/elsewhere", {})
+    with pytest.raises(InvalidInputError, match="NFC"):
+        store.rename_table(("cafe",), ("cafe\u0301",))
+    assert store.describe_table(("cafe",)).location == "/elsewhere"

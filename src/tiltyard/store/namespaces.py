@@ -13,6 +13,7 @@ from lance_namespace.errors import (
     NamespaceNotEmptyError,
 )
 
+from tiltyard.ids import check_composed
 from tiltyard.modes import CreateMode
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.grants import NAMESPACE, TABLE, forget, own
@@ -95,6 +96,7 @@ class Namespaces(Scope):
             except ForeignKeyError:
                 raise no_namespace(parent) from None
             if row:
+                check_composed(name)
                 own(self.connection, NAMESPACE, row[0], owner, self._clock())
                 return NamespaceRecord.of(row)
             if mode is CreateMode.CREATE:

@@ -16,6 +16,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
+from tiltyard.ids import check_composed
 from tiltyard.store.apart import check_apart, check_not_doomed
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED, RESERVED
@@ -140,6 +141,7 @@ class Tables(Scope):
             raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")
         if not in_creation:
             check_not_doomed(self.connection, location)
+        check_composed(name)  # here, so that a name that is taken is told first; the transaction is rolled back
         record = TableRecord.of(row)
         own(self.connection, TABLE, record.id, owner, now)
         return record
@@ -223,6 +225,7 @@ class Tables(Scope):
             raise TableAlreadyExistsError(f"Table already exists: {shown(new_path)}") from None
         if row is None:
             raise no_table(path)
+        check_composed(new_name)
         return TableRecord.of(row)
 
     @writes

@@ -69,8 +69,8 @@ class ProcessOrder:
 def build(dataset: lance.LanceDataset, order: IndexOrder, uuid: str) -> None:
     """Train an index, write and commit it. Raises TableColumnNotFoundError, and what Lance raises as ours.
 
-    Lance is given no `progress_callback`: with one, pylance 14 stands still now and then while it trains an IVF model on
-    a busy machine, for minutes and with all its threads waiting.
+    Lance is given no `progress_callback`: with one, pylance 14 stands still now and then while it trains an IVF model
+    on a busy machine, for minutes and with all its threads waiting.
     """
     column = arrow_field(dataset, order.column)
     common: dict[str, Any] = {"name": order.name, "replace": True, "index_uuid": uuid}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,47 @@ def test_upload_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(HttpError) as raised:
         asyncio.run(read_body(never, 10))
     assert raised.value.status == 408
+
+
+def peak_of(scenario: Any) -> int:
+    """Return how many bytes of memory a scenario held at most."""
+    tracemalloc.start()
+    try:
+        asyncio.run(scenario)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_body_that_drips_takes_little_more_than_its_bytes() -> None:
+    """As a list of pieces it took twenty times as much."""
+    pieces = iter(range(100_000, -1, -1))
+
+    async def receive() -> dict[str, Any]:
+        left = next(pieces)
+        if left % 100 == 0:
+            await asyncio.sleep(0)  # the loop forgets timers that were canceled
+        return {"type": "http.request", "body": bytes(bytearray(2)), "more_body": left > 0}
+
+    async def scenario() -> None:
+        assert len(await read_body(receive, 1 << 20)) == 200_002
+
+    assert peak_of(scenario()) < 5 * 200_002
+
+
+def test_upload_that_drips_fills_its_window_by_what_its_pieces_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "IN_MEMORY", 0)
+    monkeypatch.setattr(uploads, "WINDOW", 100_000)
+    data = stream(50_000)[1]
+
+    async def scenario() -> int:
+        body = await open_upload(arriving(data, 2), 0)
+        assert isinstance(body, StreamedBody)
+        feeding = asyncio.get_running_loop().create_task(body.feed())
+        await asyncio.sleep(0.1)
+        pieces = len(body._chunks)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        return pieces
+
+    assert 1000 < asyncio.run(scenario()) < 2000

@@ -28,6 +28,8 @@ Fingerprint = hashlib.blake2b
 
 IN_MEMORY = 1 << 20
 WINDOW = 8 << 20
+PIECE_BYTES = 64
+"""What a piece of a body takes in memory besides its bytes: a client may send it two bytes at a time."""
 STALL_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FILE_MAGIC = b"ARROW1\x00\x00"
@@ -51,15 +53,16 @@ async def read_body(receive: Receive, limit: int, arrived: Arrived | None = None
     if arrived is not None and (body := arrived()) is not None:
         _check_body(len(body), limit)
         return body
-    chunks: list[bytes] = []
-    total = 0
-    while True:
+    first, more = await _next(receive)
+    _check_body(len(first), limit)
+    if not more:
+        return first
+    whole = bytearray(first)  # and no list of pieces: each would take many times its bytes
+    while more:
         chunk, more = await _next(receive)
-        total += len(chunk)
-        _check_body(total, limit)
-        chunks.append(chunk)
-        if not more:
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        _check_body(len(whole) + len(chunk), limit)
+        whole += chunk
+    return bytes(whole)
 
 
 async def open_upload(
@@ -79,7 +82,7 @@ async def open_upload(
         return MemoryBody(body)
     chunks: deque[bytes] = deque()
     total, more = 0, True
-    while more and total < IN_MEMORY:
+    while more and total + PIECE_BYTES * len(chunks) < IN_MEMORY:
         chunk, more = await _next(receive)
         chunks.append(chunk)
         total += len(chunk)
@@ -168,7 +171,8 @@ class StreamedBody:
         self._receive = receive
         self._limit = limit
         self._chunks = first
-        self._held = self._received = sum(map(len, first))
+        self._received = sum(map(len, first))
+        self._held = self._received + PIECE_BYTES * len(first)
         self._changed = threading.Condition()
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
@@ -214,7 +218,7 @@ class StreamedBody:
                 self._room.clear()
                 with self._changed:
                     self._chunks.append(chunk)
-                    self._held += len(chunk)
+                    self._held += len(chunk) + PIECE_BYTES
                     full = self._held >= WINDOW
                     self._changed.notify()
                 if full:
@@ -331,6 +335,8 @@ class StreamedBody:
             if len(chunk) > most:
                 self._chunks.appendleft(memoryview(chunk)[most:])  # type: ignore[arg-type]  # a view of bytes reads alike
                 chunk = memoryview(chunk)[:most]  # type: ignore[assignment]  # as above
+            else:
+                self._held -= PIECE_BYTES
             most -= len(chunk)
             self._held -= len(chunk)
             parts.append(chunk)

@@ -35,7 +35,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if reports:
         terminalreporter.section("attacks")
+    memory = {  # known once a test's fixtures have ended
+        report.nodeid: dict(report.user_properties).get("memory_mib", "")
+        for report in terminalreporter.stats.get("", ())
+        if report.when == "teardown"
+    }
     for report in sorted(reports, key=lambda report: report.nodeid):
-        memory = dict(report.user_properties).get("memory_mib", "")
         attack = report.nodeid.removeprefix("tests/attacks/")
-        terminalreporter.write_line(f"{report.outcome:7} {report.duration:6.1f} s  {memory:>12} MiB  {attack}")
+        terminalreporter.write_line(
+            f"{report.outcome:7} {report.duration:6.1f} s  {memory.get(report.nodeid, ''):>14} MiB  {attack}"
+        )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-
-from lance_namespace.errors import InvalidInputError
+from typing import NoReturn
 
 _UNITS = {"": 1 << 20, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d{1,12})([bkmgt]?)b?", re.IGNORECASE | re.ASCII)
@@ -67,7 +66,7 @@ def check_spark_properties(given: Mapping[str, str], limits: Mapping[str, str]) 
         elif name in SIZES:
             _check_bound(name, value, _size(value), _size(limits.get(name, SIZES[name])), limits)
         else:
-            raise InvalidInputError(
+            _refuse(
                 f"A job may not set the property {name!r} of Spark: only sizes and parallelism "
                 f"({', '.join(_names())}). All others are set by the operator, in the worker's setting 'spark_conf'."
             )
@@ -89,13 +88,20 @@ def _names() -> list[str]:
 
 def _check_switch(name: str, value: str) -> None:
     if value.lower() not in ("true", "false"):
-        raise InvalidInputError(f"The property {name} of Spark is true or false, not {value!r}.")
+        _refuse(f"The property {name} of Spark is true or false, not {value!r}.")
 
 
 def _check_bound(name: str, value: str, found: int | None, most: int | None, limits: Mapping[str, str]) -> None:
     shown = limits.get(name) or NUMBERS.get(name) or SIZES[name]
     if not found or (most is not None and found > most):
-        raise InvalidInputError(f"The property {name} of Spark is from 1 to {shown} in a job, not {value!r}.")
+        _refuse(f"The property {name} of Spark is from 1 to {shown} in a job, not {value!r}.")
+
+
+def _refuse(reason: str) -> NoReturn:
+    # Settings import this module, before a server has said which of lance_namespace's own imports it leaves out.
+    from lance_namespace.errors import InvalidInputError  # noqa: PLC0415
+
+    raise InvalidInputError(reason)
 
 
 def _number(text: str) -> int | None:

@@ -17,6 +17,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.02
 
+measured: list[MemoryWatchdog] = []
+"""Those that have watched since a test began: the table of attacks shows the highest peak of them."""
+
 
 class MemoryWatchdog:
     """Sample the resident memory of a process and its descendants, in MiB; fail where it passes a bound.
@@ -34,6 +37,7 @@ class MemoryWatchdog:
     def __enter__(self) -> Self:
         self.first_mib = self.peak_mib = resident_mib(self.pid)
         self._sampler.start()
+        measured.append(self)
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

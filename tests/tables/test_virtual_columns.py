@@ -34,7 +34,7 @@ from tiltyard.tables.create import create_table
 from tiltyard.tables.recovery import recovered
 from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
 from tiltyard.virtual import Computed, Declaration, declared
-from tiltyard.worker.orders import submit_command
+from tiltyard.worker.orders import own_conf
 
 IMAGE = "registry.example/functions:3"
 DATA = pa.table({"a": [1, 2, 3], "t": ["x", "yy", "zzz"]})
@@ -203,9 +203,9 @@ def test_backfill_columns_queues_the_job_under_its_table(server: Server, trap: P
 def test_backfill_columns_runs_in_the_image_of_the_column_on_kubernetes_alone(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap))
     record = server.services.store.describe_transaction(backfill(server, "v"))
-    wanted = f"spark.kubernetes.executor.container.image={IMAGE}"
-    assert wanted in submit_command(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record)
-    assert wanted not in submit_command(Settings(root="s3://lake/tables", spark="local[2]"), record)
+    wanted = ("spark.kubernetes.executor.container.image", IMAGE)
+    assert wanted in own_conf(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record).items()
+    assert wanted not in own_conf(Settings(root="s3://lake/tables", spark="local[2]"), record).items()
 
 
 def test_backfill_columns_of_main_by_its_name_is_one_without_a_branch(server: Server, trap: Path) -> None:

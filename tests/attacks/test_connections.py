@@ -70,6 +70,21 @@ def test_server_with_as_many_silent_connections_as_descriptors_serves_who_comes_
         assert [line for line in server.log if "as many as this process takes" in line]
 
 
+def test_strangers_with_bodies_that_do_not_end_take_no_more_memory_than_all_of_them_may_hold(tmp_path: Path) -> None:
+    """Before anybody has shown who it is, each may send a mebibyte, to show it in the body."""
+    key = make_keys(f"sqlite:///{tmp_path}/catalog.db", "administrator")["administrator"]
+    with ExitStack() as stack:
+        server = stack.enter_context(attacked_server(tmp_path, "--auth", bound_mib=BOUND_MIB))
+        head = ASKS.partition(b"\r\n\r\n")[0].replace(b"Length: 2", b"Length: %d" % (1 << 20))
+        attack(stack, server, 600, [head + b"\r\n\r\n" + b" " * ((1 << 20) - 1)])
+        asks = ASKS.replace(b"Host: a\r\n", f"Host: a\r\nx-api-key: {key}\r\n".encode())
+        assert exchange(server.url, asks).status == 200
+        in_body = b'{"identity": {"api_key": "%s"}}' % key.encode()
+        asks = ASKS.replace(b"Length: 2\r\n\r\n{}", b"Length: %d\r\n\r\n%s" % (len(in_body), in_body))
+        assert exchange(server.url, asks).status == 200
+        assert [line for line in server.log if "whose callers nobody knows yet" in line]
+
+
 def test_server_with_tls_and_handshakes_that_do_not_end_serves_who_comes(tmp_path: Path) -> None:
     chain, key = certificate(tmp_path)
     flags = ("--tls-certificate", str(chain), "--tls-key", str(key))

@@ -70,6 +70,14 @@ def test_what_frames_a_chunked_body_without_end_is_431(victim: ServerProcess, be
     answer.check_error()
 
 
+def test_head_of_many_short_headers_is_431(victim: ServerProcess) -> None:
+    """A thousand of them are let through; 26,000 fit into the bytes of a head, and would take a mebibyte and more."""
+    for number, status in ((900, 404), (1100, 431), (25_000, 431)):
+        answer = exchange(victim.url, request("a:b\r\n" * number))
+        assert answer.status == status, answer
+        answer.check_error()
+
+
 def test_body_in_chunks_of_one_byte_is_read(victim: ServerProcess) -> None:
     body = b'{"properties": {"k": "%s"}}' % (b"v" * 100_000)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tiltyard.api.connections import DRAIN_SECONDS, Connections, Phase, Standing
+from tiltyard.api.connections import DRAIN_SECONDS, STRANGERS_BYTES, Connections, Phase, Standing
 from tiltyard.config import Settings
 
 SETTINGS = Settings(head_timeout=10, send_timeout=60)
@@ -22,6 +22,7 @@ class FakeConnection:
     busy: bool = False
     waits: Standing | None = None
     stood: tuple[Standing, float] | None = None
+    held: int = 0
     ended: list[Any] = field(default_factory=list)
 
     def standing(self) -> Standing | None:
@@ -86,6 +87,28 @@ def test_newcomer_among_known_callers_takes_the_place_of_an_idle_one_or_is_turne
         assert second.ended == ["turned away"]
         assert len(connections) == 3
         assert connections.loads() == {"connections": 3, "connections of nobody known": 0}
+
+    in_loop(check)
+
+
+def test_strangers_that_hold_the_most_end_where_all_of_them_hold_too_much() -> None:
+    def check() -> None:
+        connections = Connections(SETTINGS, 100)
+        small, large, known, *others = (FakeConnection() for _ in range(10))
+        for connection in (small, large, known, *others):
+            connections.add(connection)
+        connections.hold(known, STRANGERS_BYTES)
+        connections.recognize(known)
+        connections.hold(small, 100)
+        connections.hold(large, STRANGERS_BYTES)
+        assert [one.ended for one in (small, large, known)] == [[], ["gave way"], []]
+        for connection in others:
+            connections.hold(connection, STRANGERS_BYTES // 2)
+            connections.let_go(connection)
+        connections.remove(small)
+        connections.hold(others[0], STRANGERS_BYTES)
+        assert [other.ended for other in others] == [[]] * len(others)
+        assert connections.loads() == {"connections": 8, "connections of nobody known": 7}
 
     in_loop(check)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -32,6 +33,9 @@ DRAIN_SECONDS = 60.0
 LOOKED_AT = 64
 """Strangers, oldest first, among which one that asks nothing is looked for."""
 WARN_SECONDS = 60.0
+STRANGERS_BYTES = 128 << 20
+"""Bytes that all strangers together may have sent of requests under way: of each of them a head and a small body are held
+until it is known who asks, and there may be tens of thousands."""
 
 log = logging.getLogger("tiltyard.api")
 
@@ -56,6 +60,8 @@ class Connection(Protocol):
 
     stood: tuple[Standing, float] | None
     """Its standing at the last look, and since when."""
+    held: int
+    """Bytes of its requests under way, until it is known who asks."""
 
     @property
     def busy(self) -> bool:
@@ -90,8 +96,9 @@ class Connections:
         self._strangers: dict[Connection, None] = {}
         self._known: dict[Connection, None] = {}
         self._looking: asyncio.TimerHandle | None = None
-        self._ended = 0
-        self._warned = -WARN_SECONDS
+        self._held = 0
+        self._ended: Counter[str] = Counter()
+        self._warned: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
@@ -103,7 +110,7 @@ class Connections:
             self._look_later()
         if len(self) <= self._most:
             return
-        self._warn()
+        self._warn(f"{self._most} connections, as many as this process takes (max_connections, ulimit -n)")
         leaving = self._stranger_but(connection) or self._idle()
         if leaving is None:
             self.remove(connection)
@@ -112,14 +119,39 @@ class Connections:
         self.remove(leaving)
         leaving.give_way()
 
+    def hold(self, connection: Connection, size: int) -> None:
+        """A stranger has sent so many bytes more; where all of them hold too much, those end that hold the most."""
+        connection.held += size
+        self._held += size
+        if self._held > STRANGERS_BYTES:
+            self._end_largest()
+
+    def let_go(self, connection: Connection) -> None:
+        """Nothing that it has sent is held any more, or it is known who asks."""
+        self._held -= connection.held
+        connection.held = 0
+
+    def _end_largest(self) -> None:
+        """Free half of what strangers may hold, so that this comes seldom however many there are."""
+        ended = 0
+        for connection in sorted(self._strangers, key=lambda one: one.held, reverse=True):
+            if self._held <= STRANGERS_BYTES // 2:
+                break
+            self.remove(connection)
+            connection.give_way()
+            ended += 1
+        self._warn(f"{STRANGERS_BYTES >> 20} MiB of requests are held whose callers nobody knows yet", ended)
+
     def recognize(self, connection: Connection) -> None:
         """Its caller is known."""
+        self.let_go(connection)
         if connection in self._strangers:
             del self._strangers[connection]
             self._known[connection] = None
 
     def remove(self, connection: Connection) -> None:
         """It has ended, or will."""
+        self.let_go(connection)
         self._strangers.pop(connection, None)
         self._known.pop(connection, None)
 
@@ -142,18 +174,14 @@ class Connections:
             self._known[connection] = None
         return None
 
-    def _warn(self) -> None:
-        """One line a minute, however many come."""
-        self._ended += 1
+    def _warn(self, reason: str, ended: int = 1) -> None:
+        """One line a minute for each reason, however many come."""
+        self._ended[reason] += ended
         now = self._clock()
-        if now < self._warned + WARN_SECONDS:
+        if now < self._warned.get(reason, -WARN_SECONDS) + WARN_SECONDS:
             return
-        log.warning(
-            "%d connections, as many as this process takes (max_connections, ulimit -n); ended for others: %d",
-            self._most,
-            self._ended,
-        )
-        self._warned, self._ended = now, 0
+        log.warning("%s; ended for others: %d", reason, self._ended.pop(reason))
+        self._warned[reason] = now
 
     def _look_later(self) -> None:
         self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)

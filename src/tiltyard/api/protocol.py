@@ -34,6 +34,8 @@ from tiltyard.spec.models import ErrorResponse
 
 LARGEST_HEAD = 128 << 10
 """Bytes of a request line with its headers, and of all trailers; the parser itself would take any number."""
+MOST_FIELDS = 1000
+"""Headers of a request: each takes some 100 bytes besides its own, for as few as 4 that are sent."""
 FRAMING_PER_BYTE = 16
 """Bytes that frame a chunked body (sizes and extensions of chunks), for each of its own, on top of LARGEST_HEAD."""
 MOST_PIPELINED = 32
@@ -72,6 +74,7 @@ class Protocol(HttpToolsProtocol):
     sheds: Callable[[], bool] = staticmethod(lambda: False)
     """Says for each request whether its connection shall end with it: another process has fewer."""
     stood: tuple[Standing, float] | None = None
+    held = 0
     _connections: Connections | None = None
     _recognized = False
     _answers = 0
@@ -138,6 +141,9 @@ class Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._deaf or (self._skip and not (data := self._behind_the_body(data))):
             return
+        self._hold(len(data))
+        if self.transport.is_closing():
+            return
         self._overhead += len(data)
         try:
             while data:
@@ -147,6 +153,11 @@ class Protocol(HttpToolsProtocol):
             return
         if self._overhead > LARGEST_HEAD:
             self._refuse(self._too_large())
+
+    def _hold(self, size: int) -> None:
+        """Have it counted what a stranger sends; the rest of a body that was answered is dropped."""
+        if self._connections is not None and not self._recognized and (self._in_head or self._answering):
+            self._connections.hold(self, size)
 
     def _parse(self, data: bytes) -> bytes:
         """Feed the parser; return what it left. Raises HttpParserError."""
@@ -194,6 +205,8 @@ class Protocol(HttpToolsProtocol):
                 self._coding = value if self._coding is None else b"%s,%s" % (self._coding, value)
             elif name == _EXPECT and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+            if len(self.headers) >= MOST_FIELDS:
+                raise self._end_with(self._too_large(f"The request has more than {MOST_FIELDS} headers."))
             self.headers.append((name, value))
         elif not self._restating:
             self._trailers += len(name) + len(value) + LINE_BYTES
@@ -237,9 +250,10 @@ class Protocol(HttpToolsProtocol):
             text = "HTTP/1.0 has no transfer codings: send a Content-Length."
             raise self._end_with(RefusedError(HTTPStatus.BAD_REQUEST, text))
 
-    def _too_large(self) -> RefusedError:
+    def _too_large(self, text: str = "") -> RefusedError:
         what = "URL and headers have" if self._in_head else "trailers and chunk extensions have"
-        return RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The {what} more than {LARGEST_HEAD} bytes.")
+        text = text or f"The {what} more than {LARGEST_HEAD} bytes."
+        return RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
     def _end_with(self, refusal: RefusedError) -> RefusedError:
         """Return what a callback raises to end the parser, which raises an error of its own instead."""
@@ -256,6 +270,8 @@ class Protocol(HttpToolsProtocol):
         more = bool(self.pipeline)
         self._answers += 1
         extensions.clear()
+        if self._connections is not None and not more:
+            self._connections.let_go(self)
         self.on_response_complete()
         if self._refusal is not None and not more:
             self._write_refusal(self._refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -111,6 +112,21 @@ def test_query_with_modest_repetitions_is_answered(http: httpx.Client) -> None:
     for what, body in several.items():
         answer = http.post("/v1/table/t/query", json=body)
         assert answer.status_code == 200, (what, answer.text)
+
+
+def test_queries_of_many_numbers_at_once_hold_those_of_a_few_of_them(tmp_path: Path) -> None:
+    """A number takes 32 bytes for 2 that are sent, until its query has run."""
+    width, number, at_once = 8_000, 250, 12
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * width, pa.float32()), width)
+    body = json.dumps(query(vector={"multi_vector": [[1] * width] * number}), separators=(",", ":"))
+    environ = {"TILTYARD_MAX_JSON_BYTES": str(4 << 20)}
+    with attacked_server(tmp_path, environ=environ) as server, httpx.Client(base_url=server.url, timeout=240) as client:
+        rows = stream(pa.table({"v": vectors}))
+        assert client.post("/v1/table/t/create", content=rows, headers=ARROW).status_code == 200
+        with ThreadPoolExecutor(at_once) as pool:
+            answers = list(pool.map(lambda _: client.post("/v1/table/t/query", content=body), range(at_once)))
+        assert {answer.status_code for answer in answers} == {200, 429}
+        assert client.post("/v1/table/t/query", content=body).status_code == 200
 
 
 def test_query_parameters_that_repeat_are_refused(http: httpx.Client) -> None:

@@ -139,6 +139,21 @@ def test_query_places_are_given_back_once_all_their_work_has_ended() -> None:
     assert found.enter(asked_by(ANN), "") is not None
 
 
+def test_queries_with_large_bodies_run_within_the_bytes_of_two_and_small_ones_beside_them() -> None:
+    most = 1 << 20
+    found = Limits(Settings(max_json_bytes=most, max_queries=0, max_queries_total=0))
+    first, second = (found.enter(asked_by(ANN), "", most) for _ in range(2))
+    assert first is not None
+    with pytest.raises(HttpError, match=f"asked by {2 * most} bytes"):
+        found.enter(asked_by(BOB), "", limits.SMALL_QUERY + 1)
+    assert found.enter(asked_by(BOB), "", limits.SMALL_QUERY) is None
+    first.leave()
+    assert found.enter(asked_by(BOB), "", most) is not None
+    assert second is not None
+    lonely = Limits(Settings(max_json_bytes=most))
+    assert lonely.enter(asked_by(ANN), "", 3 * most) is not None  # one runs in any case
+
+
 JSON = st.recursive(
     st.none() | st.text() | st.integers(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

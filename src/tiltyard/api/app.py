@@ -141,7 +141,7 @@ class Api:
             else:
                 if route.operation.name in QUERIES:
                     ctx = await self._admitted(route, ctx, request, once)
-                    await self._query(route, ctx, request, accept, receive, exchange)
+                    await self._query(route, ctx, request, len(body), accept, receive, exchange)
                     return
                 run = partial(self._run, route, ctx, request, body, once, receive)
                 result = await self._turns.run(route.operation.name, request, scope["client"], run)
@@ -240,11 +240,18 @@ class Api:
         return self._groups[name]
 
     async def _query(
-        self, route: Route, ctx: Context, request: Any, accept: bytes, receive: Receive, exchange: Exchange
+        self,
+        route: Route,
+        ctx: Context,
+        request: Any,
+        size: int,
+        accept: bytes,
+        receive: Receive,
+        exchange: Exchange,
     ) -> None:
-        """The operation in a thread, within the limits of queries."""
+        """The operation in a thread, asked by a body of `size` bytes, within the limits of queries."""
         settings = self._services.settings
-        slot = self._limits.enter(ctx, exchange.call.address)
+        slot = self._limits.enter(ctx, exchange.call.address, size)
         try:
             deadline = earlier(Deadline.after(settings.query_timeout), exchange.deadline)
             pool = self._threads.of(route.operation)

@@ -34,8 +34,8 @@ LOOKED_AT = 64
 """Strangers, oldest first, among which one that asks nothing is looked for."""
 WARN_SECONDS = 60.0
 STRANGERS_BYTES = 128 << 20
-"""Bytes that all strangers together may have sent of requests under way: of each of them a head and a small body are held
-until it is known who asks, and there may be tens of thousands."""
+"""Bytes that all strangers together may have sent of requests under way: of each of them a head and a small body are
+held until it is known who asks, and there may be tens of thousands."""
 
 log = logging.getLogger("tiltyard.api")
 

@@ -44,6 +44,12 @@ _NARROWER: Mapping[tuple[type, str], str] = {
 MOST_ORDERS = 64
 """Columns that one answer is ordered by."""
 
+SMALL_QUERY = 64 << 10
+"""Bytes of a query's body up to which it is not counted."""
+LARGE_QUERIES = 2
+"""How many of the largest bodies (`max_json_bytes`) all queries that run may have been asked by, small ones apart: a
+number of a vector takes 32 bytes for as few as 2 that are sent, for as long as its query waits and runs."""
+
 EVERY_CALLER = ""
 """Stands for all of them; nobody has no name."""
 _EACH = 20
@@ -83,6 +89,8 @@ class Limits:
         self._rated = bool(settings.rate_limit or settings.rate_limits or settings.rate_limit_total)
         self._slotted = bool(settings.max_queries or settings.max_queries_total)
         self._queries: Counter[str] = Counter()
+        self._asked = 0
+        """Bytes of the large bodies of queries that run."""
         self.running = 0
 
     def admit(self, ctx: Context, address: str) -> None:
@@ -97,9 +105,10 @@ class Limits:
         if wait:
             raise _throttled("The server is sent too many requests", wait)
 
-    def enter(self, ctx: Context, address: str) -> Slot | None:
-        """A place for a query, None where there is no limit. Raises HttpError 429."""
-        if not self._slotted:
+    def enter(self, ctx: Context, address: str, size: int = 0) -> Slot | None:
+        """A place for a query whose body has so many bytes, None where there is no limit. Raises HttpError 429."""
+        large = size if size > SMALL_QUERY else 0
+        if not self._slotted and not large:
             return None
         name = caller(ctx, address)
         most, most_total = self._settings.max_queries, self._settings.max_queries_total
@@ -107,11 +116,15 @@ class Limits:
             raise _throttled(f"{most} queries of yours run already", 1)
         if most_total and self.running >= most_total:
             raise _throttled(f"{most_total} queries run already", 1)
+        if large and self._asked and self._asked + large > LARGE_QUERIES * self._settings.max_json_bytes:
+            raise _throttled(f"Queries run already that were asked by {self._asked} bytes together", 1)
         self._queries[name] += 1
         self.running += 1
+        self._asked += large
 
         def leave() -> None:
             self.running -= 1
+            self._asked -= large
             self._queries[name] -= 1
             if not self._queries[name]:
                 del self._queries[name]

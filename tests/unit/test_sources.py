@@ -491,6 +491,20 @@ def test_json_bytes_that_are_no_text_are_bad_rows_and_a_mark_is_none(tmp_path: P
     assert rows.num_rows == 1 and "line 2: " in bad[0] and "twice" in bad[0]
 
 
+def test_json_lines_that_are_no_objects_or_no_text_are_bad_rows(tmp_path: Path) -> None:
+    lines = [r'{"a": "\ud800"}', "null", '{"a": "x"}', " null", "5", r'{"\udfff": 1}', r'{"a": "\ud83d\ude00"}', "null"]
+    found, bad = rows_of(jsonl(tmp_path, *lines))
+    assert found.to_pylist() == [{"a": "x"}, {"a": "\N{GRINNING FACE}"}]
+    assert [told.partition(":")[0] for told in bad] == ["line 1", "line 2", "line 4", "line 5", "line 6", "line 8"]
+
+
+def test_json_number_that_would_be_infinite_is_a_bad_row_beside_one_that_is(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, '{"a": 1.5}', '{"a": 1e300}', '{"a": Infinity}')
+    found, bad = rows_of(file, types={"a": pa.float32()})
+    assert found["a"].to_pylist() == [1.5, float("inf")]
+    assert len(bad) == 1 and bad[0].startswith("line 2: column 'a': a number is beyond what float")
+
+
 def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
     csv(tmp_path, '{"a": 1}\n', "1.jsonl")
     csv(tmp_path, '{"a": 2.5, "b": "x"}\n', "2.jsonl")

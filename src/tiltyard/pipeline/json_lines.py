@@ -23,6 +23,8 @@ BOM = b"\xef\xbb\xbf"
 
 _LONG_NUMBER = re.compile(rb"[0-9][0-9.]{15,}(?:[eE][+-]?[0-9]+)?")
 _ROW = re.compile(r"^JSON parse error: | in row \d+$")
+_NULL = re.compile(rb"^\s*null", re.MULTILINE)
+_INFINITY = b"Infinity"
 
 Parse = Callable[[bytes], pa.Table]
 
@@ -77,6 +79,8 @@ def json_parser(
 
     def parse(block: bytes) -> pa.Table:
         _check_encoding(block)
+        if _NULL.search(block):  # Arrow's reader ends the process where a block begins so
+            raise pa.ArrowInvalid("the line is no JSON object")
         options = reading if len(block) < BLOCK else pyarrow.json.ReadOptions(False, len(block) + 1)
         if numbers_as_text:
             table = _parse_slowly(block, wire, ignore=ignore)
@@ -156,13 +160,19 @@ def _rounded(value: Any, dtype: pa.DataType) -> str | None:
 
 
 def _check_infinite(block: bytes, table: pa.Table) -> None:
-    """Raise pa.ArrowInvalid where a number became infinite that is not written so."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        floats = column
-        while pa.types.is_list(floats.type):
-            floats = pc.list_flatten(floats)
-        if pa.types.is_floating(floats.type) and pc.any(pc.is_inf(floats)).as_py() and b"Infinity" not in block:
-            raise pa.ArrowInvalid(f"column '{name}': a number is beyond what a {floats.type} holds")
+    """Raise pa.ArrowInvalid where numbers became infinite that are not written so."""
+    infinite = {name: _count_infinite(table.column(name)) for name in table.column_names}
+    if sum(infinite.values()) > block.count(_INFINITY):
+        name = next(name for name, count in infinite.items() if count)
+        raise pa.ArrowInvalid(f"column '{name}': a number is beyond what {table.schema.field(name).type} holds")
+
+
+def _count_infinite(values: pa.ChunkedArray) -> int:
+    if pa.types.is_list(values.type):
+        return _count_infinite(pc.list_flatten(values)) if _has_floats(values.type) else 0
+    if pa.types.is_struct(values.type):
+        return sum(_count_infinite(pc.struct_field(values, field.name)) for field in values.type)
+    return pc.sum(pc.is_inf(values), min_count=0).as_py() if pa.types.is_floating(values.type) else 0
 
 
 def _parse_slowly(block: bytes, schema: pa.Schema, *, ignore: bool) -> pa.Table:
@@ -207,6 +217,8 @@ def _object(line: bytes) -> dict[str, Any] | None:
     """A line's object, its numbers as text; None for what is none."""
     try:
         row = json.loads(line, parse_int=Integer, parse_float=Fraction, object_pairs_hook=_once)
+        if b"\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # half a pair (`\ud800`) is no text
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -62,6 +63,8 @@ _M, _EF_CONSTRUCTION = 20, 150
 _FEWEST_CONNECTIONS = 4
 _OF_QUANTIZER = {"FLAT": (), "SQ": ("num_bits",), "RQ": ("num_bits",), "PQ": ("num_bits", "num_sub_vectors")}
 _NGRAM_NAMES = {"ngram_min_length": "min_ngram_length", "ngram_max_length": "max_ngram_length"}
+_BASE_TOKENIZER = re.compile(r"\w+(/[\w-]+)*", re.ASCII)
+"""A tokenizer's name. Lance takes what follows `jieba/` and `lindera/` for a path below its folder of models."""
 _CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
 _ALL = frozenset({*_IVF, *_FTS, *_OF_HNSW, "num_bits", "num_sub_vectors"})
 
@@ -132,6 +135,9 @@ def _checked_tokenizer(given: Parameters, field: pa.Field) -> Parameters:
         given["language"] = given["language"].title()
     if given.get("base_tokenizer") != "code":  # lancedb names these flags always
         given = {name: value for name, value in given.items() if name not in _CODE_FLAGS or value}
+    base = given.get("base_tokenizer")
+    if base is not None and not _BASE_TOKENIZER.fullmatch(base):
+        raise InvalidInputError(f"base_tokenizer is a name such as 'simple' or 'jieba/default', not '{base}'.")
     if given.get("custom_stop_words") and given.get("remove_stop_words") is False:
         raise InvalidInputError("custom_stop_words are removed with remove_stop_words alone: leave one of them out.")
     if given.get("block_size", 128) not in (128, 256):
@@ -147,6 +153,8 @@ def _checked_tokenizer(given: Parameters, field: pa.Field) -> Parameters:
 
 def _reason(error: ValueError) -> str:
     text = str(error).removeprefix("Failed to build tokenizer: ").removeprefix("Invalid user input: ")
+    if "/" in text.split(", /")[0]:  # a path of this machine
+        return "its model is not there, or cannot be read"
     return text.split(", /")[0]
 
 

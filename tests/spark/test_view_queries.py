@@ -161,6 +161,9 @@ GROWING = "WITH a0 AS (SELECT id FROM films)" + "".join(
         ("SELECT repeat(a, 10000) FROM (SELECT repeat(text, 10000) AS a FROM films)", "values of one row"),
         ("WITH a AS (SELECT space(10000) AS s) SELECT repeat(s, 10000) FROM a", "values of one row"),
         ("SELECT transform(sequence(1, 10000), x -> sequence(1, 10000))", "values of one row"),
+        (f"SELECT repeat('{'x' * 30_000}', 100000) FROM films", "values of one row"),
+        (f"SELECT array_repeat(upper(concat('{'x' * 20_000}', text)), 100) FROM films", "values of one row"),
+        (f"SELECT length(a) FROM VALUES {', '.join(['(space(100000))'] * 11)} AS t(a)", "values of one row"),
         ("SELECT * FROM VALUES (transform(array(1), x -> x))", "no lambdas"),
         (f"{GROWING} SELECT id FROM a7", "more than 64 times"),
         (f"SELECT id IN ({', '.join(['1'] * 10_001)}) FROM films", "expressions"),
@@ -185,6 +188,8 @@ def test_query_that_makes_too_much_is_refused_before_anything_is_evaluated(
         "SELECT from_json(text, schema_of_json('{\"a\": 1}')) FROM films",
         "SELECT count(*) FROM films GROUP BY CUBE(id, text)",
         "SELECT '$' || '{' || text FROM films",
+        f"SELECT repeat('ab', 1000), repeat('{'-' * 100}', 100) FROM films",
+        f"SELECT length(a) FROM VALUES {', '.join(['(space(10), 1)'] * 100)} AS t(a, b)",
     ],
 )
 def test_query_whose_sizes_are_known_passes(session: SparkSession, query: str) -> None:

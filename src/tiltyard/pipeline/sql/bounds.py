@@ -34,6 +34,9 @@ _COUNTS: Mapping[str, tuple[int, int]] = {
 }
 """Functions that make as many elements, bytes or rows as an argument says: its position, and the most it may say."""
 
+_REPEATING = frozenset({"array_repeat", "repeat"})
+"""Those that make so many of their first argument, whose literals count by their length."""
+
 _SIZES: Mapping[str, tuple[tuple[int, int], ...]] = {
     "approx_top_k": ((1, 10_000), (2, 100_000)),
     "bround": ((1, 100),),
@@ -131,7 +134,8 @@ def _check_call(name: str, arguments: Sequence[Any]) -> int:
             f"The query makes a value by {name} whose size is not bounded: write a literal up to {limit:,}, or "
             f"least(…, {limit}), as its argument {position + 1}."
         )
-    return max(1, count)
+    repeated = _text_length(arguments[0]) if name in _REPEATING else 1
+    return max(1, count) * max(1, repeated)
 
 
 def _check_size(name: str, arguments: Sequence[Any], position: int, limit: int) -> None:
@@ -205,6 +209,13 @@ def _most(expression: Any) -> int | None:
         return min(known, default=None)
     found = literal(expression)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _text_length(expression: Any) -> int:
+    """Return how long the literals in an expression are together."""
+    found = literal(expression)
+    own = len(found) if isinstance(found, str) else 0
+    return own + sum(_text_length(child) for child in sequence(expression.children()))
 
 
 def _sequence_length(arguments: Sequence[Any]) -> int:

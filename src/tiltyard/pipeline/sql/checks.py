@@ -103,7 +103,9 @@ class _Checked:
                 raise InvalidInputError("A query's VALUES hold no lambdas: Spark evaluates them while it plans.")
         if kind(node) == "Aggregate":
             check_groupings(found)
-        return max((made_by(one) for one in sequence(node.expressions())), default=1)
+        made = [made_by(one) for one in sequence(node.expressions())]
+        # Spark holds all of VALUES at once, in the driver, where it evaluates them while it plans.
+        return max(sum(one for one in made if one > 1) if rows else max(made, default=1), 1)
 
 
 def check_parsed(spark: SparkSession, text: str, tables: Collection[str]) -> None:

@@ -99,6 +99,20 @@ def test_create_table_overwrite_broken_off_keeps_the_old_rows(server: Server) ->
     assert len(list(Path(server.open("t").uri, "data").iterdir())) == 1
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["overwritten", "declared"])
+def test_create_table_over_another_keeps_the_properties_of_the_server(server: Server, *, there: bool) -> None:
+    own, body = {"tiltyard.managed_versioning": "true"}, small(rows(1))
+    server.declare("t")
+    server.ctx.store.set_table_properties(server.ctx.store.describe_table(("t",)).id, own)
+    if there:
+        create(server, small(rows(1)), properties={"a": "b"})
+    with pytest.raises(errors.InvalidInputError, match=r"'tiltyard\.managed_versioning' is the server's to set"):
+        create(server, body, mode="Overwrite", properties={"tiltyard.managed_versioning": "false"})
+    response = create(server, small(rows(1)), mode="Overwrite", properties={"c": "d", **own})
+    assert response.properties == {"c": "d", **own}
+    assert create(server, small(rows(1)), mode="Overwrite").properties == own
+
+
 def test_create_table_unknown_parent_reads_no_body(server: Server) -> None:
     with pytest.raises(errors.NamespaceNotFoundError):
         create_table(server.ctx, models.CreateTableRequest(id=["no", "t"]), small(rows(1)))

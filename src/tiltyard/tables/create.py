@@ -32,6 +32,7 @@ from tiltyard.tables.incoming import Incoming
 from tiltyard.tables.insert import overwrite
 from tiltyard.tables.managed import new_is_managed
 from tiltyard.tables.target import Target
+from tiltyard.tables.virtual_columns import own_properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,14 +117,16 @@ def _create_again(ctx: Context, record: TableRecord, wanted: Wanted) -> models.C
         raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}")
     if wanted.mode is CreateMode.EXIST_OK:
         return created(ctx, record, target.written(target.dataset().version))
+    properties = own_properties(wanted.properties, record.properties)
     with target.leaving_nothing():
         version, _ = overwrite(target, Incoming(wanted.data))
-    return created(ctx, ctx.store.set_table_properties(record.id, wanted.properties or {}), version)
+    return created(ctx, ctx.store.set_table_properties(record.id, properties), version)
 
 
 def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
     """Give a declared table its first version; of several who try, one succeeds."""
     target = Target(ctx, record)
+    properties = own_properties(wanted.properties, record.properties)
     with target.leaving_nothing():
         try:
             _write_first(target, wanted)
@@ -134,7 +137,7 @@ def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> model
                 raise ConcurrentModificationError("Another request created this table just now: try again.") from None
             raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}") from None
     if wanted.properties is not None:
-        record = ctx.store.set_table_properties(record.id, wanted.properties)
+        record = ctx.store.set_table_properties(record.id, properties)
     return created(ctx, record, 1)
 
 

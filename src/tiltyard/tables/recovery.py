@@ -37,6 +37,7 @@ from tiltyard.tables.finalizing import finalize_pending
 from tiltyard.tables.marks import marked_rows
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.target import Target
+from tiltyard.tables.virtual_columns import own_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -209,7 +210,7 @@ def _created(ctx: Context, request: models.CreateTableRequest, commit: Commit) -
         request.properties is not None
         or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
     ):
-        table = ctx.store.set_table_properties(table.id, request.properties or {})
+        table = ctx.store.set_table_properties(table.id, own_properties(request.properties, table.properties))
     return created(ctx, table, commit.version)
 
 

@@ -240,3 +240,9 @@ def own_metadata(given: Mapping[str, str] | None) -> dict[str, str]:
     if bad := next((key for key in given or {} if key.startswith(_OWN)), None):
         raise InvalidInputError(f"The metadata '{bad}' is the server's to set: leave it out.")
     return dict(given or {})
+
+
+def own_properties(given: Mapping[str, str] | None, before: Mapping[str, str]) -> dict[str, str]:
+    """A table's properties where a client gives new ones: those of the server stay. Raises InvalidInputError."""
+    own_metadata({key: value for key, value in (given or {}).items() if before.get(key) != value})
+    return {key: value for key, value in before.items() if key.startswith(_OWN)} | dict(given or {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import threading
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -184,6 +186,36 @@ def test_alter_columns_that_cannot_be_is_invalid_input_and_changes_nothing(
     with pytest.raises(InvalidInputError, match=message):
         table.alter(*alterations)
     assert table.dataset.version == 1
+
+
+NOON, MIDNIGHT = dt.datetime(2013, 1, 31, 12), dt.datetime(2013, 1, 31)  # noqa: DTZ001  # times without a zone
+LISTED = pa.list_(pa.struct([("x y", pa.float64())]))
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "wanted", "lost", "kept"),
+    [
+        ("c d", pa.float64(), "float32", 1e300, 0.1),
+        ("c", pa.timestamp("us"), "date32", NOON, MIDNIGHT),
+        ("c", pa.decimal128(10, 4), "decimal:128:10:2", Decimal("1.2345"), Decimal("1.5")),
+        ("c", pa.list_(pa.float64(), 2), "fixed_size_list:float:2", [1e300, 1.0], [0.5, 1.0]),
+        ("c.item.`x y`", LISTED, "float32", [{"x y": 1e300}], [{"x y": 0.5}]),
+    ],
+)
+def test_alter_columns_that_would_lose_a_value_is_refused(
+    server: Server, path: str, kind: pa.DataType, wanted: str, lost: Any, kept: Any
+) -> None:
+    column = path.partition(".")[0]
+    for name, value in (("lost", lost), ("kept", kept)):
+        server.create(name, pa.table({column: pa.array([kept, None, value], kind)}))
+        alterations = [{"path": path, "data_type": wanted}]
+        request = ask(models.AlterTableAlterColumnsRequest, id=name, alterations=alterations)
+        if name == "kept":
+            assert columns.alter_table_alter_columns(server.ctx, request).version == 2
+            continue
+        with pytest.raises(InvalidInputError, match=f"'{path}' cannot become .* without a loss"):
+            columns.alter_table_alter_columns(server.ctx, request)
+        assert server.open(name).version == 1
 
 
 def test_alter_columns_with_an_unknown_one_changes_nothing(table: Columns) -> None:

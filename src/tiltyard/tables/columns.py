@@ -15,6 +15,7 @@ from tiltyard.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.schemas.reading import from_json, parse_type
 from tiltyard.spec import models
 from tiltyard.tables.batch_sizes import batch_options
+from tiltyard.tables.changed_types import check_values
 from tiltyard.tables.committing import commit
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fields import RESERVED, arrow_field, find_field
@@ -142,8 +143,8 @@ def alter_table_alter_columns(
 ) -> models.AlterTableAlterColumnsResponse:
     """Rename columns, cast them, or change whether they may be null: all that is asked, or nothing.
 
-    Raises TableColumnNotFoundError, InvalidInputError (a name that is taken, a cast that cannot be, null values in a
-    column that shall have none), UnsupportedOperationError (code of clients is switched off).
+    Raises TableColumnNotFoundError, InvalidInputError (a name that is taken, a cast that cannot be or would lose a
+    value, null values in a column that shall have none), UnsupportedOperationError (code of clients is switched off).
     """
     if not request.alterations:
         raise InvalidInputError("Name at least one column to alter.")
@@ -153,6 +154,7 @@ def alter_table_alter_columns(
 
     def change(dataset: lance.LanceDataset) -> None:
         _check_alterations(dataset, alterations)
+        check_values(dataset, {one["path"]: one["data_type"] for one in alterations if "data_type" in one})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
     _, version = commit(ctx, request.id, request.branch, change)

@@ -209,3 +209,25 @@ def test_history_with_three_gigabytes_in_it_is_not_read(victim: ServerProcess, p
     assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, 400), answers
     assert client.post("count_rows", {}).json() == 63
     client.http.close()
+
+
+@pytest.mark.parametrize("kind", ["tags", "branches"])
+def test_tag_or_branch_of_three_gigabytes_is_not_read(client: Client, kind: str) -> None:
+    sparse(client.folder / "_refs" / "nothing", 1).unlink()
+    sparse(client.folder / "_refs" / kind / "large.json", 3 * GIB)
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("tags/list", {}),
+        ("tags/version", {"tag": "large"}),
+        ("tags/create", {"tag": "other", "version": 1}),
+        ("tags/update", {"tag": "large", "version": 1}),
+        ("tags/delete", {"tag": "large"}),
+        ("branches/list", {}),
+        ("branches/create", {"name": "other"}),
+        ("branches/delete", {"name": "large"}),
+        ("version/delete", {"ranges": [{"start_version": 1, "end_version": 2}]}),
+    ]
+    for action, body in asked:
+        answer = client.post(action, body)
+        assert (answer.status_code, answer.json()["code"]) == (400, 13), (action, answer.text)
+        assert "max_manifest_bytes" in answer.json()["error"], (action, answer.text)
+    assert client.post("count_rows", {}).text == "3"

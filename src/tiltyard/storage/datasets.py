@@ -45,6 +45,10 @@ def any_size(location: str, branch: str | None, version: int | None = None) -> N
     """Every manifest may be read."""
 
 
+def any_references(location: str) -> None:
+    """All tags and branches may be read."""
+
+
 class Datasets:
     """Hands out datasets by location.
 
@@ -63,6 +67,8 @@ class Datasets:
         self.shares = shares
         self.check_size: Callable[[str, str | None, int | None], None] = any_size
         """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
+        self.check_references: Callable[[str], None] = any_references
+        """Raises InvalidInputError for a table whose tags and branches are too large to be read."""
         self.facts = Facts()
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
@@ -156,6 +162,7 @@ class Datasets:
         """
         latest = self._latest(location, options, check_name(branch or MAIN_BRANCH, "branch"))
         if tag is not None:
+            self.check_references(location)
             return self.checked(location, self._tagged(latest, check_name(tag, "tag")))
         if version is None or version == latest.version:
             return latest

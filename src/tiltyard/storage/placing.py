@@ -18,7 +18,7 @@ from tiltyard.storage.locations import check_no_links, file_in, is_local
 from tiltyard.storage.manifests import (
     FINAL,
     LONGEST_NAME,
-    Code,
+    Manifest,
     NamingScheme,
     check_manifest,
     manifest_name,
@@ -70,8 +70,8 @@ class Manifests:
             raise InvalidInputError(f"The name of the manifest is too long: {LONGEST_NAME} bytes at most.")
         return target
 
-    def checked(self, location: str, path: str, version: int) -> tuple[WholeFile, list[Code]]:
-        """A staged manifest, and the code that its columns declare; the path is one that `named` gave.
+    def checked(self, location: str, path: str, version: int) -> tuple[WholeFile, Manifest]:
+        """A staged manifest, and what it says; the path is one that `named` gave.
 
         Of large ones, whose check takes twice their size in memory, one is looked at at a time; their content is left
         out of the answer.
@@ -84,15 +84,15 @@ class Manifests:
             with self._reading_large:
                 return self._checked_large(location, path, version)
 
-    def _checked_large(self, location: str, path: str, version: int) -> tuple[WholeFile, list[Code]]:
+    def _checked_large(self, location: str, path: str, version: int) -> tuple[WholeFile, Manifest]:
         """Do that without keeping the content: neither for the caller, nor in the frames of an error."""
         try:
-            file, declared = self._checked(location, path, version)
+            file, found = self._checked(location, path, version)
         except LanceNamespaceError as error:
             raise error.with_traceback(None) from None
-        return WholeFile(b"", file.stat), declared
+        return WholeFile(b"", file.stat), found
 
-    def _checked(self, location: str, path: str, version: int, most: int | None = None) -> tuple[WholeFile, list[Code]]:
+    def _checked(self, location: str, path: str, version: int, most: int | None = None) -> tuple[WholeFile, Manifest]:
         file = read_named(path, partial(self._files(location).read_plain, most=most))
         found = check_manifest(file.content, version)
         if found.transaction_file and not found.has_transaction:
@@ -102,7 +102,7 @@ class Manifests:
                 raise InvalidInputError(
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
-        return file, found.declared
+        return file, found
 
     def check_size(self, location: str, branch: str | None, version: int | None = None) -> None:
         """Look at the manifest of a version before Lance reads it whole: of the latest one without a number.
@@ -131,6 +131,15 @@ class Manifests:
                 for found in self._files(location).walk(place):
                     if names.match(found.path):
                         check_size(found.path, found.size, self._largest)
+
+    def check_references(self, location: str) -> None:
+        """Look at the files that say which tags and branches a table has, before Lance reads all of them.
+
+        Raises FileTooLargeError.
+        """
+        folder = f"{location}/_refs"
+        with lance_errors(location):
+            check_size(folder, sum(found.size for found in self._files(location).walk(folder)), self._largest)
 
     def _check_transaction(self, location: str, manifest: str, name: str) -> None:
         """Look at the file that a manifest has its transaction in, which Lance reads whole.

@@ -66,6 +66,7 @@ class Storage:
         self._files: dict[str, Files] = {"": LocalFiles(self._largest)}
         self.manifests = Manifests(self.files, self._disks, self.datasets, self._largest)
         self.datasets.check_size = self.manifests.check_size
+        self.datasets.check_references = self.manifests.check_references
         self._ignoring_case: dict[str, bool] = {}
         self._lock = threading.Lock()
 

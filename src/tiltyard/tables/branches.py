@@ -21,7 +21,10 @@ from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.version_records import forget_branch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tiltyard.context import Context
+    from tiltyard.tables.opening import OpenTable
 
 
 @operation(needs=on_table(Privilege.WRITE))
@@ -37,9 +40,8 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
     table = open_for_writing(ctx, request.id)
     dataset = table.dataset
     exists = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
-    with lance_errors(dataset):
-        if request.name in dataset.branches.list():
-            raise exists
+    if request.name in _branches(ctx, table):
+        raise exists
     start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
     origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
     try:
@@ -55,8 +57,7 @@ def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) 
 def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) -> models.ListTableBranchesResponse:
     """List the branches beside main, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
-    with lance_errors(table.dataset):
-        branches = table.dataset.branches.list()
+    branches = _branches(ctx, table)
     names = sorted(branches)
     page, token = ctx.paging.page(
         f"branches {table.record.id}",
@@ -68,6 +69,14 @@ def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) 
     return models.ListTableBranchesResponse(
         branches={name: _contents(branches[name]) for name in page}, page_token=token
     )
+
+
+def _branches(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
+    """All branches beside main by name."""
+    ctx.storage.manifests.check_references(table.record.location)
+    with lance_errors(table.dataset):
+        found: Mapping[str, Any] = table.dataset.branches.list()
+        return found
 
 
 def _contents(branch: Any) -> models.BranchContents:
@@ -86,9 +95,9 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
     if request.name == MAIN_BRANCH:
         raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
     table = open_for_writing(ctx, request.id)
+    if request.name not in _branches(ctx, table):
+        raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
     with lance_errors(table.dataset):
-        if request.name not in table.dataset.branches.list():
-            raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
         table.dataset.branches.delete(request.name)
     ctx.store.delete_versions(table.record.id, request.name, [(0, None)])
     ctx.store.clip_deleted_versions(table.record.id, request.name, 0)

@@ -54,6 +54,7 @@ def without_tagged(ctx: Context, record: TableRecord, branch: str | None, ranges
         main = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location))
     except InvalidTableStateError:  # no data yet
         return list(subtract(ranges, ()))
+    ctx.storage.manifests.check_references(record.location)
     tagged = tagged_versions(main, branch_key(branch))
     return list(subtract(ranges, ((version, version + 1) for version in tagged)))
 

@@ -123,6 +123,7 @@ def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
     if not ctx.storage.has_table(location):
         return {}
     main = ctx.storage.datasets.writer(location, ctx.storage.options(location))
+    ctx.storage.manifests.check_references(location)
     with lance_errors(main):
         names = sorted(main.branches.list(), key=len, reverse=True)
         for name in (MAIN_BRANCH, *names):

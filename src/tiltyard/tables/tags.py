@@ -20,9 +20,8 @@ from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.version_records import branch_key
 
 if TYPE_CHECKING:
-    import lance
-
     from tiltyard.context import Context
+    from tiltyard.tables.opening import OpenTable
 
     Target = tuple[str | None, int]
     """A branch, None for main, and a version of it."""
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
     """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
-    tags = _tags(table.dataset)
+    tags = _tags(ctx, table)
     names = sorted(tags)
     page, token = ctx.paging.page(
         f"tags {table.record.id}",
@@ -51,7 +50,7 @@ def _contents(tag: Any) -> models.TagContents:
 @operation(needs=on_table(Privilege.USE))
 def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionRequest) -> models.GetTableTagVersionResponse:
     """Tell the version, and the branch if it is not main, that a tag names. Raises TableTagNotFoundError."""
-    tag = _find(open_for_reading(ctx, request.id).dataset, request.tag)
+    tag = _find(ctx, open_for_reading(ctx, request.id), request.tag)
     return models.GetTableTagVersionResponse(version=tag["version"], branch=tag["branch"])
 
 
@@ -59,22 +58,23 @@ def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionReques
 def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
     """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
     check_ref(request.tag, "tag")
-    dataset = open_for_writing(ctx, request.id).dataset
-    if request.tag in _tags(dataset):
+    table = open_for_writing(ctx, request.id)
+    dataset = table.dataset
+    if request.tag in _tags(ctx, table):
         raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
     target = _target(ctx, request)
     try:
         with lance_errors(dataset):
             dataset.tags.create(request.tag, target)
     except TableTagAlreadyExistsError:
-        if not _names(dataset, request.tag, target):  # else it is this one: Lance wrote it twice, not hearing of it
+        if not _names(ctx, table, request.tag, target):  # else it is this one: Lance wrote it twice, not hearing of it
             raise
     return models.CreateTableTagResponse()
 
 
-def _names(dataset: lance.LanceDataset, tag: str, target: Target) -> bool:
+def _names(ctx: Context, table: OpenTable, tag: str, target: Target) -> bool:
     """Whether a tag is there, and of this version."""
-    found = _tags(dataset).get(tag)
+    found = _tags(ctx, table).get(tag)
     return found is not None and (found["branch"], found["version"]) == target
 
 
@@ -82,20 +82,20 @@ def _names(dataset: lance.LanceDataset, tag: str, target: Target) -> bool:
 def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
     """Let a tag name another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
     target = _target(ctx, request)
-    dataset = open_for_writing(ctx, request.id).dataset
-    _find(dataset, request.tag)
-    with lance_errors(dataset):
-        dataset.tags.update(request.tag, target)
+    table = open_for_writing(ctx, request.id)
+    _find(ctx, table, request.tag)
+    with lance_errors(table.dataset):
+        table.dataset.tags.update(request.tag, target)
     return models.UpdateTableTagResponse()
 
 
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
     """Take a tag away; its version stays. Raises TableTagNotFoundError."""
-    dataset = open_for_writing(ctx, request.id).dataset
-    _find(dataset, request.tag)
-    with lance_errors(dataset):
-        dataset.tags.delete(request.tag)
+    table = open_for_writing(ctx, request.id)
+    _find(ctx, table, request.tag)
+    with lance_errors(table.dataset):
+        table.dataset.tags.delete(request.tag)
     return models.DeleteTableTagResponse()
 
 
@@ -107,14 +107,15 @@ def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateT
     return branch_key(request.branch) or None, request.version
 
 
-def _tags(dataset: lance.LanceDataset) -> dict[str, Any]:
+def _tags(ctx: Context, table: OpenTable) -> dict[str, Any]:
     """All tags of a table by name."""
-    with lance_errors(dataset):
-        return dict(dataset.tags.list())
+    ctx.storage.manifests.check_references(table.record.location)
+    with lance_errors(table.dataset):
+        return dict(table.dataset.tags.list())
 
 
-def _find(dataset: lance.LanceDataset, tag: str) -> Any:
-    tags = _tags(dataset)
+def _find(ctx: Context, table: OpenTable, tag: str) -> Any:
+    tags = _tags(ctx, table)
     if tag not in tags:
         raise TableTagNotFoundError(f"No tag '{tag}' on this table: list its tags to see which there are.")
     return tags[tag]

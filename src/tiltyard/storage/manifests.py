@@ -1,7 +1,8 @@
 """Manifests: how their files are named, and what one has to hold.
 
 Follows Lance's table format: a manifest file ends with the position of its protobuf message, a format version and the
-magic `LANC`; field 1 of the message is each column, whose own field 3 is its id and 10 each pair of its metadata,
+magic `LANC`; field 1 of the message is each column, whose own field 2 is its name, 3 its id, 4 the id of the one
+that it is in (-1 for none) and 10 each pair of its metadata,
 field 2 each fragment, whose own field 2 is each of its data files (1 its path, 7 the place outside, if it is in one)
 and 3 its file of deletions (1 its kind, 2 and 3 what it is named by, 7 likewise), field 3 the table's version, field 6
 where in the file its indices are (1 the id, 9 the place outside, 10 each file), field 12 the file of its transaction,
@@ -34,7 +35,11 @@ _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _MAGIC = b"LANC"
 _COLUMNS_FIELD = 1
+_NAME_FIELD = 2
 _ID_FIELD = 3
+_PARENT_FIELD = 4
+_NO_PARENT = 2**64 - 1
+"""-1, as protobuf writes it."""
 _METADATA_FIELD = 10
 _FRAGMENTS_FIELD = 2
 _FILES_FIELD = 2
@@ -111,6 +116,7 @@ class Manifest:
     """What a manifest says, as far as it matters here.
 
     `bases` are the places outside the table's folder that it names, `declared` the code that its columns declare,
+    `quoted` the names of columns that have a backtick, which Lance finds no column by,
     `transaction_file` the file below _transactions that has its transaction, which nobody reads where it is in the
     manifest, too (`has_transaction`).
     """
@@ -120,6 +126,7 @@ class Manifest:
     has_transaction: bool = False
     bases: list[str] = field(default_factory=list)
     declared: list[Code] = field(default_factory=list)
+    quoted: list[str] = field(default_factory=list)
 
 
 def check_manifest(content: bytes, version: int) -> Manifest:
@@ -166,8 +173,11 @@ def _take_text(found: Manifest, key: int, value: bytes) -> None:
     """Note what a field of a manifest says that is no number. Raises IndexError, UnicodeDecodeError."""
     if key == _BASES_FIELD:
         found.bases += [path.decode() for path in _texts(value, _BASE_PATH_FIELD)]
-    elif key == _COLUMNS_FIELD and _CODE in value:  # few do
-        found.declared.append(_code(value))
+    elif key == _COLUMNS_FIELD:
+        if _CODE in value:  # few do
+            found.declared.append(_code(value))
+        if b"`" in value:
+            found.quoted += _quoted(value)
     elif key == _TRANSACTION_FIELD:
         found.transaction_file = value.decode()
 
@@ -251,6 +261,13 @@ def _code(column: bytes) -> Code:
         for name, text in told
         if isinstance(name, bytes) and isinstance(text, bytes) and name.startswith(_CODE)
     )
+
+
+def _quoted(column: bytes) -> list[str]:
+    """The name of a column that is in no other, if it has a backtick. Raises UnicodeDecodeError."""
+    told = dict(_fields(column))
+    name = told.get(_NAME_FIELD)
+    return [name.decode()] if isinstance(name, bytes) and b"`" in name and told.get(_PARENT_FIELD) == _NO_PARENT else []
 
 
 def _fields(message: bytes, *, without: int = 0) -> Iterator[tuple[int, int | bytes | None]]:

@@ -23,7 +23,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
-from tiltyard.tables.declaring import check_declared
+from tiltyard.tables.declaring import check_declared, check_quoted
 from tiltyard.tables.version_records import branch_key, forget_branch
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _staged_version(
 ) -> NewVersion:
     staged = _staged_path(ctx, table, entry)
     try:
-        found, declared = ctx.storage.manifests.checked(table.location, staged, entry.version)
+        found, manifest = ctx.storage.manifests.checked(table.location, staged, entry.version)
     except InvalidInputError:
         if ctx.storage.files(table.location).stat(staged) is not None:
             raise
@@ -69,8 +69,10 @@ def _staged_version(
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
     new = _version(table, entry, staged, found)
-    if declared:
-        check_declared(ctx, table_id(entry.id), table, entry.branch, declared)
+    if manifest.declared:
+        check_declared(ctx, table_id(entry.id), table, entry.branch, manifest.declared)
+    if manifest.quoted:
+        check_quoted(ctx, table, entry.branch, manifest.quoted)
     if before is not None or not _follows(ctx, table, new, alone):
         _check_next(ctx, new, entry, before)
     return new

@@ -1,4 +1,4 @@
-"""Declarations of code that come round AlterTableAddColumns: with rows, or in a manifest that a client staged.
+"""Columns that come round AlterTableAddColumns, with rows or in a manifest that a client staged: the code they declare.
 
 Whoever has a column filled runs the code that it declares, so only who may run code over a table declares some. Rows
 are values and nothing else: what their schema declares is left out. A manifest is committed as it is, or not at all.
@@ -19,6 +19,7 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege
 from tiltyard.access.seeing import seen_namespace, seen_table
 from tiltyard.ids import display
+from tiltyard.schemas.column_names import check_column_name
 from tiltyard.virtual import PREFIX
 
 if TYPE_CHECKING:
@@ -67,17 +68,32 @@ def check_declared(ctx: Context, path: Id, table: TableRecord, branch: str | Non
             )
 
 
+def check_quoted(ctx: Context, table: TableRecord, branch: str | None, names: Iterable[str]) -> None:
+    """Raise InvalidInputError for a new column whose name nobody could read again.
+
+    One that the table has already, as it came when it was registered, stands in no commit's way.
+    """
+    there = {field.name for field in _schema(ctx, table, branch)}
+    for name in names:
+        if name not in there:
+            check_column_name(name)
+
+
 def _known(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[Code]:
     """The code that a table declares as it is."""
+    return frozenset(_code(field.metadata) for field in _schema(ctx, table, branch))
+
+
+def _schema(ctx: Context, table: TableRecord, branch: str | None) -> pa.Schema:
+    """The schema that a table has as it is, without columns if it has no version yet."""
     if not table.id:
-        return frozenset()
+        return pa.schema([])
     try:
-        dataset = ctx.storage.datasets.reader(table.location, ctx.storage.options(table.location), branch)
+        return ctx.storage.datasets.reader(table.location, ctx.storage.options(table.location), branch).schema
     except InvalidTableStateError:  # it has no version yet
-        return frozenset()
+        return pa.schema([])
     except TableBranchNotFoundError:  # it is made by this very commit, from main
-        return _known(ctx, table, None)
-    return frozenset(_code(field.metadata) for field in dataset.schema)
+        return _schema(ctx, table, None)
 
 
 def _code(metadata: Mapping[bytes, bytes] | None) -> Code:

@@ -1,4 +1,4 @@
-"""Write `src/tiltyard/spec/facts.json` from the Lance REST Namespace specification.
+"""Write `src/tiltyard/model/spec/facts.json` from the Lance REST Namespace specification.
 
     python scripts/make_spec.py SPEC_FOLDER [--check]
 
@@ -10,7 +10,7 @@ licence text stay behind. The two are merged so that one server serves both:
 * a field is required only if both say so, since a client of either may leave it out;
 * every optional field may also be null, since stock clients send nulls for what they do not set.
 
-Corrections to the specification do not belong here but in `src/tiltyard/spec/patch.json`.
+Corrections to the specification do not belong here but in `src/tiltyard/model/spec/patch.json`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-TARGET = Path(__file__).resolve().parent.parent / "src/tiltyard/spec/facts.json"
+TARGET = Path(__file__).resolve().parent.parent / "src/tiltyard/model/spec/facts.json"
 KEPT = ("type", "format", "default", "minimum", "maximum", "enum", "required", "nullable", "$ref")
 METHODS = ("get", "post", "put", "delete")
 

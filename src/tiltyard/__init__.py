@@ -14,7 +14,7 @@ class _Announcer:
     """Tells `lance_namespace` our short name when it is imported: that takes a second, and `--help` has no use for it.
 
     `lance_namespace.connect("tiltyard", …)` so finds us once both are imported, in whichever order. The full name,
-    "tiltyard.twin.Namespace", is found at any time.
+    "tiltyard.namespace.Namespace", is found at any time.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -36,7 +36,7 @@ class _Announcer:
 
 
 def _announce(module: Any) -> None:
-    module.register_namespace_impl("tiltyard", "tiltyard.twin.Namespace")
+    module.register_namespace_impl("tiltyard", "tiltyard.namespace.Namespace")
 
 
 if "lance_namespace" in sys.modules:
@@ -48,7 +48,7 @@ else:
 def __getattr__(name: str) -> Any:
     """`tiltyard.Namespace`, `tiltyard.publish` and its errors, imported when they are asked for."""
     if name == "Namespace":
-        from tiltyard.twin import Namespace  # noqa: PLC0415  # see above
+        from tiltyard.namespace import Namespace  # noqa: PLC0415  # see above
 
         return Namespace
     if name in ("publish", "PublishConflictError", "PublishUncertainError"):

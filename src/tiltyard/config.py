@@ -12,10 +12,10 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
-from tiltyard.named_storages import NamedStorage
-from tiltyard.named_storages import complaint as storage_complaint
-from tiltyard.spark_properties import complaint as spark_complaint
-from tiltyard.trust import Provider, complaint
+from tiltyard.model.oidc_settings import Provider, complaint
+from tiltyard.model.spark_properties import complaint as spark_complaint
+from tiltyard.model.storage_settings import NamedStorage
+from tiltyard.model.storage_settings import complaint as storage_complaint
 
 CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.model.principals import EVERYBODY, Principal
 
 if TYPE_CHECKING:
     from tiltyard.access import Access
     from tiltyard.config import Settings
-    from tiltyard.ids import Id
-    from tiltyard.outages import Outages
-    from tiltyard.paging import Paging
+    from tiltyard.model.ids import Id
+    from tiltyard.model.paging import Paging
+    from tiltyard.runtime.outage_log import Outages
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
     from tiltyard.store import Claim, Store, TableRecord, UnitOfWork

@@ -13,8 +13,8 @@ from tests.conformance.cases import ROWS
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.wire import stream
 from tiltyard.access import Privilege
-from tiltyard.access.privileges import parse_privileges
-from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.model.privileges import parse_privileges
 from tiltyard.store.grants import NAMESPACE, SERVER, TABLE
 
 ROWS_AS_STREAM = stream(ROWS)

@@ -13,7 +13,7 @@ import httpx
 from tests.conformance.cases import ROWS
 from tests.services.secured import Secured
 from tests.services.wire import check, stream
-from tiltyard.spec import Operation, Shape, operations
+from tiltyard.model.spec import Operation, Shape, operations
 
 ARROW = stream(ROWS)
 OTHER = "other"

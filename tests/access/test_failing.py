@@ -15,9 +15,9 @@ from tests.services.postgres import PostgresServer
 from tests.services.proxy import Proxy
 from tests.services.secured import secured_server
 from tests.services.server import ServerProcess
-from tiltyard.operations import Served
-from tiltyard.principals import Principal
-from tiltyard.spec import operations
+from tiltyard.model.operations import Served
+from tiltyard.model.principals import Principal
+from tiltyard.model.spec import operations
 
 TABLE = {"id": ["t"]}
 

@@ -14,7 +14,7 @@ from lance_namespace.errors import (
 )
 
 from tests.access.conftest import Catalog
-from tiltyard.access.privileges import ALL, words
+from tiltyard.model.privileges import ALL, words
 
 EVERYTHING = words(ALL)
 READER = {"grantee": "bob", "privileges": ["read"]}

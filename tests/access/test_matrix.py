@@ -19,8 +19,8 @@ from tests.access.scenes import ARROW, GRANTED, Place, Scene, Stage, outcome, se
 from tests.services.secured import Secured, secured_server
 from tiltyard.config import Settings
 from tiltyard.identity.keys import KeyWish, create_key
-from tiltyard.operations import bound_operations
-from tiltyard.spec import operations
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.spec import operations
 from tiltyard.store import open_store, wall_clock
 
 DOCUMENTED = documented()

@@ -12,7 +12,7 @@ from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError
 
 import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
-from tiltyard.operations import Served
+from tiltyard.model.operations import Served
 
 SECRET = ["s", "t"]
 

@@ -11,7 +11,7 @@ from lance_namespace.errors import TransactionNotFoundError
 from tests.audit.conftest import eventually
 from tests.store.test_audit import record
 from tests.tables.served import Server, ask, models
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import AuditFilter
 from tiltyard.tables.multipart import create_multipart_write
 from tiltyard.worker.sweeping import sweep_old

@@ -19,8 +19,8 @@ from tiltyard.audit.lines import Lines
 from tiltyard.audit.trail import Level, Trail
 from tiltyard.audit.webhook import RETRIES, Webhook
 from tiltyard.config import ConfigError, Settings
-from tiltyard.modes import Outcome
-from tiltyard.spec import models
+from tiltyard.model.modes import Outcome
+from tiltyard.model.spec import models
 from tiltyard.store import AuditFilter, AuditRecord, Store, open_store
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tests.conformance.lancedb_calls import BOTH, REMOTE
 from tests.conformance.seen import Story, markdown
 from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust
 from tests.services.server import ServerProcess
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 TARGET = Path(__file__).parents[2] / "docs/compatibility.md"
 OWN = "/tiltyard/"

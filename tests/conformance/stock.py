@@ -14,7 +14,7 @@ import lance_namespace_urllib3_client as generated
 import lance_namespace_urllib3_client.api as apis
 
 from tests.conformance.cases import Case, Fields
-from tiltyard.spec import Shape, operations
+from tiltyard.model.spec import Shape, operations
 
 API_CLASSES = [getattr(apis, name) for name in dir(apis) if name.endswith("Api")]
 REQUEST_MODELS = {"CreateTableScalarIndex": "CreateTableIndexRequest", "ListAllTables": "ListTablesRequest"}

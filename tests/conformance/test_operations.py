@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.conformance.cases import Case, World
 from tests.conformance.cases_of_jobs import CASES
 from tests.conformance.stock import NoSuchCallError, call_generated, call_http, call_rust, call_twin
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 
 @pytest.fixture

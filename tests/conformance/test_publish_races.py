@@ -30,9 +30,9 @@ import tiltyard
 from tests.conformance.test_publish import ROWS, Answers, Stop, write
 from tests.identity.test_serving import certificate
 from tests.services.server import ServerProcess
-from tiltyard.faults import Point
 from tiltyard.publishing import ending
 from tiltyard.publishing.sending import NotHeardError, sender
+from tiltyard.runtime.failpoints import Point
 from tiltyard.tables import finalizing
 
 

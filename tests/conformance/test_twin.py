@@ -35,7 +35,7 @@ def namespace(tmp_path: Path) -> Iterator[tiltyard.Namespace]:
         yield made
 
 
-@pytest.mark.parametrize("name", ["tiltyard", "tiltyard.Namespace", "tiltyard.twin.Namespace"])
+@pytest.mark.parametrize("name", ["tiltyard", "tiltyard.Namespace", "tiltyard.namespace.Namespace"])
 def test_connect_by_name_or_class_path(tmp_path: Path, name: str) -> None:
     namespace: Any = lance_namespace.connect(name, {"root": str(tmp_path), "jobs": "0"})
     namespace.create_namespace(lance_namespace.CreateNamespaceRequest(id=["n"]))

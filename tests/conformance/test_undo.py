@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from tests.conformance.cases import World
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
+from tiltyard.bootstrap import open_services
 from tiltyard.catalog.garbage import UnknownFolder, unknown_folders
 from tiltyard.cli import main, upkeep
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.services import open_services
 
 ROWS = pa.table({"id": [1, 2, 3]})
 Fresh = Callable[[str], str]

@@ -18,7 +18,7 @@ from tests.faults.history.writer_process import HOT
 from tests.services.lossy import wait_for
 from tests.services.postgres import postgres_server
 from tests.services.warm import warm_servers
-from tiltyard.faults import Point
+from tiltyard.runtime.failpoints import Point
 
 
 @dataclass(frozen=True)

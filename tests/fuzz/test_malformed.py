@@ -15,11 +15,11 @@ import pytest
 from tests.fuzz.conftest import ROWS
 from tests.services.sockets import Answer, exchange
 from tests.services.wire import Wire, check, check_error, stream
-from tiltyard.operations import bound_operations
-from tiltyard.rooms import open_rooms
-from tiltyard.spec import Operation, Shape, models
+from tiltyard.bootstrap import register_operations
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.spec import Operation, Shape, models
 
-open_rooms()
+register_operations()
 SERVED = {name: facts for name, (facts, served) in bound_operations().items() if served is not None}
 ARROW_IN = [name for name, facts in SERVED.items() if facts.request_shape is Shape.ARROW]
 JSON_IN = sorted(

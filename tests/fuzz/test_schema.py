@@ -13,11 +13,11 @@ from schemathesis import GenerationMode
 
 from tests.fuzz.conftest import ROWS
 from tests.services.wire import Wire, check, stream
-from tiltyard.operations import bound_operations
-from tiltyard.rooms import open_rooms
-from tiltyard.spec import ARROW_STREAM, Shape, operations
+from tiltyard.bootstrap import register_operations
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.spec import ARROW_STREAM, Shape, operations
 
-open_rooms()
+register_operations()
 SERVED = sorted(name for name, (_, served) in bound_operations().items() if served is not None)
 
 IDENTIFIERS = {

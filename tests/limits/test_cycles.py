@@ -26,10 +26,9 @@ from tiltyard.api.exchange import Exchange
 from tiltyard.api.once import Once
 from tiltyard.api.protocol import Protocol
 from tiltyard.api.uploads import IN_MEMORY, MemoryBody, StreamedBody
+from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.rooms import open_rooms
-from tiltyard.services import open_services
 
 TIMES = 20
 OF_ONE_REQUEST = (Call, Context, Exchange, MemoryBody, Once, RequestResponseCycle, StreamedBody)
@@ -38,7 +37,7 @@ OF_ONE_REQUEST = (Call, Context, Exchange, MemoryBody, Once, RequestResponseCycl
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """A server in this process, so that what it leaves can be seen."""
-    open_rooms()
+    register_operations()
     services = open_services(Settings(root=str(tmp_path / "root")))
     with services.store, socket.create_server(("127.0.0.1", 0)) as listener:
         api = Api(services)

@@ -78,7 +78,7 @@ def test_process_that_builds_an_index_imports_nothing_that_it_has_no_use_for(tmp
 
 LAZY = """
 import sys
-from tiltyard.lazy_imports import import_lazily
+from tiltyard.runtime.lazy_imports import import_lazily
 import_lazily()
 from lance_namespace.errors import ErrorCode, TableNotFoundError
 import lance_namespace, inspect

@@ -16,7 +16,7 @@ from lance_namespace.errors import (
 )
 
 import tiltyard
-from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.model.principals import EVERYBODY, Principal
 
 Path = tuple[str, ...]
 Grants = dict[tuple[str, str, Path], set[str]]

@@ -10,7 +10,7 @@ from typing import Self
 
 import httpx
 
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 HOP_BY_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
 """Headers of one connection, or of a body as it was before httpx unpacked it."""

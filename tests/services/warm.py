@@ -97,10 +97,10 @@ def warm_servers(
 
 def _start_servers() -> None:
     """Import what a server needs, then fork one for each line of orders."""
+    from tiltyard.bootstrap import register_operations
     from tiltyard.cli import main
-    from tiltyard.rooms import open_rooms
 
-    open_rooms()
+    register_operations()
     for name in ("cli.serving", "storage.objects", "store.postgres"):
         import_module(f"tiltyard.{name}")
     warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing yet

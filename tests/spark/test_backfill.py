@@ -18,13 +18,13 @@ from pyspark import cloudpickle
 from tests.services.server import ServerProcess
 from tests.spark import functions
 from tests.spark.functions import Counting, Late
+from tiltyard.model.computed_columns import Computed, Declaration
+from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import backfill as backfilling
 from tiltyard.pipeline.backfill import backfill
 from tiltyard.pipeline.connecting import Connection, Table, connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.strict import StrictTable
-from tiltyard.table_history import read_transactions
-from tiltyard.virtual import Computed, Declaration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -75,7 +75,7 @@ def let_go(folder: Path) -> None:
 def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """This process knows the toys, too."""
     from tests.spark import toys
-    from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
+    from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
 
     for name in ("toy", "toy_on_spark"):
         monkeypatch.setitem(PIPELINE_JOBS, name, toys.__name__)

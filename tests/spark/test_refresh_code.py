@@ -15,7 +15,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tests.services.server import ServerProcess
 from tests.spark.sent import clients_imported, recorded
 from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
-from tiltyard.jobs import UDFS
+from tiltyard.model.jobs import UDFS
 from tiltyard.pipeline.connecting import Connection, connection
 from tiltyard.pipeline.refresh import refresh
 from tiltyard.pipeline.runs import LocalRun

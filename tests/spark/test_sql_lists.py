@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.jobs import DRIVER
+from tiltyard.model.jobs import DRIVER
 from tiltyard.pipeline.plans.rows import _query
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
 from tiltyard.pipeline.sql.functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import AuditFilter, AuditRecord, NewVersion
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.modes import CreateMode
+from tiltyard.model.modes import CreateMode
 from tiltyard.store import GRANTS, Owner
 from tiltyard.store.grants import NAMESPACE, SERVER, TABLE
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.modes import TransactionStatus as Status
+from tiltyard.model.modes import TransactionStatus as Status
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

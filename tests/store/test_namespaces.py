@@ -13,7 +13,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.modes import CreateMode, TransactionStatus
+from tiltyard.model.modes import CreateMode, TransactionStatus
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

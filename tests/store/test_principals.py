@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import IDENTITY, Store
 
 if TYPE_CHECKING:

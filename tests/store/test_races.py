@@ -17,7 +17,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.modes import CreateMode, TransactionStatus
+from tiltyard.model.modes import CreateMode, TransactionStatus
 from tiltyard.store import NewVersion, open_store
 
 if TYPE_CHECKING:

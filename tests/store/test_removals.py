@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 from msgspec.structs import replace
 
 from tests.store.test_races import kinds, race, won
-from tiltyard.modes import CreateMode, TransactionStatus
+from tiltyard.model.modes import CreateMode, TransactionStatus
 from tiltyard.store import CREATING, DROPPED, NewVersion
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lance_namespace.errors import (
 )
 from msgspec.structs import replace
 
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

@@ -12,7 +12,7 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.modes import TransactionStatus as Status
+from tiltyard.model.modes import TransactionStatus as Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

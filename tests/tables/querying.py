@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from tiltyard.context import Context
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.spec import models
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
 from tiltyard.tables import query
 from tiltyard.tables.opening import OpenTable

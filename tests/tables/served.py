@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import lance
 import msgspec
 
+from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.jobs import JOBS, Job, JobCanceledError
-from tiltyard.modes import TransactionStatus
-from tiltyard.services import open_services
-from tiltyard.spec import models
+from tiltyard.model.jobs import JOBS, Job, JobCanceledError
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from tests.tables.served import Server
 from tests.tables.test_insert import at_once
 from tests.tables.test_merge import names
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.tables.change import delete_from_table, update_table
 
 

@@ -21,8 +21,8 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
-from tiltyard.schemas.writing import to_json
-from tiltyard.spec import models
+from tiltyard.model.schemas.to_json import to_json
+from tiltyard.model.spec import models
 from tiltyard.tables import columns
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server
 
 from tiltyard.api.uploads import MemoryBody
-from tiltyard.bodies import ArrowBody
-from tiltyard.spec import models
+from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.spec import models
 from tiltyard.tables import create as module
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table

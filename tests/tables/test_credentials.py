@@ -15,8 +15,8 @@ from tests.services.guarded_s3 import SECRETS, GuardedS3, guarded_s3
 from tests.services.wire import stream
 
 import tiltyard
-from tiltyard.access.privileges import parse_privileges
-from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.model.privileges import parse_privileges
 from tiltyard.store.grants import SERVER
 from tiltyard.tables import credentials
 from tiltyard.tables.credentials import Raw

@@ -19,13 +19,13 @@ from tests.tables.test_version_commits import location, stage
 
 from tiltyard.access import Privilege
 from tiltyard.context import Context
-from tiltyard.principals import Principal
-from tiltyard.spec import models
+from tiltyard.model.computed_columns import Declaration, declared
+from tiltyard.model.principals import Principal
+from tiltyard.model.spec import models
 from tiltyard.store.grants import TABLE
 from tiltyard.tables import version_commits
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table
-from tiltyard.virtual import Declaration, declared
 
 IMAGE = "registry.example/functions:3"
 CODE = Declaration("f", "1", "YQ==", ("a",), image=IMAGE).metadata()

@@ -12,9 +12,9 @@ import pytest
 from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server, ask
 
-from tiltyard.bodies import ArrowBody
 from tiltyard.catalog.tables import declare_table
-from tiltyard.spec.models import (
+from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.spec.models import (
     AlterTableAddColumnsRequest,
     CreateTableIndexRequest,
     CreateTableRequest,

@@ -21,9 +21,9 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog import garbage as everywhere
 from tiltyard.catalog import tables
 from tiltyard.catalog.deletion import sweep
-from tiltyard.jobs import Job
-from tiltyard.modes import TransactionStatus
-from tiltyard.spec import models
+from tiltyard.model.jobs import Job
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, Store
 from tiltyard.tables import clone, garbage
 from tiltyard.tables.change import delete_from_table

@@ -17,9 +17,9 @@ from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 from tests.tables.test_indexes import Indexes, rows
 
-from tiltyard.jobs import Job, JobCanceledError
-from tiltyard.modes import TransactionStatus
-from tiltyard.spec import models
+from tiltyard.model.jobs import Job, JobCanceledError
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.spec import models
 from tiltyard.tables import index_build, index_process
 from tiltyard.tables.branches import create_table_branch
 from tiltyard.tables.index_builder import IndexOrder, build

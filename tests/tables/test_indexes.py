@@ -20,9 +20,9 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
-from tiltyard.jobs import Job
-from tiltyard.modes import TransactionStatus
-from tiltyard.spec import models
+from tiltyard.model.jobs import Job
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.spec import models
 from tiltyard.tables import index_build, indexes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.tables.test_insert import insert
 from tests.tables.test_merge import merge
 from tests.tables.test_multipart import begin, complete
 
-from tiltyard.bodies import ArrowBody
+from tiltyard.model.arrow_bodies import ArrowBody
 
 PLACE = pa.struct([("x", pa.int64())])
 

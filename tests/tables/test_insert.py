@@ -17,8 +17,8 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server
 
 from tiltyard.api.uploads import MemoryBody
-from tiltyard.bodies import ArrowBody
-from tiltyard.spec import models
+from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.spec import models
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.locks import TooBusyError
 from tiltyard.tables import appends, own_commits

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.tables.served import Server, ask
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.tables import lookups
 from tiltyard.tables.indexes import prewarm_table_page_cache
 from tiltyard.tables.lookups import PAUSE_SECONDS, SLOW_SECONDS, Pace, looking_up, unlimited

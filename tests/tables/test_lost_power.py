@@ -14,7 +14,7 @@ from msgspec import structs
 from tests.tables.served import Server, ask
 from tests.tables.test_version_commits import ROWS, create, location, stage
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, VersionRecord
 from tiltyard.tables import asked_versions, finalizing, repair, versions
 

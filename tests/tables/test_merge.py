@@ -14,8 +14,8 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server
 from tests.tables.test_insert import at_once
 
-from tiltyard.bodies import ArrowBody
-from tiltyard.spec import models
+from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.spec import models
 from tiltyard.tables.merge import merge_insert_into_table
 
 

@@ -12,7 +12,7 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server
 from tests.tables.test_insert import at_once, data_files, insert
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.tables.multipart import (
     abandon_stale_uploads,
     abort_multipart_write,

@@ -14,10 +14,10 @@ from moto.server import ThreadedMotoServer
 from tests.tables.bodies import Streamed, rows, small
 from tests.tables.test_insert import at_once
 
+from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.services import open_services
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError
 from tiltyard.tables.create import create_table
 from tiltyard.tables.insert import insert_into_table

@@ -19,13 +19,13 @@ from msgspec import structs
 from tests.tables.bodies import Streamed, small
 from tests.tables.served import Server, ask
 
-from tiltyard import faults
 from tiltyard.catalog.namespaces import create_namespace, drop_namespace
 from tiltyard.catalog.tables import deregister_table, drop_table, rename_table
 from tiltyard.catalog.transactions import describe_transaction
 from tiltyard.catalog.undo import undrop_namespace, undrop_table
-from tiltyard.faults import FaultError
-from tiltyard.spec import models
+from tiltyard.model.spec import models
+from tiltyard.runtime import failpoints
+from tiltyard.runtime.failpoints import FaultError
 from tiltyard.store import NewRequest
 from tiltyard.tables.batch import batch_commit_tables
 from tiltyard.tables.columns import update_field_metadata, update_table_schema_metadata
@@ -64,7 +64,7 @@ def unfinished(table: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Context,
     """An insert with a key whose version is recorded, and whose manifest is not in its place."""
     ctx, _ = keyed(table)
     with monkeypatch.context() as patch:
-        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
         with pytest.raises(ServiceUnavailableError, match="not known"):
             insert(ctx, small(ROWS))
     record = ctx.store.describe_table(("t",))
@@ -85,7 +85,7 @@ def test_insert_recorded_and_not_finished_is_not_run_again_while_it_cannot_be(
     ctx, _, _ = unfinished(table, monkeypatch)
     request = ask(models.InsertIntoTableRequest, id="t")
     with monkeypatch.context() as patch:
-        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
         with pytest.raises(ServiceUnavailableError, match="not in its place yet"):
             recovered(ctx, "InsertIntoTable", request, noted(ctx))
     answer = recovered(ctx, "InsertIntoTable", request, noted(ctx))
@@ -118,7 +118,7 @@ def test_insert_recorded_and_not_finished_keeps_its_files_and_is_recognised(
 ) -> None:
     ctx, _ = keyed(table)
     with monkeypatch.context() as patch:
-        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
         with pytest.raises(ServiceUnavailableError, match="not known"):
             insert(ctx, body(ROWS), mode=mode)
     record = ctx.store.describe_request("key")
@@ -230,7 +230,7 @@ def test_batch_that_was_recorded_and_not_finished_is_answered_with_its_versions(
     version = {"id": ["n"], "version": 1, "manifest_path": str(staged), "naming_scheme": "V2"}
     request = ask(models.BatchCommitTablesRequest, operations=[{"create_table_version": version}])
     with monkeypatch.context() as patch:
-        patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+        patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
         with pytest.raises(ServiceUnavailableError):
             batch_commit_tables(ctx, request)
         with pytest.raises(ServiceUnavailableError):  # it is not to be heard of before it can be seen
@@ -268,7 +268,7 @@ def test_answer_noted_a_day_ago_is_not_the_answer_to_a_new_request(table: Server
 def test_insert_struck_before_its_record_is_not_recognised(table: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, record = keyed(table)
     with monkeypatch.context() as patch:
-        patch.setattr(faults, "_faults", faults.parse("before_record=raise"))
+        patch.setattr(failpoints, "_faults", failpoints.parse("before_record=raise"))
         with pytest.raises(FaultError):
             insert(ctx, small(ROWS))
     found = ctx.store.describe_request(record.id)

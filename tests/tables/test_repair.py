@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 from tests.tables.served import Server, ask
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store import NewRequest, NewVersion
 from tiltyard.tables import repair, version_commits, versions

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 from msgspec import structs
 from tests.tables.served import Server, ask
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.store import VersionRecord
 from tiltyard.store.tables import Tables
 from tiltyard.tables import asked_versions, batch, finalizing, version_commits, version_groups, versions

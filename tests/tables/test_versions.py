@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.tables import branches, stats, tags, versions
 
 if TYPE_CHECKING:

@@ -20,20 +20,20 @@ from msgspec import structs
 from tests.tables.bodies import small
 from tests.tables.served import Server, ask
 
-from tiltyard import faults
 from tiltyard.access import Privilege
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.jobs import PIPELINE_JOBS, pipeline_jobs
-from tiltyard.principals import Principal
-from tiltyard.spec import models
+from tiltyard.model.computed_columns import Computed, Declaration, declared
+from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
+from tiltyard.model.principals import Principal
+from tiltyard.model.spec import models
+from tiltyard.runtime import failpoints
 from tiltyard.store import NewRequest
 from tiltyard.store.grants import TABLE
 from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.create import create_table
 from tiltyard.tables.recovery import recovered
 from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
-from tiltyard.virtual import Computed, Declaration, declared
 from tiltyard.worker.orders import own_conf
 
 IMAGE = "registry.example/functions:3"
@@ -252,7 +252,7 @@ def test_add_columns_with_auto_backfill_struck_behind_its_commit_queues_it_when_
     for version, (name, call, request) in enumerate(calls, 2):
         claimed, _ = server.ctx.store.begin_request(NewRequest(name, "POST", None, "me", 60_000, 60_000))
         with monkeypatch.context() as patch:
-            patch.setattr(faults, "_faults", faults.parse("after_record=unavailable"))
+            patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
             with pytest.raises(ServiceUnavailableError):
                 call(structs.replace(server.ctx, claims=(claimed.claim,)), request)
         assert len(server.services.store.list_transactions(None, 10)) == version - 2

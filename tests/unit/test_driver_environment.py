@@ -10,9 +10,9 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.config import ConfigError, Settings, load_settings
-from tiltyard.java_properties import properties_text
+from tiltyard.model.java_properties import properties_text
+from tiltyard.model.spark_properties import NUMBERS, SIZES, SWITCHES, check_spark_properties
 from tiltyard.pipeline import environment as driver
-from tiltyard.spark_properties import NUMBERS, SIZES, SWITCHES, check_spark_properties
 from tiltyard.worker.environment import handed, inherited
 from tiltyard.worker.orders import environment, orders, spark_conf
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard import faults
-from tiltyard.faults import Action, Fault, FaultError, Point
+from tiltyard.runtime import failpoints
+from tiltyard.runtime.failpoints import Action, Fault, FaultError, Point
 
 
 def test_reach_without_variable_passes() -> None:
     for point in Point:
-        faults.reach(point)
+        failpoints.reach(point)
 
 
 def test_parse_of_entries_gives_faults_by_point() -> None:
-    found = faults.parse("before_record, after_record=raise,before_answer=hold@/tmp/x")
+    found = failpoints.parse("before_record, after_record=raise,before_answer=hold@/tmp/x")
     assert found == {
         Point.BEFORE_RECORD: Fault(Action.KILL, None),
         Point.AFTER_RECORD: Fault(Action.RAISE, None),
@@ -31,7 +31,7 @@ def test_parse_of_entries_gives_faults_by_point() -> None:
 @pytest.mark.parametrize("text", ["nowhere", "before_record=explode"])
 def test_parse_of_unknown_words_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a valid"):
-        faults.parse(text)
+        failpoints.parse(text)
 
 
 def test_strike_with_file_strikes_once(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_strike_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:
 
 
 def test_reach_with_kill_ends_the_process() -> None:
-    code = "from tiltyard.faults import Point, reach; reach(Point.AFTER_FINALIZE); print('alive')"
+    code = "from tiltyard.runtime.failpoints import Point, reach; reach(Point.AFTER_FINALIZE); print('alive')"
     environ = {"TILTYARD_FAULT": "after_finalize", "PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (-9, b"")

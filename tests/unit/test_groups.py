@@ -13,8 +13,8 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
 from tiltyard.api import groups
-from tiltyard.operations import Needs, Served, never
-from tiltyard.principals import EVERYBODY, Principal
+from tiltyard.model.operations import Needs, Served, never
+from tiltyard.model.principals import EVERYBODY, Principal
 
 
 @dataclass

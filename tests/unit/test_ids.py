@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import check_name, checked, decode_segment, display, parse_id
+from tiltyard.model.ids import check_name, checked, decode_segment, display, parse_id
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=256).filter(
     lambda name: name not in (".", "..")

@@ -18,8 +18,8 @@ from tiltyard.api.problems import HttpError
 from tiltyard.api.rates import Bucket, OwnTimes, open_times, shared_rates
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
-from tiltyard.principals import EVERYBODY, Principal
-from tiltyard.spec import models
+from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.model.spec import models
 
 ANN, BOB = Principal("ann"), Principal("bob")
 

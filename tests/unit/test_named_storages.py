@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tiltyard.config import ConfigError, Settings, load_settings
-from tiltyard.named_storages import NamedStorage
+from tiltyard.model.storage_settings import NamedStorage
 from tiltyard.storage import Storage, StorageError
 
 ROLE = "arn:aws:iam::1:role/r"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiltyard.schemas.nested_types import (
+from tiltyard.model.schemas.nested_types import (
     cast_array,
     is_same_schema,
     is_same_type,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tiltyard import operations
-from tiltyard.operations import Needs, UndeclaredNeedsError, UnknownOperationError, bound_operations, operation
-from tiltyard.rooms import open_rooms
+from tiltyard.bootstrap import register_operations
+from tiltyard.model import operations
+from tiltyard.model.operations import Needs, UndeclaredNeedsError, UnknownOperationError, bound_operations, operation
 
 ANYTHING = Needs("nothing", lambda ctx, request: ctx)
 
@@ -16,12 +16,12 @@ ANYTHING = Needs("nothing", lambda ctx, request: ctx)
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry of its own."""
-    open_rooms()
+    register_operations()
     monkeypatch.setattr(operations, "_served", dict(operations._served))
 
 
 def test_every_operation_says_what_it_needs() -> None:
-    open_rooms()
+    register_operations()
     texts = {name: served.needs.text for name, (_, served) in bound_operations().items() if served and served.needs}
     assert set(texts) == {name for name, (_, served) in bound_operations().items() if served}
     assert all(texts.values())

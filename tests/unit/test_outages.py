@@ -13,7 +13,7 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
 )
 
-from tiltyard.outages import SILENCE_MS, Outages, StorageUnavailableError
+from tiltyard.runtime.outage_log import SILENCE_MS, Outages, StorageUnavailableError
 
 ROOTS = ("/data", "/data/inner", "s3://lake/tables")
 FULL = "LanceError(IO): No space left on device (os error 28), /home/runner/work/lance/src/writer.rs:190:9"

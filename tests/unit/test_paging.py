@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.paging import Paging, page_size
+from tiltyard.model.paging import Paging, page_size
 
 PAGING = Paging(b"secret")
 

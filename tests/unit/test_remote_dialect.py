@@ -9,7 +9,7 @@ from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api import remote
 from tiltyard.api.queries import Deadline, QueryStoppedError, earlier
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 NAMED = {remote.DATABASE_HEADER: b"db"}
 

@@ -17,10 +17,10 @@ from tiltyard.api import once
 from tiltyard.api.once import Once
 from tiltyard.api.repeats import Repeats, changes
 from tiltyard.api.uploads import fingerprint_of
+from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.services import open_services
-from tiltyard.spec import models, operations
+from tiltyard.model.spec import models, operations
 from tiltyard.store import NewRequest
 
 if TYPE_CHECKING:

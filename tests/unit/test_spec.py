@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tiltyard.operations import UnknownOperationError, bound_operations, operation
-from tiltyard.rooms import open_rooms
-from tiltyard.spec import Shape, merged, operations
+from tiltyard.bootstrap import register_operations
+from tiltyard.model.operations import UnknownOperationError, bound_operations, operation
+from tiltyard.model.spec import Shape, merged, operations
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def test_operations_hold_the_48_of_the_contract() -> None:
 
 
 def test_every_operation_of_the_contract_is_served() -> None:
-    open_rooms()
+    register_operations()
     missing = [name for name, (facts, served) in bound_operations().items() if facts.in_contract and served is None]
     assert missing == []
 
@@ -39,7 +39,7 @@ def test_shapes_follow_the_wire() -> None:
 
 
 def test_operation_of_an_unknown_name_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiltyard.operations._served", {})
+    monkeypatch.setattr("tiltyard.model.operations._served", {})
 
     @operation
     def fly_table() -> None: ...

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from lance import LanceOperation
 
-from tiltyard.table_history import read_transaction, read_transactions
+from tiltyard.model.table_history import read_transaction, read_transactions
+from tiltyard.model.view_definitions import Made
 from tiltyard.tables.marks import REQUESTS, marked_rows
-from tiltyard.views import Made
 
 ROWS = pa.table({"id": [1, 2, 3]})
 CANNOT_READ_REWRITTEN_INDEXES = ["14.0.2"]
@@ -43,7 +43,9 @@ def test_pylance_cannot_read_a_compaction_that_remapped_an_index(
                 one()
         else:
             one()
-            pytest.fail(f"pylance {lance.__version__} reads it: the work-around in tiltyard.table_history can go.")
+            pytest.fail(
+                f"pylance {lance.__version__} reads it: the work-around in tiltyard.model.table_history can go."
+            )
 
 
 def test_read_transaction_of_a_compaction_that_remapped_an_index_tells_its_fragments(

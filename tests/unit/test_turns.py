@@ -16,7 +16,7 @@ from lance_namespace.errors import ConcurrentModificationError, PermissionDenied
 
 from tiltyard.api import turns
 from tiltyard.api.turns import Peer, Turns
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.storage.locks import Locks
 
 ANN, BOB, CLEO = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from tiltyard.schemas.nested_types import cast_array
+from tiltyard.model.schemas.nested_types import cast_array
 
 NOON = datetime.fromisoformat("2020-01-01T12:00")
 MIDNIGHT = datetime.fromisoformat("2020-01-01T00:00")

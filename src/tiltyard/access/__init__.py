@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.rights import Access, Rights
+from tiltyard.model.privileges import ALL, Privilege
 
 if TYPE_CHECKING:
     from tiltyard.access.policies import Narrowing

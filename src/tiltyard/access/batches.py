@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.access.creating import check_new_table
-from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import seen_table
-from tiltyard.ids import Id, table_id
-from tiltyard.operations import Needs
+from tiltyard.model.ids import Id, table_id
+from tiltyard.model.operations import Needs
+from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
     from tiltyard.store import TableRecord
 
 

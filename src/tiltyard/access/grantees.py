@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import check_name
-from tiltyard.modes import parse_mode
+from tiltyard.model.ids import check_name
+from tiltyard.model.modes import parse_mode
 
 if TYPE_CHECKING:
-    from tiltyard.principals import Principal
+    from tiltyard.model.principals import Principal
 
 
 class GranteeKind(StrEnum):

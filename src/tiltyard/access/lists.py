@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import rights_of
+from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.access.rights import Rights
     from tiltyard.context import Context
-    from tiltyard.ids import Id
-    from tiltyard.modes import TransactionStatus
+    from tiltyard.model.ids import Id
+    from tiltyard.model.modes import TransactionStatus
     from tiltyard.store import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
 
 ROOT = 1

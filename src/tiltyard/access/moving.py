@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
-from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import rights_of, seen_namespace, seen_table
-from tiltyard.ids import namespace_id, table_id
-from tiltyard.operations import Needs
+from tiltyard.model.ids import namespace_id, table_id
+from tiltyard.model.operations import Needs
+from tiltyard.model.privileges import Privilege
 from tiltyard.store.paths import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
 
 MOVING = Privilege.DROP | Privilege.MANAGE_GRANTS
 

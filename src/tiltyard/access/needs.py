@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError
 
-from tiltyard.access.privileges import Privilege, words
 from tiltyard.access.seeing import check_server, seen_namespace, seen_table
-from tiltyard.ids import namespace_id, table_id
-from tiltyard.modes import DropMode, parse_mode
-from tiltyard.operations import Needs
+from tiltyard.model.ids import namespace_id, table_id
+from tiltyard.model.modes import DropMode, parse_mode
+from tiltyard.model.operations import Needs
+from tiltyard.model.privileges import Privilege, words
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

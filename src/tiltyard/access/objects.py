@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.privileges import ALL, Privilege
 from tiltyard.access.rights import Rights
 from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
-from tiltyard.ids import Id, display, namespace_id, table_id
-from tiltyard.modes import parse_mode
-from tiltyard.operations import Needs
+from tiltyard.model.ids import Id, display, namespace_id, table_id
+from tiltyard.model.modes import parse_mode
+from tiltyard.model.operations import Needs
+from tiltyard.model.privileges import ALL, Privilege
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Permi
 from tiltyard.access.predicates import Token, tokens
 
 if TYPE_CHECKING:
-    from tiltyard.principals import Principal
+    from tiltyard.model.principals import Principal
     from tiltyard.store.policies import PolicyRecord
 
 

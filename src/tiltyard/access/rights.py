@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.grantees import members
 from tiltyard.access.policies import Narrowing, narrowing
-from tiltyard.access.privileges import Privilege, implied
+from tiltyard.model.privileges import Privilege, implied
 from tiltyard.store import GRANTS
 from tiltyard.store.grants import SERVER, TABLE
 
 if TYPE_CHECKING:
-    from tiltyard.principals import Principal
+    from tiltyard.model.principals import Principal
     from tiltyard.store import Store, TableRecord
 
 CHECK_SECONDS = 1.0

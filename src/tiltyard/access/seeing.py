@@ -16,14 +16,14 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access.policies import refusal
-from tiltyard.access.privileges import Privilege, words
-from tiltyard.ids import display
+from tiltyard.model.ids import display
+from tiltyard.model.privileges import Privilege, words
 from tiltyard.store.paths import ROOT, no_namespace, no_table
 
 if TYPE_CHECKING:
     from tiltyard.access.rights import Rights
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord
 
 _USE = Privilege.USE.value

@@ -9,7 +9,7 @@ from msgspec import structs
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-    from tiltyard.principals import Principal
+    from tiltyard.model.principals import Principal
 
 
 def present(ctx: Context, principal: Principal) -> Principal:

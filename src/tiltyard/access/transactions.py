@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.access.policies import refusal
-from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import check_server, refused, rights_of, seen_namespace, seen_table
-from tiltyard.ids import table_id
-from tiltyard.operations import Needs
+from tiltyard.model.ids import table_id
+from tiltyard.model.operations import Needs
+from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:
     from collections.abc import Callable

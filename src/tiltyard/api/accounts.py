@@ -10,8 +10,8 @@ from urllib.parse import unquote_to_bytes
 from tiltyard.api.metrics import Metrics
 from tiltyard.api.repeats import changes
 from tiltyard.audit import named_objects, open_trail, printable, safe_context
-from tiltyard.modes import Outcome
-from tiltyard.spec import operations
+from tiltyard.model.modes import Outcome
+from tiltyard.model.spec import operations
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:

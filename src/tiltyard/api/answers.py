@@ -8,7 +8,7 @@ from typing import Any
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.downloads import encode
-from tiltyard.bodies import ArrowAnswer
+from tiltyard.model.arrow_bodies import ArrowAnswer
 
 MADE_AHEAD = 16 << 20
 """Bytes of a limited answer that are made before its head is sent: up to here an answer that is too large is 400."""

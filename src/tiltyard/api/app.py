@@ -40,10 +40,10 @@ from tiltyard.api.threads import Threads
 from tiltyard.api.turns import Turns
 from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
 from tiltyard.context import Context, Services
-from tiltyard.faults import Point, reach
-from tiltyard.operations import Later, Served
-from tiltyard.principals import Principal
-from tiltyard.spec import JSON, Shape
+from tiltyard.model.operations import Later, Served
+from tiltyard.model.principals import Principal
+from tiltyard.model.spec import JSON, Shape
+from tiltyard.runtime.failpoints import Point, reach
 
 Receive = Callable[[], Awaitable[Any]]
 Scope = dict[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from tiltyard.bodies import ArrowAnswer
-from tiltyard.spec import ARROW_FILE, ARROW_STREAM
+from tiltyard.model.arrow_bodies import ArrowAnswer
+from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
 
 CHUNK = 512 << 10
 """Bytes that go out at once. Three of them are held for a client that does not read: one that is sent, one that waits

@@ -12,8 +12,8 @@ from tiltyard.api.safety import check_page
 from tiltyard.api.uploads import Receive, read_body
 from tiltyard.context import Services
 from tiltyard.identity import Authenticator, Credentials, from_body, from_headers
-from tiltyard.principals import EVERYBODY, Principal
-from tiltyard.spec import Operation, Shape
+from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.model.spec import Operation, Shape
 
 LARGEST_UNNAMED_BODY = 1 << 20
 """Bytes that are read of somebody who has shown nothing in headers, to find it in the body."""

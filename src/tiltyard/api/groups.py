@@ -12,9 +12,9 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from tiltyard.context import Context
-from tiltyard.faults import Point, reach
-from tiltyard.operations import Served
-from tiltyard.outcomes import go_on
+from tiltyard.model.operations import Served
+from tiltyard.model.outcomes import go_on
+from tiltyard.runtime.failpoints import Point, reach
 
 MOST = 64
 """Calls in one group: bounds how long the first of them waits for the last."""

@@ -21,8 +21,8 @@ from tiltyard.api.problems import HttpError
 from tiltyard.api.rates import Bucket, open_times
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.principals import EVERYBODY
-from tiltyard.spec import models
+from tiltyard.model.principals import EVERYBODY
+from tiltyard.model.spec import models
 
 QUERIES = frozenset({"QueryTable", "CountTableRows", "ExplainTableQueryPlan", "AnalyzeTableQueryPlan"})
 COUNTED = {

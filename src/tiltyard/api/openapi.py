@@ -7,8 +7,8 @@ from functools import cache
 import msgspec
 
 from tiltyard import __version__
-from tiltyard.operations import bound_operations
-from tiltyard.spec import Json, document
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.spec import Json, document
 
 SCHEMES: Json = {
     "OAuth2": {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": "/oauth/token", "scopes": {}}}},

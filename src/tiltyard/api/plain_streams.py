@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tiltyard.api.swelling import ROOM
 from tiltyard.api.unfolding import check_unfolded, folded_columns
-from tiltyard.sound import with_decimals
+from tiltyard.model.arrow_compat import with_decimals
 
 _CONTINUES = 0xFFFFFFFF
 _HEADED = 8

@@ -9,7 +9,7 @@ import logging
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
-from tiltyard.spec.models import ErrorResponse
+from tiltyard.model.spec.models import ErrorResponse
 
 log = logging.getLogger("tiltyard.api")
 

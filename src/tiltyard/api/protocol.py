@@ -30,7 +30,7 @@ from tiltyard.api.connections import CONNECTIONS, RECOGNIZE, Connections, Phase,
 from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.api.intake import ARRIVED, INTAKE, Intake
 from tiltyard.api.safety import SAFETY_LINES
-from tiltyard.spec.models import ErrorResponse
+from tiltyard.model.spec.models import ErrorResponse
 
 LARGEST_HEAD = 128 << 10
 """Bytes of a request line with its headers, and of all trailers; the parser itself would take any number."""

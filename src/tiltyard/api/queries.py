@@ -19,12 +19,12 @@ from msgspec import structs
 
 from tiltyard.api.answers import Download, outgoing
 from tiltyard.api.problems import HttpError
-from tiltyard.faults import Point, reach
+from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
     from tiltyard.api.limits import Slot
     from tiltyard.context import Context
-    from tiltyard.operations import Served
+    from tiltyard.model.operations import Served
 
 
 class QueryStoppedError(HttpError):

@@ -28,10 +28,10 @@ from tiltyard.api.queries import Deadline
 from tiltyard.api.remote_query import query_request
 from tiltyard.api.requests import Headers, Rewrite, decode_json
 from tiltyard.context import Context
-from tiltyard.paging import namespaces_scope, tables_scope
-from tiltyard.schemas.reading import from_json
-from tiltyard.schemas.writing import to_json, to_remote_json
-from tiltyard.spec import ARROW_STREAM, Operation, models
+from tiltyard.model.paging import namespaces_scope, tables_scope
+from tiltyard.model.schemas.from_json import from_json
+from tiltyard.model.schemas.to_json import to_json, to_remote_json
+from tiltyard.model.spec import ARROW_STREAM, Operation, models
 
 VERSION_HEADER = (b"phalanx-version", b"0.4.0")
 """Tells lancedb what this server can: several vectors in one request, structured full text, multipart writes.

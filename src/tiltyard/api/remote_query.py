@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.spec import models
+from tiltyard.model.spec import models
 from tiltyard.tables.full_text import AUTOMATIC, DEEPEST
 
 if TYPE_CHECKING:

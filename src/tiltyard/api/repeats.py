@@ -20,8 +20,8 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from tiltyard.api.once import Once
 from tiltyard.api.requests import TABLE_LOCATION, TABLE_PROPERTIES, Headers
 from tiltyard.context import Services
-from tiltyard.principals import EVERYBODY, Principal
-from tiltyard.spec import Operation
+from tiltyard.model.principals import EVERYBODY, Principal
+from tiltyard.model.spec import Operation
 
 log = logging.getLogger("tiltyard.api")
 

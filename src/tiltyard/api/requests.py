@@ -13,8 +13,8 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.routes import Segments
-from tiltyard.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
-from tiltyard.spec import Operation, Shape, models
+from tiltyard.model.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
+from tiltyard.model.spec import Operation, Shape, models
 
 NOT_FROM_QUERY = frozenset({"id", "identity", "context"})
 CONTEXT_HEADER = b"x-lance-ctx-"

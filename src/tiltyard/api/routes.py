@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from lance_namespace.errors import ErrorCode
 
 from tiltyard.api.problems import HttpError
-from tiltyard.operations import Served, bound_operations
-from tiltyard.spec import Operation
+from tiltyard.model.operations import Served, bound_operations
+from tiltyard.model.spec import Operation
 
 Segments = dict[str, bytes]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from tiltyard.spec import Operation, Shape
+from tiltyard.model.spec import Operation, Shape
 
 CATALOG_THREADS = 32
 WRITE_THREADS = 64

@@ -21,7 +21,7 @@ from tiltyard.api.intake import Arrived, ClientGoneError, Give, Intake, client_g
 from tiltyard.api.problems import HttpError
 from tiltyard.api.swelling import Swelling, check_whole
 from tiltyard.api.unfolding import Unfolding, check_unfolded, known_folded_columns
-from tiltyard.sound import aligned, with_decimals
+from tiltyard.model.arrow_compat import aligned, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.ids import display
-from tiltyard.spec import models
+from tiltyard.model.ids import display
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.store import AuditRecord

@@ -14,7 +14,7 @@ from tiltyard.config import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
 
 log = logging.getLogger("tiltyard.audit")
 

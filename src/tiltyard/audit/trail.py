@@ -20,14 +20,14 @@ from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.audit.entries import entry
 from tiltyard.audit.lines import Lines
-from tiltyard.modes import Outcome
+from tiltyard.model.modes import Outcome
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.config import Settings
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
     from tiltyard.store import Store
 
 log = logging.getLogger("tiltyard.audit")

@@ -15,7 +15,7 @@ import urllib3
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
 
 log = logging.getLogger("tiltyard.audit")
 

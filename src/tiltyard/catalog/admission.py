@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableNotFoundError
 
-from tiltyard.access.privileges import Privilege
 from tiltyard.access.seeing import check_record, check_server, rights_of, seen_namespace, seen_table
 from tiltyard.access.standing import present
-from tiltyard.modes import TransactionStatus
-from tiltyard.principals import SERVER, Principal
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.principals import SERVER, Principal
+from tiltyard.model.privileges import Privilege
 from tiltyard.store.grants import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord, TransactionRecord
 
 JobCheck = Callable[["Context", "Id", "Mapping[str, Any]"], "Mapping[str, Any]"]

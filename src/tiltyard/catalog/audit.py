@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.access.needs import on_server
-from tiltyard.access.privileges import Privilege
 from tiltyard.audit import entry
-from tiltyard.modes import Outcome, parse_mode
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.modes import Outcome, parse_mode
+from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
+from tiltyard.model.spec import models
 from tiltyard.store import AuditFilter
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
 from tiltyard.context import Context
-from tiltyard.jobs import Job, job
+from tiltyard.model.jobs import Job, job
 
 log = logging.getLogger("tiltyard.deletion")
 

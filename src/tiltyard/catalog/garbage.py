@@ -10,10 +10,10 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_server
 from tiltyard.config import DAY_MS
-from tiltyard.ids import Id
-from tiltyard.jobs import Job, job
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import Id
+from tiltyard.model.jobs import Job, job
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import SUFFIX
 from tiltyard.tables.garbage import Wish, checked_wish, try_collect

@@ -18,15 +18,15 @@ from tiltyard.access.objects import (
     find_object,
     own_privileges,
 )
-from tiltyard.access.privileges import ALL, implied, parse_privileges, words
 from tiltyard.access.rights import Rights
-from tiltyard.operations import operation
-from tiltyard.principals import Principal
-from tiltyard.spec import models
+from tiltyard.model.operations import operation
+from tiltyard.model.principals import Principal
+from tiltyard.model.privileges import ALL, implied, parse_privileges, words
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
     from tiltyard.store import GrantRecord
 
 

@@ -25,12 +25,12 @@ from tiltyard.access.needs import on_server
 from tiltyard.access.transactions import LIST_JOBS, OWN_JOB, SUBMIT_JOB
 from tiltyard.catalog.admission import admit_job, asked, bound_table, check_asker, checked_arguments
 from tiltyard.catalog.transactions import transaction_id
-from tiltyard.ids import display, table_id
-from tiltyard.jobs import pipeline_jobs
-from tiltyard.modes import TransactionStatus, parse_mode
-from tiltyard.operations import always, operation
-from tiltyard.spark_properties import check_spark_properties
-from tiltyard.spec import models
+from tiltyard.model.ids import display, table_id
+from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.modes import TransactionStatus, parse_mode
+from tiltyard.model.operations import always, operation
+from tiltyard.model.spark_properties import check_spark_properties
+from tiltyard.model.spec import models
 from tiltyard.tables.opening import find_table
 
 if TYPE_CHECKING:

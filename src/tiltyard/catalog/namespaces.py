@@ -11,12 +11,12 @@ from tiltyard.access.lists import short
 from tiltyard.access.needs import DROPPING, SEEING_NAMESPACE, on_namespace
 from tiltyard.catalog.deletion import DELETE_FOLDERS
 from tiltyard.context import Context
-from tiltyard.ids import Id, namespace_id
-from tiltyard.modes import CreateMode, DropBehavior, DropMode, parse_mode
-from tiltyard.modes import TransactionStatus as Status
-from tiltyard.operations import always, operation
-from tiltyard.paging import namespaces_scope
-from tiltyard.spec import models
+from tiltyard.model.ids import Id, namespace_id
+from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode
+from tiltyard.model.modes import TransactionStatus as Status
+from tiltyard.model.operations import always, operation
+from tiltyard.model.paging import namespaces_scope
+from tiltyard.model.spec import models
 from tiltyard.store import UnitOfWork
 from tiltyard.store.paths import no_namespace
 

@@ -9,10 +9,10 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_server
 from tiltyard.access.policies import FILLED, Mask, MaskKind, Narrowing, Policy, filled
-from tiltyard.ids import check_name, table_id
-from tiltyard.modes import parse_mode
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import check_name, table_id
+from tiltyard.model.modes import parse_mode
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.growing import check_growth

@@ -9,9 +9,9 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.access import Privilege
 from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
 from tiltyard.access.needs import on_server
-from tiltyard.ids import check_name
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import check_name
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

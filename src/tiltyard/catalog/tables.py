@@ -20,12 +20,12 @@ from tiltyard.access.moving import RENAME_TABLE, new_home
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
 from tiltyard.catalog.deletion import delete_dropped
 from tiltyard.context import Context
-from tiltyard.ids import DEFAULT_DELIMITER, namespace_id, table_id
-from tiltyard.modes import RegisterMode, parse_mode
-from tiltyard.operations import operation
-from tiltyard.paging import tables_scope
-from tiltyard.schemas.writing import to_json
-from tiltyard.spec import models
+from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
+from tiltyard.model.modes import RegisterMode, parse_mode
+from tiltyard.model.operations import operation
+from tiltyard.model.paging import tables_scope
+from tiltyard.model.schemas.to_json import to_json
+from tiltyard.model.spec import models
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_wait, storage_options

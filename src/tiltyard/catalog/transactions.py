@@ -8,9 +8,9 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.access.transactions import ALTER_TRANSACTION, DESCRIBE_TRANSACTION
 from tiltyard.context import Context
-from tiltyard.modes import SetPropertyMode, TransactionStatus, UnsetPropertyMode, parse_mode
-from tiltyard.operations import always, operation
-from tiltyard.spec import models
+from tiltyard.model.modes import SetPropertyMode, TransactionStatus, UnsetPropertyMode, parse_mode
+from tiltyard.model.operations import always, operation
+from tiltyard.model.spec import models
 
 Status = TransactionStatus
 

@@ -9,9 +9,9 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, short
 from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE, new_home
 from tiltyard.access.needs import ANYBODY
-from tiltyard.ids import namespace_id, table_id
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import namespace_id, table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

@@ -44,7 +44,7 @@ def serve(settings: Settings) -> None:
       tiltyard serve --root ./data
       tiltyard serve --root s3://lake/tables --db postgresql://catalog@db/tiltyard --workers 4 --host 0.0.0.0 --auth
     """
-    from tiltyard.lazy_imports import import_lazily
+    from tiltyard.runtime.lazy_imports import import_lazily
 
     import_lazily()
     from tiltyard.cli.serving import run_server
@@ -64,7 +64,7 @@ def worker(settings: Settings) -> None:
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --jobs 2
       tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark local[8]
     """
-    from tiltyard.lazy_imports import import_lazily
+    from tiltyard.runtime.lazy_imports import import_lazily
 
     import_lazily()
     from tiltyard.cli.serving import run_worker
@@ -139,7 +139,7 @@ class JobGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names, then those of what steers them."""
         from tiltyard.cli.job_commands import STEERING
-        from tiltyard.jobs import pipeline_jobs
+        from tiltyard.model.jobs import pipeline_jobs
 
         return [*sorted(pipeline_jobs()), *STEERING]
 

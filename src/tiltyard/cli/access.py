@@ -15,12 +15,12 @@ from tiltyard.cli.options import Refuse
 from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id
-from tiltyard.operations import bound_operations
+from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.principals import Principal
+from tiltyard.model.spec import models
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.places import Connection
-from tiltyard.principals import Principal
-from tiltyard.spec import models
 
 Call = Callable[..., dict[str, Any]]
 

@@ -16,7 +16,7 @@ from tiltyard.audit import entry
 from tiltyard.cli.database import opened
 from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
-from tiltyard.modes import Outcome, parse_mode
+from tiltyard.model.modes import Outcome, parse_mode
 from tiltyard.store import AuditFilter, AuditRecord, Store, wall_clock
 
 PAGE = 1000

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import click
 
-from tiltyard.meanwhile import meanwhile
+from tiltyard.runtime.background_thread import meanwhile
 
 LOOK_SECONDS = 0.25
 STEPS = 1_000

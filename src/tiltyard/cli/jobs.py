@@ -15,7 +15,7 @@ from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 from tiltyard.cli.bar import progress_bar
 from tiltyard.cli.interruption import Interruption, end, interruptible
 from tiltyard.cli.options import Refuse
-from tiltyard.jobs import pipeline_jobs
+from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.pipeline.applications import application_facts
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.connecting import connection

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tiltyard.allocator import give_back_freed, keep_freed
+from tiltyard.runtime.allocator import give_back_freed, keep_freed
 
 log = logging.getLogger("tiltyard")
 

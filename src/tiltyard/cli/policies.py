@@ -9,7 +9,7 @@ import click
 from tiltyard.cli.access import reaching
 from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
-from tiltyard.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 
 
 def _names(table: str) -> list[str]:

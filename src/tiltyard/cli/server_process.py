@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from tiltyard.cli.supervisor import SERVING, STOP_SECONDS
 from tiltyard.config import Settings
-from tiltyard.lazy_imports import import_lazily
+from tiltyard.runtime.lazy_imports import import_lazily
 
 BEAT_SECONDS = 1.0
 _STARTING = b"starting"

@@ -27,6 +27,7 @@ from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.protocol import Protocol
 from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
+from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.cli import server_process
 from tiltyard.cli.descriptors import connection_limit, raise_descriptor_limit
 from tiltyard.cli.memory import calm_collector, keep_large_buffers, release_when_idle
@@ -37,8 +38,6 @@ from tiltyard.cli.spreading import shared_connections
 from tiltyard.cli.supervisor import NeverServedError, Supervisor
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
-from tiltyard.rooms import open_rooms
-from tiltyard.services import open_services
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
 from tiltyard.worker import Drivers, Worker
@@ -111,7 +110,7 @@ class Application:
 def set_up_logging(settings: Settings) -> None:
     """One line per event on standard error.
 
-    psycopg's pool logs each try to connect; what came of them is logged once a minute (`tiltyard.outages`).
+    psycopg's pool logs each try to connect; what came of them is logged once a minute (`tiltyard.runtime.outage_log`).
     """
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -130,7 +129,7 @@ def open_or_refuse(settings: Settings, refuse: Refuse) -> Services:
         set_up_logging(settings)
         raise_descriptor_limit()
         keep_large_buffers()
-        open_rooms()
+        register_operations()
         return open_services(settings)
     except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
         refuse(str(error))

@@ -24,8 +24,8 @@ from typing import Any
 
 import uvloop
 
-from tiltyard.api.sharing import shared_file
 from tiltyard.cli.descriptors import descriptor_limit
+from tiltyard.runtime.shared_file import shared_file
 
 log = logging.getLogger("tiltyard")
 

@@ -16,9 +16,9 @@ from tiltyard.cli.options import Refuse
 from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Context
-from tiltyard.ids import DEFAULT_DELIMITER, Id, display, parse_id
-from tiltyard.principals import SERVER
-from tiltyard.spec import models
+from tiltyard.model.ids import DEFAULT_DELIMITER, Id, display, parse_id
+from tiltyard.model.principals import SERVER
+from tiltyard.model.spec import models
 from tiltyard.store import TableRecord, is_there
 from tiltyard.tables.garbage import checked_wish, collect, try_collect
 from tiltyard.tables.opening import find_table

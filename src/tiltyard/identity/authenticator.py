@@ -21,7 +21,7 @@ from tiltyard.identity.credentials import Credentials, Kind
 from tiltyard.identity.keys import proven, require_live
 from tiltyard.identity.providers import TrustedProvider
 from tiltyard.identity.tokens import ISSUER, Tokens, claimed
-from tiltyard.principals import Principal
+from tiltyard.model.principals import Principal
 from tiltyard.store import IDENTITY
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, UnauthenticatedError
 
-from tiltyard.ids import check_name
-from tiltyard.principals import EVERYBODY, SERVER
+from tiltyard.model.ids import check_name
+from tiltyard.model.principals import EVERYBODY, SERVER
 
 if TYPE_CHECKING:
     from tiltyard.store import KeyRecord, PrincipalRecord, Store, UnitOfWork

@@ -11,9 +11,9 @@ from tiltyard.access import Privilege, is_administrator
 from tiltyard.access.needs import OWN, on_server
 from tiltyard.identity import keys
 from tiltyard.identity.keys import KeyWish, NewKey
-from tiltyard.ids import check_name
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import check_name
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

@@ -26,8 +26,8 @@ from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, U
 
 from tiltyard.identity.keys import OF_A_PROVIDER
 from tiltyard.identity.tokens import reason
-from tiltyard.ids import check_name
-from tiltyard.trust import Provider
+from tiltyard.model.ids import check_name
+from tiltyard.model.oidc_settings import Provider
 
 log = logging.getLogger("tiltyard.identity")
 

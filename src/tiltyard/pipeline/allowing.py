@@ -6,7 +6,7 @@ import os
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.jobs import DRIVER, UDFS
+from tiltyard.model.jobs import DRIVER, UDFS
 
 
 def check_udfs() -> None:

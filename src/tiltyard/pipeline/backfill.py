@@ -27,6 +27,9 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.model.computed_columns import Computed, declared
+from tiltyard.model.schemas.column_names import check_column_name
+from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import check_udfs
 from tiltyard.pipeline.changes import field_ids, fragments_of, grouped
@@ -44,9 +47,6 @@ from tiltyard.pipeline.session import slots
 from tiltyard.pipeline.strict import OvertakenError, StrictTable, checked_columns
 from tiltyard.pipeline.tasks import run_tasks
 from tiltyard.pipeline.types import parse_type
-from tiltyard.schemas.column_names import check_column_name
-from tiltyard.table_history import read_transactions
-from tiltyard.virtual import Computed, declared
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata

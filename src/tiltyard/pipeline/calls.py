@@ -1,6 +1,6 @@
 """Tiltyard's own operations, called as a client: on a server by HTTP, or on a catalog in this process.
 
-lance_namespace's clients know upstream's operations only. What is called here, and where, is in `tiltyard.spec`.
+lance_namespace's clients know upstream's operations only. What is called here, and where, is in `tiltyard.model.spec`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lance_namespace.errors import InternalError, ServiceUnavailableError, from_
 from urllib3 import PoolManager
 from urllib3.exceptions import HTTPError
 
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.places import Connection

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.model.schemas.nested_types import cast_array, is_same_type
 from tiltyard.pipeline.lines import Bad
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.schemas.nested_types import cast_array, is_same_type
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 

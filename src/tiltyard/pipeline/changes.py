@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance import LanceOperation
 
-from tiltyard.table_history import read_transactions
+from tiltyard.model.table_history import read_transactions
 
 if TYPE_CHECKING:
     import lance

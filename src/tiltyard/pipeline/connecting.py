@@ -18,10 +18,10 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.pipeline.places import Connection, Pairs, Place
 
-TWIN = "tiltyard.twin.Namespace"
+TWIN = "tiltyard.namespace.Namespace"
 
 
 @dataclass(frozen=True, slots=True)

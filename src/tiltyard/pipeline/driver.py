@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.jobs import DRIVER, FORMER_ORDERS, ORDERS_FILE, UDFS
+from tiltyard.model.jobs import DRIVER, FORMER_ORDERS, ORDERS_FILE, UDFS
 from tiltyard.pipeline.allowing import check_udfs
 from tiltyard.pipeline.applications import application_facts
 from tiltyard.pipeline.calls import Calls

@@ -19,8 +19,8 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.ids import display
-from tiltyard.jobs import MOST_ATTEMPTS, RETRY_MS
+from tiltyard.model.ids import display
+from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.progress import Figures

@@ -19,12 +19,12 @@ import pyarrow as pa
 from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
+from tiltyard.model.schemas.nested_types import cast_array
 from tiltyard.pipeline.changes import fragment
 from tiltyard.pipeline.code import Code
 from tiltyard.pipeline.freshness import State
 from tiltyard.pipeline.places import Place, scanned
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.schemas.nested_types import cast_array
 
 if TYPE_CHECKING:
     from lance.fragment import LanceFragment

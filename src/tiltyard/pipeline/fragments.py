@@ -12,10 +12,10 @@ from lance.file import LanceFileReader
 from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
+from tiltyard.model.arrow_compat import aligned, with_decimals
 from tiltyard.pipeline.opening import delete_files, exists
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.sound import aligned, with_decimals
 
 ROWS_PER_FILE = 1 << 20
 BATCH_ROWS = 8192

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.table_history import read_transactions
+from tiltyard.model.table_history import read_transactions
 
 if TYPE_CHECKING:
     import lance

@@ -18,15 +18,15 @@ import msgspec
 from lance.schema import LanceSchema
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.index_kinds import IndexType, index_type
-from tiltyard.index_kinds import parameters as checked_parameters
+from tiltyard.model.index_types import IndexType, index_type
+from tiltyard.model.index_types import parameters as checked_parameters
+from tiltyard.model.spec import models
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.building import Order, block_size, built_segments, commit_empty_index
 from tiltyard.pipeline.finished import Finished
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.places import Connection
 from tiltyard.pipeline.runs import Run
-from tiltyard.spec import models
 
 if TYPE_CHECKING:
     import lance

@@ -1,6 +1,6 @@
 """The registry of jobs: how a function becomes `tiltyard job NAME`, and work that a server can queue.
 
-To register one, name its module in `tiltyard.jobs.PIPELINE_JOBS` (another package: in an entry point of the group
+To register one, name its module in `tiltyard.model.jobs.PIPELINE_JOBS` (another package: in an entry point of the group
 `tiltyard.jobs`), and decorate the function there:
 
     @job("export")
@@ -41,8 +41,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.jobs import pipeline_jobs
+from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.pipeline.refusing import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])

@@ -26,15 +26,15 @@ from lance_namespace.errors import (
     TableSchemaValidationError,
 )
 
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.schemas.nested_types import map_renamings, with_standard_maps
+from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.connecting import Table
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, discard, opened
 from tiltyard.pipeline.places import Place
 from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.strict import RUN, NextOnly, OvertakenError, StrictTable, version_of
-from tiltyard.schemas.column_names import check_new_columns
-from tiltyard.schemas.nested_types import map_renamings, with_standard_maps
-from tiltyard.table_history import read_transactions
 
 _TRIES = 50
 _KEPT = "landing"

@@ -15,11 +15,11 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id
+from tiltyard.model.computed_columns import VIEW
+from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.driving import submit
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.virtual import VIEW
 
 log = logging.getLogger("tiltyard.pipeline")
 

@@ -16,7 +16,7 @@ import obstore
 import pyarrow as pa
 from obstore.exceptions import BaseError
 
-from tiltyard.object_stores import open_object_store
+from tiltyard.model.object_store_options import open_object_store
 from tiltyard.pipeline.refusing import RefusedError, in_words
 
 READ_AHEAD = 4 << 20

@@ -20,6 +20,8 @@ from lance_namespace.errors import (
     InvalidTableStateError,
 )
 
+from tiltyard.model.table_history import read_transaction
+from tiltyard.model.view_definitions import MADE, Made, ViewDefinition, ViewKind, sources_of
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.allowing import check_udfs
 from tiltyard.pipeline.fragments import ROWS_PER_FILE, Target, are_there, opened
@@ -35,8 +37,6 @@ from tiltyard.pipeline.views.planning import Asked, Plan, decide, parts_of
 from tiltyard.pipeline.views.queries import check_reads_only, needed_columns, planned, why_not_by_rows
 from tiltyard.pipeline.views.sources import Source, pinned, reopened
 from tiltyard.pipeline.writing import Written
-from tiltyard.table_history import read_transaction
-from tiltyard.views import MADE, Made, ViewDefinition, ViewKind, sources_of
 
 if TYPE_CHECKING:
     import lance

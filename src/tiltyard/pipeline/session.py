@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiltyard.java_properties import properties_text
+from tiltyard.model.java_properties import properties_text
 from tiltyard.pipeline.environment import withheld
 
 if TYPE_CHECKING:

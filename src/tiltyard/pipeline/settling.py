@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from functools import lru_cache
 
-from tiltyard.allocator import keep_freed
+from tiltyard.runtime.allocator import keep_freed
 
 _OWN_MAPPING = 32 << 20
 """Bytes from which a buffer has pages of its own: the most that every glibc takes."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 from lance.dataset import Transaction
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
 
-from tiltyard.table_history import read_transactions
+from tiltyard.model.table_history import read_transactions
 
 if TYPE_CHECKING:
     from tiltyard.pipeline.connecting import Table

@@ -18,8 +18,8 @@ import lance_namespace as upstream
 import obstore
 from obstore.store import LocalStore
 
-from tiltyard.object_stores import open_object_store
-from tiltyard.table_history import read_transaction
+from tiltyard.model.object_store_options import open_object_store
+from tiltyard.model.table_history import read_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -21,7 +21,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.ids import MAIN_BRANCH, check_name
+from tiltyard.model.ids import MAIN_BRANCH, check_name
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import Facts
 from tiltyard.storage.locations import canonical, is_local, is_within

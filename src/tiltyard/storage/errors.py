@@ -38,7 +38,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.outages import StorageUnavailableError
+from tiltyard.runtime.outage_log import StorageUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -227,7 +227,7 @@ class lance_errors:  # noqa: N801  # it is used like a function, and nothing els
     """Raises the namespace's errors for those of Lance inside a `with` block.
 
     `table` is whatever has a `schema` (a dataset) or a schema itself; its columns are named where one is missing. It
-    may be a location as well: where a storage fails, the log names its root (`tiltyard.outages`).
+    may be a location as well: where a storage fails, the log names its root (`tiltyard.runtime.outage_log`).
     What is not foreseen passes as it is, for the api to log and to answer 500.
     """
 

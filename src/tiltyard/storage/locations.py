@@ -20,7 +20,7 @@ from lance_namespace.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
 
 SUFFIX = ".lance"
 LONGEST_SLUG = 40

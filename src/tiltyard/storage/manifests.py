@@ -24,8 +24,8 @@ from uuid import UUID
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.virtual import PREFIX
+from tiltyard.model.computed_columns import PREFIX
+from tiltyard.model.ids import MAIN_BRANCH
 
 LAST_VERSION = 2**64 - 1
 _V2_DIGITS = 20

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.pages import MOST_FRAGMENTS, Page, Rows, version_of
 

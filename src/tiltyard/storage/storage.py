@@ -14,8 +14,8 @@ from lance_namespace.errors import (
     LanceNamespaceError,
 )
 
-from tiltyard.clocks import wall_clock
-from tiltyard.outages import StorageUnavailableError
+from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translated
 from tiltyard.storage.files import Files, FileStat, LocalFiles
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tiltyard.config import Settings
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
 
 T = TypeVar("T")
 

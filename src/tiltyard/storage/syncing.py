@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tiltyard.meanwhile import meanwhile
+from tiltyard.runtime.background_thread import meanwhile
 from tiltyard.storage.files import LocalFiles
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
-from tiltyard.faults import Point, reach
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.manifests import column_ids
 

@@ -1,6 +1,6 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
-from tiltyard.clocks import wall_clock
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.folders import CREATING, DROPPED, RESERVED
 from tiltyard.store.grants import GrantRecord, Owner

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from tiltyard.ids import DEFAULT_DELIMITER
+from tiltyard.model.ids import DEFAULT_DELIMITER
 from tiltyard.store.records import Properties, decode, encode
 from tiltyard.store.scope import Scope, reads, writes
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lance_namespace.errors import ConcurrentModificationError, TransactionNotFoundError
 
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.paths import among
 from tiltyard.store.records import TransactionRecord

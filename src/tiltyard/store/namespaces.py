@@ -13,8 +13,8 @@ from lance_namespace.errors import (
     NamespaceNotEmptyError,
 )
 
-from tiltyard.ids import check_composed
-from tiltyard.modes import CreateMode
+from tiltyard.model.ids import check_composed
+from tiltyard.model.modes import CreateMode
 from tiltyard.store.database import ForeignKeyError
 from tiltyard.store.grants import NAMESPACE, TABLE, forget, own
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split

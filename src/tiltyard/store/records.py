@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 
 Path = tuple[str, ...]
 """The names from the root to a namespace or a table; the root namespace is ()."""

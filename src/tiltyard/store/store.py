@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from tiltyard.clocks import wall_clock
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.store import schema
 from tiltyard.store.audit import Audit
 from tiltyard.store.deleted_versions import DeletedVersions

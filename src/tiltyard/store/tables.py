@@ -16,7 +16,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.ids import check_composed
+from tiltyard.model.ids import check_composed
 from tiltyard.store.apart import check_apart, check_not_doomed
 from tiltyard.store.database import ForeignKeyError, UniqueError
 from tiltyard.store.folders import CREATING, DOOM, DROPPED, RESERVED

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.store.paths import among
 from tiltyard.store.records import Properties, TransactionRecord, encode
 from tiltyard.store.scope import Scope, reads, writes

@@ -20,7 +20,7 @@ from tiltyard.store.tables import WITH_ANCESTORS, listed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.modes import TransactionStatus
+    from tiltyard.model.modes import TransactionStatus
 
 # Granted objects, and with `up` the namespaces on the way to them. MATERIALIZED and CROSS JOIN make SQLite begin with
 # the grants, which are few.

@@ -16,9 +16,9 @@ from lance_namespace.errors import (
     TableBranchNotFoundError,
 )
 
-from tiltyard.ids import table_id
-from tiltyard.modes import parse_mode
-from tiltyard.spec import models
+from tiltyard.model.ids import table_id
+from tiltyard.model.modes import parse_mode
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifests import NamingScheme, manifest_name, scheme_of, versions_folder

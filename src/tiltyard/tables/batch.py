@@ -18,11 +18,11 @@ from msgspec import structs
 
 from tiltyard.access.batches import COMMITTING
 from tiltyard.access.creating import owner
-from tiltyard.faults import Point, reach
-from tiltyard.ids import Id, display, table_id
-from tiltyard.modes import TransactionStatus
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import Id, display, table_id
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.asked_versions import check_same, not_kept, staged_version, wire_version
 from tiltyard.tables.credentials import own_options

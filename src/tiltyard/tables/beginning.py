@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import TableAlreadyExistsError
 from msgspec import structs
 
-from tiltyard.schemas.column_names import check_new_columns
-from tiltyard.schemas.nested_types import map_renamings
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import count_rows, discard, discard_failed, fragments_of, publish_first, write_first
 from tiltyard.tables.opening import open_to_commit

@@ -9,8 +9,8 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.tables.batch_sizes import check_change
 from tiltyard.tables.committing import commit
 from tiltyard.tables.expressions import checked_expression

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.schemas.nested_types import cast_array, is_same_type
+from tiltyard.model.schemas.nested_types import cast_array, is_same_type
 from tiltyard.tables.batch_sizes import batch_options
 from tiltyard.tables.fields import find_field
 

@@ -6,9 +6,9 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.creating import CLONE_TABLE, owner
 from tiltyard.context import Context
-from tiltyard.ids import Id, table_id
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import Id, table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.tables.deleted_versions import check_not_deleted

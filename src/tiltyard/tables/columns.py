@@ -9,11 +9,12 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import table_id
-from tiltyard.operations import operation
-from tiltyard.schemas.column_names import check_column_name, check_new_columns
-from tiltyard.schemas.reading import from_json, parse_type
-from tiltyard.spec import models
+from tiltyard.model.computed_columns import declared
+from tiltyard.model.ids import table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
+from tiltyard.model.schemas.from_json import from_json, parse_type
+from tiltyard.model.spec import models
 from tiltyard.tables.batch_sizes import batch_options
 from tiltyard.tables.changed_types import check_values
 from tiltyard.tables.committing import commit
@@ -30,7 +31,6 @@ from tiltyard.tables.virtual_columns import (
     queue_backfill,
     virtual_fields,
 )
-from tiltyard.virtual import declared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,12 +20,12 @@ from lance_namespace.errors import (
 
 from tiltyard.access.creating import CREATE_TABLE, owner
 from tiltyard.catalog.deletion import delete_marked
-from tiltyard.faults import Point, reach
-from tiltyard.ids import display, table_id
-from tiltyard.modes import CreateMode, parse_mode
-from tiltyard.operations import operation
-from tiltyard.schemas.column_names import check_new_columns
-from tiltyard.spec import models
+from tiltyard.model.ids import display, table_id
+from tiltyard.model.modes import CreateMode, parse_mode
+from tiltyard.model.operations import operation
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.spec import models
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.writing import count_rows, discard_failed, fragments_of, publish_first, write_first
 from tiltyard.store import CREATING, DROPPED
 from tiltyard.tables.incoming import Incoming
@@ -37,9 +37,9 @@ from tiltyard.tables.virtual_columns import own_properties
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.bodies import ArrowBody
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord, UnitOfWork
 
 log = logging.getLogger("tiltyard.tables")

@@ -18,15 +18,15 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.seeing import seen_namespace, seen_table
-from tiltyard.ids import display
-from tiltyard.schemas.column_names import check_column_name
-from tiltyard.virtual import PREFIX
+from tiltyard.model.computed_columns import PREFIX
+from tiltyard.model.ids import display
+from tiltyard.model.schemas.column_names import check_column_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
     from tiltyard.storage.manifests import Code
     from tiltyard.store import TableRecord
 

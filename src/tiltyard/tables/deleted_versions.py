@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidTableStateError, TableVersionNotFoundError
 
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.deleted_versions import subtract
 from tiltyard.tables.version_records import branch_key, stored_versions

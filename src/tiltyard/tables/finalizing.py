@@ -15,7 +15,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.faults import Point, reach
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local

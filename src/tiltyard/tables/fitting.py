@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from lance_namespace.errors import TableSchemaValidationError
 
-from tiltyard.schemas.nested_types import cast_array, is_same_schema, is_same_type, unknown_fields
+from tiltyard.model.schemas.nested_types import cast_array, is_same_schema, is_same_type, unknown_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

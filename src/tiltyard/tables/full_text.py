@@ -26,7 +26,7 @@ from lance_namespace.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
 
 DEEPEST = 16
 MOST_WORDS = 5_000

@@ -19,10 +19,10 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.config import DAY_MS
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.jobs import Job, job
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.jobs import Job, job
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import is_detached, versions_folder
 from tiltyard.store.grants import TABLE

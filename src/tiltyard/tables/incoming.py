@@ -17,7 +17,7 @@ from tiltyard.tables.fitting import Fitting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tiltyard.bodies import ArrowBody
+    from tiltyard.model.arrow_bodies import ArrowBody
 
 _KEPT = 4
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tiltyard.context import Context
-from tiltyard.ids import Id, display
-from tiltyard.jobs import Job, JobCanceledError, job
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.ids import Id, display
+from tiltyard.model.jobs import Job, JobCanceledError, job
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.index_builder import IndexOrder, ProcessOrder, build
 from tiltyard.tables.index_process import IndexProcess

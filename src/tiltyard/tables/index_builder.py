@@ -1,6 +1,6 @@
 """Build one index, here or in a process of its own.
 
-    python -m tiltyard.lazy_imports tiltyard.tables.index_builder
+    python -m tiltyard.runtime.lazy_imports tiltyard.tables.index_builder
 
 The process reads from standard input, a line of JSON each: an order (`ProcessOrder`), then answers to what it asks. It
 writes to standard output what it asks of the catalog to commit (`{"call": …, "request": …}`), and in the end
@@ -22,8 +22,8 @@ import lance
 from lance.indices import IndexConfig
 from lance_namespace.errors import LanceNamespaceError, from_error_code
 
-from tiltyard.index_kinds import IndexType
-from tiltyard.index_vectors import VectorColumn, model_of_few
+from tiltyard.model.index_types import IndexType
+from tiltyard.model.vector_columns import VectorColumn, model_of_few
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.fields import arrow_field
 

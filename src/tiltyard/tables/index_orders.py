@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.modes import TransactionStatus
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.modes import TransactionStatus
 from tiltyard.tables.index_build import CREATE_INDEX, INDEX_JOB
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.indexes")
 
 LOOK_SECONDS = 1.0
-COMMAND = (sys.executable, "-m", "tiltyard.lazy_imports", "tiltyard.tables.index_builder")
+COMMAND = (sys.executable, "-m", "tiltyard.runtime.lazy_imports", "tiltyard.tables.index_builder")
 """What builds an index. To import without `lazy_imports` would take more of the processor than small builds do."""
 _END_SECONDS = 10.0
 _BUSY = 0.005

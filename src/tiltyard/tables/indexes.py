@@ -20,11 +20,11 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.catalog.admission import asked
 from tiltyard.context import Context
-from tiltyard.ids import Id, display, table_id
-from tiltyard.index_kinds import IndexType, index_type, lance_name, parameters
-from tiltyard.modes import TransactionStatus
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import Id, display, table_id
+from tiltyard.model.index_types import IndexType, index_type, lance_name, parameters
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors, no_column
 from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.committing import commit

@@ -8,10 +8,10 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.modes import InsertMode, parse_mode
-from tiltyard.operations import Later, operation
-from tiltyard.schemas.column_names import check_new_columns
-from tiltyard.spec import models
+from tiltyard.model.modes import InsertMode, parse_mode
+from tiltyard.model.operations import Later, operation
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.writing import (
     commit_overwrite,
@@ -35,8 +35,8 @@ from tiltyard.tables.target import Patience, Target
 if TYPE_CHECKING:
     import lance
 
-    from tiltyard.bodies import ArrowBody
     from tiltyard.context import Context
+    from tiltyard.model.arrow_bodies import ArrowBody
 
 
 def begin_insert(ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody) -> Later | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord
 
 MOST = 10_000

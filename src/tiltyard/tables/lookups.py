@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access import narrowing_of
-from tiltyard.ids import table_id
+from tiltyard.model.ids import table_id
 from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.opening import open_at_hand
 from tiltyard.tables.search_plan import column_names
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
 _INDICES = frozenset({"btree", "bitmap"})

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
 
 MANAGED = "tiltyard.managed_versioning"
 _WORDS = {"true": True, "false": False}

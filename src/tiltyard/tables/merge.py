@@ -12,8 +12,8 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import no_column
 from tiltyard.tables.beginning import standardize_maps
 from tiltyard.tables.expressions import checked_expression
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     import lance
 
-    from tiltyard.bodies import ArrowBody
     from tiltyard.context import Context
+    from tiltyard.model.arrow_bodies import ArrowBody
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")

@@ -23,11 +23,12 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.modes import InsertMode
-from tiltyard.operations import operation
-from tiltyard.schemas.column_names import check_new_columns
-from tiltyard.spec import models
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.modes import InsertMode
+from tiltyard.model.operations import operation
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.spec import models
+from tiltyard.model.table_history import read_transactions
 from tiltyard.storage.errors import lance_errors, may_have_committed
 from tiltyard.storage.writing import (
     OvertakenError,
@@ -43,7 +44,6 @@ from tiltyard.storage.writing import (
     write_rows,
     write_table,
 )
-from tiltyard.table_history import read_transactions
 from tiltyard.tables.beginning import standardize_maps
 from tiltyard.tables.fitting import Fitting
 from tiltyard.tables.opening import find_table

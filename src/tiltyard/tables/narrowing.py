@@ -19,9 +19,9 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Permi
 from tiltyard.access import narrowing_of
 from tiltyard.access.policies import MaskKind, Narrowing
 from tiltyard.access.predicates import check_filter, check_value, names_in, tokens
-from tiltyard.bodies import ArrowAnswer
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.spec import models
+from tiltyard.model.arrow_bodies import ArrowAnswer
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.spec import models
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.opening import OpenTable, open_for_reading
 from tiltyard.tables.search_plan import ROW_ID, Search, indexed_text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import lance
 
-from tiltyard.ids import table_id
+from tiltyard.model.ids import table_id
 from tiltyard.tables.deleted_versions import check_not_deleted
 from tiltyard.tables.finalizing import finalize_pending
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
-from tiltyard.clocks import wall_clock
-from tiltyard.spec import models
+from tiltyard.model.spec import models
+from tiltyard.runtime.clocks import wall_clock
 from tiltyard.storage.manifests import versions_folder
 from tiltyard.storage.road import Check, Road
 from tiltyard.tables.asked_versions import wire_version

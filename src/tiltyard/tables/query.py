@@ -17,10 +17,10 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege, narrowing_of
 from tiltyard.access.needs import on_table
-from tiltyard.bodies import ArrowAnswer
-from tiltyard.ids import table_id
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.arrow_bodies import ArrowAnswer
+from tiltyard.model.ids import table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.datasets import rows_of
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.page_cache import place_of

@@ -24,12 +24,12 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.ids import MAIN_BRANCH
-from tiltyard.modes import CreateMode, parse_mode
-from tiltyard.spec import models
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.modes import CreateMode, parse_mode
+from tiltyard.model.spec import models
+from tiltyard.model.table_history import read_transaction, read_transactions
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileTooLargeError
-from tiltyard.table_history import read_transaction, read_transactions
 from tiltyard.tables.batch import told_again
 from tiltyard.tables.columns import fills_added, fills_altered, metadata_of, queue_fills
 from tiltyard.tables.create import created

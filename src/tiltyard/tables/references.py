@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import FINAL, versions_folder
 

@@ -10,8 +10,8 @@ from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.finalizing import finalize, in_place
 from tiltyard.tables.garbage import cutoff_of, stale_staged

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lance.dataset import LanceScanner
     from lance.query import FullTextQuery
 
-    from tiltyard.spec import models
+    from tiltyard.model.spec import models
 
 NO_LIMIT = 2**63 - 1
 ROW_ID = "_rowid"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading
 

@@ -12,9 +12,9 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import check_ref
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import check_ref
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.version_records import branch_key

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, TableAlreadyExistsError, TableNotFoundError
 
-from tiltyard.ids import display
+from tiltyard.model.ids import display
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
 
 _LATER = frozenset(
     (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidTableStateError, TableNotFoundError
 
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import is_conflict
 from tiltyard.store import DROPPED
 from tiltyard.tables.marks import marks

@@ -13,9 +13,9 @@ from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 from tiltyard.access import Privilege
 from tiltyard.access.batches import BATCH_CREATE_VERSIONS
 from tiltyard.access.needs import on_table
-from tiltyard.faults import Point, reach
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.asked_versions import (
     Entry,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
 from msgspec import structs
 
-from tiltyard.faults import Point, reach
-from tiltyard.ids import Id, table_id
-from tiltyard.outcomes import go_on
-from tiltyard.spec import models
+from tiltyard.model.ids import Id, table_id
+from tiltyard.model.outcomes import go_on
+from tiltyard.model.spec import models
+from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.asked_versions import check_same, created, not_kept, staged_version
 from tiltyard.tables.finalizing import finalize_each

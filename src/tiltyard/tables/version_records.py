@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiltyard.ids import MAIN_BRANCH
+from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifests import LAST_VERSION, NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion

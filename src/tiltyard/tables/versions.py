@@ -15,9 +15,9 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.ids import MAIN_BRANCH, check_name, table_id
-from tiltyard.operations import operation
-from tiltyard.spec import models
+from tiltyard.model.ids import MAIN_BRANCH, check_name, table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.facts import VersionFacts
 from tiltyard.storage.locations import is_local

@@ -22,18 +22,18 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege
 from tiltyard.access.seeing import seen_table
 from tiltyard.access.standing import present
-from tiltyard.ids import DEFAULT_DELIMITER, display, parse_id, table_id
-from tiltyard.principals import Principal
+from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id, table_id
+from tiltyard.model.principals import Principal
+from tiltyard.model.table_history import read_transactions
+from tiltyard.model.view_definitions import Made, ViewDefinition, sources_of
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store.views import ViewRecord
-from tiltyard.table_history import read_transactions
-from tiltyard.views import Made, ViewDefinition, sources_of
 
 if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord
 
 _LOOKED_AT = 100

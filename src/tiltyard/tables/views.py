@@ -22,24 +22,24 @@ from tiltyard.access.needs import on_table
 from tiltyard.access.seeing import seen_namespace, seen_table
 from tiltyard.catalog.admission import job_check
 from tiltyard.catalog.jobs import queue_job
-from tiltyard.ids import display, table_id
-from tiltyard.jobs import pipeline_jobs
-from tiltyard.modes import CreateMode
-from tiltyard.operations import Needs, operation
-from tiltyard.sound import check_names
-from tiltyard.spec import models
+from tiltyard.model.arrow_compat import check_names
+from tiltyard.model.ids import display, table_id
+from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.modes import CreateMode
+from tiltyard.model.operations import Needs, operation
+from tiltyard.model.spec import models
+from tiltyard.model.view_definitions import ViewDefinition, ViewKind, check_query_text
 from tiltyard.tables.create import create_table
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.taken_names import taken_name_first
 from tiltyard.tables.view_sources import check_definition, readable_sources, remember_view
 from tiltyard.tables.virtual_columns import check_image
-from tiltyard.views import ViewDefinition, ViewKind, check_query_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context
-    from tiltyard.ids import Id
+    from tiltyard.model.ids import Id
 
 REFRESH = "refresh"
 

@@ -16,16 +16,16 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.access.seeing import seen_table
 from tiltyard.catalog.jobs import queue_job
-from tiltyard.ids import MAIN_BRANCH, display, table_id
-from tiltyard.jobs import pipeline_jobs
-from tiltyard.operations import operation
-from tiltyard.schemas.reading import parse_type
-from tiltyard.spec import models
+from tiltyard.model.computed_columns import Computed, Declaration, declared
+from tiltyard.model.ids import MAIN_BRANCH, display, table_id
+from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.operations import operation
+from tiltyard.model.schemas.from_json import parse_type
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.expressions import checked_expression
 from tiltyard.tables.fields import arrow_field
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.virtual import Computed, Declaration, declared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -30,9 +30,9 @@ from lance_namespace.errors import (
 from tiltyard.catalog.jobs import claim_next
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
-from tiltyard.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
-from tiltyard.modes import TransactionStatus
-from tiltyard.principals import SERVER
+from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.guarding import guarded
 from tiltyard.worker.orders import environment, hand_over, orders, own_conf, submit_command, warm_command

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.outages import Outages
+from tiltyard.runtime.outage_log import Outages
 
 Result = TypeVar("Result")
 

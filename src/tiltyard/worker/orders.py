@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from tiltyard.config import Settings
-from tiltyard.java_properties import properties_text
-from tiltyard.jobs import DRIVER as DRIVER_OF
-from tiltyard.spark_properties import check_spark_properties
+from tiltyard.model.java_properties import properties_text
+from tiltyard.model.jobs import DRIVER as DRIVER_OF
+from tiltyard.model.spark_properties import check_spark_properties
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.environment import handed, inherited
 

@@ -22,9 +22,9 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.context import Context, Services
-from tiltyard.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, Job, JobCanceledError
-from tiltyard.modes import TransactionStatus
-from tiltyard.principals import SERVER
+from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, Job, JobCanceledError
+from tiltyard.model.modes import TransactionStatus
+from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.worker.guarding import guarded
 from tiltyard.worker.sweeping import sweep_leftovers, sweep_old

@@ -11,7 +11,7 @@ from tests.access.policies.people import MASKS, PEOPLE, RED, TABLE, call, good
 from tests.access.scenes import send
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import httpx
 import pyarrow as pa
 
 from tests.access.scenes import send
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 TABLE = ["hr", "people"]
 VECTOR = pa.list_(pa.float32(), 2)

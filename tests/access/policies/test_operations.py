@@ -15,7 +15,7 @@ from tests.access.policies.people import PEOPLE, TABLE, call, good, ids, refused
 from tests.access.scenes import outcome, send
 from tests.services.secured import Secured
 from tests.services.wire import stream
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 
 @pytest.mark.parametrize(

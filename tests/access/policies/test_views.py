@@ -15,7 +15,7 @@ from tests.access.policies.people import TABLE, call, good, refused
 from tests.access.scenes import send
 from tests.services.secured import Secured
 from tests.services.wire import stream
-from tiltyard.spec import operations
+from tiltyard.model.spec import operations
 
 SCHEMA = base64.b64encode(pa.schema([("id", pa.int64())]).serialize().to_pybytes()).decode()
 NARROWED = "SELECT id FROM `hr$people`"

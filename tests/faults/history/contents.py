@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import lance
 
 from tests.faults.history.journal import Row
-from tiltyard.table_history import read_transaction
+from tiltyard.model.table_history import read_transaction
 
 COLUMNS = ["key", "by"]
 _MARK = re.compile(r"by <> '([^']+)'")

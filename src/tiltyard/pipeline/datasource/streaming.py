@@ -18,11 +18,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from tiltyard.model.table_history import read_transaction
 from tiltyard.pipeline.changes import changed_fragments, fragments_of
 from tiltyard.pipeline.datasource.reading import Group, Pinned, grouped, read_group
 from tiltyard.pipeline.datasource.writing import Message, TableWriter
 from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.table_history import read_transaction
 
 if TYPE_CHECKING:
     import lance

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.pipeline.building import Order
 from tiltyard.pipeline.casts import Chosen
 from tiltyard.pipeline.checks import parse_check

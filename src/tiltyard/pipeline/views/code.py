@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.view_definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline.filling import Pickled
 from tiltyard.pipeline.views.expanding import Chunker, TableFunction
-from tiltyard.views import ViewDefinition, ViewKind
 
 
 def code_of(definition: ViewDefinition, view: pa.Schema, query: Sequence[str]) -> Chunker | TableFunction:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tiltyard.model.view_definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline.casts import Chosen, Column, chosen_columns, fitted_columns
 from tiltyard.pipeline.fragments import Rows, Target, discard, opened
 from tiltyard.pipeline.frames import write_partitions
@@ -21,7 +22,6 @@ from tiltyard.pipeline.views.planning import Part
 from tiltyard.pipeline.views.queries import planned
 from tiltyard.pipeline.views.sources import Source
 from tiltyard.pipeline.writing import Recipe, Written
-from tiltyard.views import ViewDefinition, ViewKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

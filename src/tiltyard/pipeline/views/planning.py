@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from tiltyard.model.table_history import read_transaction
+from tiltyard.model.view_definitions import Made, Origin, ViewDefinition
 from tiltyard.pipeline.changes import fragments_of
 from tiltyard.pipeline.views.history import keeps_rows
 from tiltyard.pipeline.views.sources import NotByRowsError, Source, arrived
-from tiltyard.table_history import read_transaction
-from tiltyard.views import Made, Origin, ViewDefinition
 
 if TYPE_CHECKING:
     import lance

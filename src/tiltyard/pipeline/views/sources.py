@@ -14,12 +14,12 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.model.table_history import read_transaction
+from tiltyard.model.view_definitions import Origin
 from tiltyard.pipeline import connecting
 from tiltyard.pipeline.changes import fragments_of, same
 from tiltyard.pipeline.places import Connection, Place
 from tiltyard.pipeline.views.history import keeps_rows
-from tiltyard.table_history import read_transaction
-from tiltyard.views import Origin
 
 if TYPE_CHECKING:
     import lance

@@ -13,7 +13,7 @@ from tiltyard.storage.vending.folder import Credentials, Folder, Vendor
 from tiltyard.storage.vending.sharing import Shared, refresh_offset
 
 if TYPE_CHECKING:
-    from tiltyard.named_storages import NamedStorage, Secrets
+    from tiltyard.model.storage_settings import NamedStorage, Secrets
 
 __all__ = ["Credentials", "Folder", "MissingVendorError", "Shared", "Vendor", "open_vendor", "refresh_offset"]
 

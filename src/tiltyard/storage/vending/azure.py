@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from azure.core.credentials import TokenCredential
 
-    from tiltyard.named_storages import NamedStorage, Secrets
+    from tiltyard.model.storage_settings import NamedStorage, Secrets
 
 log = logging.getLogger("tiltyard.storage")
 

@@ -19,7 +19,7 @@ from tiltyard.storage.vending.policies import gcs_condition, gcs_permissions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.named_storages import NamedStorage, Secrets
+    from tiltyard.model.storage_settings import NamedStorage, Secrets
 
 log = logging.getLogger("tiltyard.storage")
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.virtual import VIEW
+from tiltyard.model.computed_columns import VIEW
 
 MADE = "tiltyard.view.made"
 """The property of a Lance transaction by which a refresh tells from what it made the view, see `Made`."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tiltyard.schemas.value_loss import check_kept
+from tiltyard.model.schemas.lossy_casts import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

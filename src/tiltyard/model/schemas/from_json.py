@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.schemas.names import EXTENSION_NAME, leaf
-from tiltyard.spec import models
+from tiltyard.model.schemas.type_names import EXTENSION_NAME, leaf
+from tiltyard.model.spec import models
 
 Children = list[pa.Field]
 Builder = Callable[[models.JsonArrowDataType], pa.DataType]

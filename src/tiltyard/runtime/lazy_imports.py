@@ -1,6 +1,6 @@
 """Leave out of a process what packages import for others: it was two thirds of a server's start.
 
-    python -m tiltyard.lazy_imports MODULE
+    python -m tiltyard.runtime.lazy_imports MODULE
 
 runs a module so, for a process that is started beside a server's.
 

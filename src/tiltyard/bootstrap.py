@@ -1,19 +1,32 @@
-"""Putting a process together: settings → store, storage → services."""
+"""Put a process together: register all operations, and open its services from the settings."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
+import tiltyard.catalog
+import tiltyard.identity
+import tiltyard.tables
 from tiltyard.access import Access
-from tiltyard.clocks import wall_clock
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
-from tiltyard.outages import Outages
-from tiltyard.paging import Paging
+from tiltyard.model.paging import Paging
+from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.outage_log import Outages
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
 from tiltyard.tables.finished import Finished
 from tiltyard.tables.known import KnownTables
 from tiltyard.tables.own_commits import road
 from tiltyard.tables.retries import Retries
+
+
+def register_operations() -> None:
+    """Import every module of `catalog`, `tables` and `identity`, whose decorators register operations and jobs."""
+    for package in (tiltyard.catalog, tiltyard.tables, tiltyard.identity):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
 
 
 def open_services(settings: Settings) -> Services:

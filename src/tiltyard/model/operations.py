@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.spec import Operation, operations
+from tiltyard.model.spec import Operation, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Inline = Callable[[Any, Any], Any]

@@ -47,7 +47,7 @@ class Parameter:
 class Operation:
     """One operation of the specification.
 
-    `request` and `response` name models of `tiltyard.spec.models`; they are None where the wire holds no model.
+    `request` and `response` name models of `tiltyard.model.spec.models`; they are None where the wire holds no model.
     `also` are further methods that older clients use.
     """
 

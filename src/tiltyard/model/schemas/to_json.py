@@ -8,8 +8,8 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import UnsupportedOperationError
 
-from tiltyard.schemas.names import EXTENSION_DATA, EXTENSION_NAME, Dialect
-from tiltyard.spec import models
+from tiltyard.model.schemas.type_names import EXTENSION_DATA, EXTENSION_NAME, Dialect
+from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, TableSchemaValidationError
 
-from tiltyard.schemas.nested_types import descendants
+from tiltyard.model.schemas.nested_types import descendants
 
 if TYPE_CHECKING:
     import pyarrow as pa

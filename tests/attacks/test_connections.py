@@ -15,7 +15,7 @@ from tests.attacks.watchdog import attacked_server
 from tests.identity.test_serving import certificate
 from tests.services.secured import make_keys
 from tests.services.sockets import connect, exchange, read_answer
-from tiltyard.cli.descriptors import raise_descriptor_limit
+from tiltyard.server.file_limits import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tiltyard.cli import supervisor
-from tiltyard.cli.server_process import Beats
+from tiltyard.server import supervisor
+from tiltyard.server.child_process import Beats
 
 
 def toy(parent: Connection, folder: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 from tests.identity.answers import wait_for
-from tiltyard.cli.securing import network
 from tiltyard.config import load_settings
+from tiltyard.server.startup_checks import network
 
 FORGED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
 

@@ -24,11 +24,11 @@ from tiltyard.api.accounts import Call
 from tiltyard.api.app import Api
 from tiltyard.api.exchange import Exchange
 from tiltyard.api.once import Once
-from tiltyard.api.protocol import Protocol
 from tiltyard.api.uploads import IN_MEMORY, MemoryBody, StreamedBody
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context
+from tiltyard.server.http_protocol import Protocol
 
 TIMES = 20
 OF_ONE_REQUEST = (Call, Context, Exchange, MemoryBody, Once, RequestResponseCycle, StreamedBody)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tiltyard.cli import spreading
-from tiltyard.cli.spreading import (
+from tiltyard.server import connection_spreading
+from tiltyard.server.connection_spreading import (
     SHARED_FILE,
     SHED_SECONDS,
     Counts,
@@ -28,7 +28,7 @@ from tiltyard.cli.spreading import (
 WORKER = """
 import sys
 from pathlib import Path
-from tiltyard.cli.spreading import Counts
+from tiltyard.server.connection_spreading import Counts
 counts = Counts(Path(sys.argv[1]))
 for line in sys.stdin:
     counts.add(int(line))
@@ -167,7 +167,7 @@ def run(counts: list[int | None], servers: int, connections: int) -> None:
 
 
 def test_connections_one_after_the_other_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "PAUSES", 10_000)  # however slow this machine is
+    monkeypatch.setattr(connection_spreading, "PAUSES", 10_000)  # however slow this machine is
     counts: list[int | None] = [0, 0]
     run(counts, 2, 20)
     assert counts == [10, 10]

@@ -10,9 +10,10 @@ from tiltyard import __version__
 from tiltyard.cli.access_commands import can, grant, grants, revoke, role, whoami
 from tiltyard.cli.interruption import Commands
 from tiltyard.cli.key_commands import key, principal
-from tiltyard.cli.options import DATABASE, refuse, settings_options
+from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.cli.policy_commands import policy
 from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
 
 SERVE = (
     *("root", "db", "host", "port", "workers", "jobs", "spark"),
@@ -47,7 +48,7 @@ def serve(settings: Settings) -> None:
     from tiltyard.runtime.lazy_imports import import_lazily
 
     import_lazily()
-    from tiltyard.cli.serving import run_server
+    from tiltyard.server.serve import run_server
 
     run_server(settings, refuse)
 
@@ -67,7 +68,7 @@ def worker(settings: Settings) -> None:
     from tiltyard.runtime.lazy_imports import import_lazily
 
     import_lazily()
-    from tiltyard.cli.serving import run_worker
+    from tiltyard.server.serve import run_worker
 
     run_worker(settings, refuse)
 

@@ -11,8 +11,6 @@ import click
 import msgspec
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.cli.options import Refuse
-from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
@@ -21,6 +19,8 @@ from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
 from tiltyard.pipeline.calls import Calls
 from tiltyard.pipeline.places import Connection
+from tiltyard.runtime.fatal import Refuse
+from tiltyard.server.serve import open_or_refuse
 
 Call = Callable[..., dict[str, Any]]
 

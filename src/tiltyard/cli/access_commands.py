@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from tiltyard.cli.options import DATABASE, refuse, settings_options
+from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
 
 Command = Callable[..., None]
 

@@ -14,9 +14,9 @@ import msgspec
 
 from tiltyard.audit import entry
 from tiltyard.cli.database import opened
-from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
 from tiltyard.model.modes import Outcome, parse_mode
+from tiltyard.runtime.fatal import Refuse
 from tiltyard.store import AuditFilter, AuditRecord, Store, wall_clock
 
 PAGE = 1000

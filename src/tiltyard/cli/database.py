@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.cli.options import Refuse
 from tiltyard.config import ConfigError, Settings
+from tiltyard.runtime.fatal import Refuse
 from tiltyard.store import Store, StoreVersionError, open_store
 
 

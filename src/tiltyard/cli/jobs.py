@@ -14,7 +14,6 @@ from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 
 from tiltyard.cli.bar import progress_bar
 from tiltyard.cli.interruption import Interruption, end, interruptible
-from tiltyard.cli.options import Refuse
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.pipeline.applications import application_facts
 from tiltyard.pipeline.calls import Calls
@@ -26,6 +25,7 @@ from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.settling import keep_memory
+from tiltyard.runtime.fatal import Refuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from tiltyard.cli.options import DATABASE, refuse, settings_options
+from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
 HOURS = click.FloatRange(min=0, max=876_000)

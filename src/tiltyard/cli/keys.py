@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import click
 
 from tiltyard.cli.database import opened
-from tiltyard.cli.options import Refuse
 from tiltyard.config import DAY_MS, Settings
 from tiltyard.identity import keys
 from tiltyard.identity.keys import KeyWish, NewKey
 from tiltyard.model.ids import check_name
+from tiltyard.runtime.fatal import Refuse
 from tiltyard.store import KeyRecord, wall_clock
 
 HOUR_MS = 3_600_000

@@ -1,20 +1,18 @@
-"""What commands share: options for settings, and how to stop with one sentence."""
+"""What commands share: options for settings."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from tiltyard.config import ConfigError, Settings, load_settings
+from tiltyard.runtime.fatal import refuse
 
 Command = Callable[..., None]
-Refuse = Callable[[str], NoReturn]
-"""How a command stops: `refuse`."""
 
 DATABASE = ("root", "db")
 
@@ -51,9 +49,3 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
         return shared(run)
 
     return decorate
-
-
-def refuse(message: str) -> NoReturn:
-    """Stop with one sentence and status 1."""
-    click.echo(f"tiltyard: {message}", err=True)
-    sys.exit(1)

@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from tiltyard.cli.jobs import Reach, modes, pairs, reach_options, refusing, run_job
-from tiltyard.cli.options import Refuse
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.plans.files import described, read_plan
+from tiltyard.runtime.fatal import Refuse
 
 
 def pipeline_command(name: str, refuse: Refuse) -> click.Command | None:

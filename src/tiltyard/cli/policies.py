@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from tiltyard.cli.access import reaching
-from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.runtime.fatal import Refuse
 
 
 def _names(table: str) -> list[str]:

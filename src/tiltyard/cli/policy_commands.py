@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from tiltyard.cli.access_commands import reaching
-from tiltyard.cli.options import refuse
 from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
 
 
 @click.group("policy", short_help="Row filters and column masks.")

@@ -12,13 +12,13 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.catalog.deletion import sweep
 from tiltyard.catalog.garbage import all_tables, remove_folders, unknown_folders
 from tiltyard.catalog.undo import list_dropped_namespaces, list_dropped_tables, undrop_namespace, undrop_table
-from tiltyard.cli.options import Refuse
-from tiltyard.cli.serving import open_or_refuse
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, display, parse_id
 from tiltyard.model.principals import SERVER
 from tiltyard.model.spec import models
+from tiltyard.runtime.fatal import Refuse
+from tiltyard.server.serve import open_or_refuse
 from tiltyard.store import TableRecord, is_there
 from tiltyard.tables.garbage import checked_wish, collect, try_collect
 from tiltyard.tables.opening import find_table

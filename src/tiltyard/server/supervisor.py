@@ -1,7 +1,7 @@
 """Keep the processes of one server running: replace one that ended or hangs, renew all of them, stop them.
 
 Each process sends a beat over a pipe of its own about once a second, from before its imports until it ends
-(`tiltyard.cli.server_process`). One that ends is replaced at once, and one that starts and ends over and over after
+(`tiltyard.server.child_process`). One that ends is replaced at once, and one that starts and ends over and over after
 pauses that grow. One that sends nothing for `silence` seconds is killed: a few mean nothing on a busy machine.
 """
 

@@ -24,20 +24,20 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.api.app import Api
 from tiltyard.api.connections import CONNECTIONS, Connections
 from tiltyard.api.metrics import shared_metrics
-from tiltyard.api.protocol import Protocol
 from tiltyard.api.rates import shared_rates
 from tiltyard.audit import check_audit
 from tiltyard.bootstrap import open_services, register_operations
-from tiltyard.cli import server_process
-from tiltyard.cli.descriptors import connection_limit, raise_descriptor_limit
-from tiltyard.cli.memory import calm_collector, keep_large_buffers, release_when_idle
-from tiltyard.cli.options import Refuse
-from tiltyard.cli.options import refuse as refuse_command
-from tiltyard.cli.securing import greet, network, require_safe, scheme
-from tiltyard.cli.spreading import shared_connections
-from tiltyard.cli.supervisor import NeverServedError, Supervisor
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
+from tiltyard.runtime.fatal import Refuse
+from tiltyard.runtime.fatal import refuse as refuse_command
+from tiltyard.server import child_process
+from tiltyard.server.connection_spreading import shared_connections
+from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
+from tiltyard.server.http_protocol import Protocol
+from tiltyard.server.memory import calm_collector, keep_large_buffers, release_when_idle
+from tiltyard.server.startup_checks import greet, network, require_safe, scheme
+from tiltyard.server.supervisor import NeverServedError, Supervisor
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
 from tiltyard.worker import Drivers, Worker
@@ -51,7 +51,7 @@ BACKLOG = 2048
 DRIVER_SECONDS = 5.0
 """How long drivers of jobs may take to hand them back."""
 
-SPREADING_LOOP = "tiltyard.cli.spreading:SpreadingLoop"
+SPREADING_LOOP = "tiltyard.server.connection_spreading:SpreadingLoop"
 
 log = logging.getLogger("tiltyard")
 
@@ -167,7 +167,7 @@ def _supervise(settings: Settings, listener: socket.socket, refuse: Refuse) -> N
     spawn = multiprocessing.get_context("spawn")  # Lance does not survive a fork
 
     def start(child: Connection) -> BaseProcess:
-        process = spawn.Process(target=server_process.run, args=(child, listener, settings))
+        process = spawn.Process(target=child_process.run, args=(child, listener, settings))
         process.start()
         return process
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import uvloop
 
-from tiltyard.cli.descriptors import descriptor_limit
 from tiltyard.runtime.shared_file import shared_file
+from tiltyard.server.file_limits import descriptor_limit
 
 log = logging.getLogger("tiltyard")
 

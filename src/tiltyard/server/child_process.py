@@ -12,9 +12,9 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from tiltyard.cli.supervisor import SERVING, STOP_SECONDS
 from tiltyard.config import Settings
 from tiltyard.runtime.lazy_imports import import_lazily
+from tiltyard.server.supervisor import SERVING, STOP_SECONDS
 
 BEAT_SECONDS = 1.0
 _STARTING = b"starting"
@@ -69,6 +69,6 @@ def run(parent: Connection, listener: socket.socket, settings: Settings) -> None
     beats = Beats(parent)
     beats.start()
     import_lazily()
-    from tiltyard.cli.serving import serve_beside_others
+    from tiltyard.server.serve import serve_beside_others
 
     serve_beside_others(settings, listener, beats.serving)

@@ -8,10 +8,10 @@ import ssl
 import sys
 from typing import Any
 
-from tiltyard.cli.options import Refuse
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.identity.keys import FIRST_NAME, first_key
+from tiltyard.runtime.fatal import Refuse
 
 ONLY_HTTPS = ("strict-transport-security", "max-age=31536000")
 """To browsers: a year without plain HTTP."""

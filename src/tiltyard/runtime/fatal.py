@@ -1,0 +1,18 @@
+"""Stop a command or a server process with one sentence for its operator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import click
+
+Refuse = Callable[[str], NoReturn]
+"""How a command stops: `refuse`, or what a test puts in its place."""
+
+
+def refuse(message: str) -> NoReturn:
+    """Print the message to standard error and exit with status 1."""
+    click.echo(f"tiltyard: {message}", err=True)
+    sys.exit(1)

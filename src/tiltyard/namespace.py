@@ -27,8 +27,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.api.downloads import encode
-from tiltyard.api.uploads import MemoryBody
+from tiltyard.api.bodies.arrow_encoder import encode
+from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
 from tiltyard.context import Context

@@ -13,7 +13,7 @@ from lancedb.remote.errors import HttpError
 from tests.conformance.cases import World
 from tests.conformance.cases_of_jobs import CASES
 from tests.conformance.stock import NoSuchCallError, call_rust
-from tiltyard.api.remote import VERSION_HEADER
+from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
 Fresh = Callable[[str], str]
 

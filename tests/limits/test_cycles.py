@@ -20,11 +20,11 @@ from lance_namespace.errors import TableNotFoundError
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.services.wire import Wire, stream
-from tiltyard.api.accounts import Call
 from tiltyard.api.app import Api
-from tiltyard.api.exchange import Exchange
-from tiltyard.api.once import Once
-from tiltyard.api.uploads import IN_MEMORY, MemoryBody, StreamedBody
+from tiltyard.api.bodies.uploads import IN_MEMORY, MemoryBody, StreamedBody
+from tiltyard.api.idempotency.requests import Once
+from tiltyard.api.request_log import Call
+from tiltyard.api.responses import Exchange
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context

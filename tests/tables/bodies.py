@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.uploads import MemoryBody
+from tiltyard.api.bodies.uploads import MemoryBody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

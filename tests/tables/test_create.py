@@ -12,7 +12,7 @@ from lance_namespace import errors
 from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server
 
-from tiltyard.api.uploads import MemoryBody
+from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.model.arrow_bodies import ArrowBody
 from tiltyard.model.spec import models
 from tiltyard.tables import create as module

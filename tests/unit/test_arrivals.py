@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tiltyard.api.arrivals import Arrivals
+from tiltyard.api.execution.loop_bridge import Arrivals
 
 
 def settle(future: Future[int], number: int) -> None:

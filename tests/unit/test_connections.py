@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tiltyard.api.connections import DRAIN_SECONDS, STRANGERS_BYTES, Connections, Phase, Standing
+from tiltyard.api.connection_limits import DRAIN_SECONDS, STRANGERS_BYTES, Connections, Phase, Standing
 from tiltyard.config import Settings
 
 SETTINGS = Settings(head_timeout=10, send_timeout=60)

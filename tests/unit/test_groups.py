@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
-from tiltyard.api import groups
+from tiltyard.api.execution import batched
 from tiltyard.model.operations import Needs, Served, never
 from tiltyard.model.principals import EVERYBODY, Principal
 
@@ -38,8 +38,8 @@ class Operation:
         assert self.free.wait(10)
         return [number * 2 if number >= 0 else ConcurrentModificationError(f"no {number}") for _, number in calls]
 
-    def group(self) -> groups.Group:
-        return groups.Group(
+    def group(self) -> batched.Group:
+        return batched.Group(
             Served(print, never, Needs("nothing", _admit), together=self.together), ThreadPoolExecutor(2)
         )
 
@@ -66,17 +66,17 @@ def test_group_of_calls_that_wait_runs_together_and_answers_each() -> None:
     callers = [(Caller(), number) for number in range(10, 90)]
     found = asyncio.run(outcomes(operation, callers))
     assert found == [2, 4, *(number * 2 for number in range(10, 90))]
-    assert operation.sizes == [2, groups.MOST, len(callers) - groups.MOST]
+    assert operation.sizes == [2, batched.MOST, len(callers) - batched.MOST]
 
 
 def test_group_keeps_callers_together_that_come_again_and_waits_for_none_that_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(groups, "HOPING_SECONDS", 0.5)
+    monkeypatch.setattr(batched, "HOPING_SECONDS", 0.5)
     operation = Operation()
     operation.free.set()
 
-    async def call(group: groups.Group, times: int) -> None:
+    async def call(group: batched.Group, times: int) -> None:
         for number in range(times):
             assert await group.run(Caller(), number) == number * 2
             await asyncio.sleep(0)
@@ -114,7 +114,7 @@ def test_group_whose_work_fails_tells_every_caller() -> None:
         raise RuntimeError("the disk is full")
 
     async def run() -> list[Any]:
-        group = groups.Group(Served(print, never, Needs("nothing", _admit), together=broken), ThreadPoolExecutor(1))
+        group = batched.Group(Served(print, never, Needs("nothing", _admit), together=broken), ThreadPoolExecutor(1))
         return await asyncio.gather(*(group.run(Caller(), number) for number in range(3)), return_exceptions=True)
 
     assert [str(one) for one in asyncio.run(run())] == ["the disk is full"] * 3

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tiltyard.api.intake import ClientGoneError, Intake
-from tiltyard.api.problems import HttpError
-from tiltyard.api.uploads import IN_MEMORY, open_upload
+from tiltyard.api.bodies.connection_reader import ClientGoneError, Intake
+from tiltyard.api.bodies.uploads import IN_MEMORY, open_upload
+from tiltyard.api.errors import HttpError
 
 PATIENCE = 10.0
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api import limits, rates
-from tiltyard.api.limits import Limits, depth
-from tiltyard.api.problems import HttpError
-from tiltyard.api.rates import Bucket, OwnTimes, open_times, shared_rates
+from tiltyard.api import rate_limits, request_limits
+from tiltyard.api.errors import HttpError
+from tiltyard.api.rate_limits import Bucket, OwnTimes, open_times, shared_rates
+from tiltyard.api.request_limits import Limits, depth
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
 from tiltyard.model.principals import EVERYBODY, Principal
@@ -55,7 +55,7 @@ def test_bucket_of_a_slow_rate_lets_one_through_after_a_pause() -> None:
 
 
 def test_bucket_forgets_callers_whose_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "MOST_BUCKETS", 10)
+    monkeypatch.setattr(rate_limits, "MOST_BUCKETS", 10)
     clock, times = Clock(), OwnTimes()
     bucket = Bucket({}, 1, 2, clock, times)
     for number in range(100):
@@ -145,8 +145,8 @@ def test_queries_with_large_bodies_run_within_the_bytes_of_two_and_small_ones_be
     first, second = (found.enter(asked_by(ANN), "", most) for _ in range(2))
     assert first is not None
     with pytest.raises(HttpError, match=f"asked by {2 * most} bytes"):
-        found.enter(asked_by(BOB), "", limits.SMALL_QUERY + 1)
-    assert found.enter(asked_by(BOB), "", limits.SMALL_QUERY) is None
+        found.enter(asked_by(BOB), "", request_limits.SMALL_QUERY + 1)
+    assert found.enter(asked_by(BOB), "", request_limits.SMALL_QUERY) is None
     first.leave()
     assert found.enter(asked_by(BOB), "", most) is not None
     assert second is not None
@@ -192,7 +192,7 @@ def test_entries_beyond_the_limit_are_refused() -> None:
 
 
 def test_every_counted_field_is_a_list_of_its_request() -> None:
-    for operation, field in limits.COUNTED.items():
+    for operation, field in request_limits.COUNTED.items():
         assert field in getattr(models, f"{operation}Request").__struct_fields__, operation
     assert sys.getrecursionlimit() > Settings().max_json_depth
 

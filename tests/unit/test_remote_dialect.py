@@ -7,11 +7,11 @@ import time
 import pytest
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
-from tiltyard.api import remote
-from tiltyard.api.queries import Deadline, QueryStoppedError, earlier
+from tiltyard.api.execution.query import Deadline, QueryStoppedError, earlier
+from tiltyard.api.lancedb import dialect
 from tiltyard.model.spec import operations
 
-NAMED = {remote.DATABASE_HEADER: b"db"}
+NAMED = {dialect.DATABASE_HEADER: b"db"}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ NAMED = {remote.DATABASE_HEADER: b"db"}
 def test_speaks_is_true_of_lancedb_alone(
     path: bytes, query: bytes, headers: dict[bytes, bytes], expected: bool
 ) -> None:
-    assert remote.speaks(path, query, headers) is expected
+    assert dialect.speaks(path, query, headers) is expected
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,24 @@ def test_speaks_is_true_of_lancedb_alone(
     ],
 )
 def test_status_is_one_that_lancedb_understands(standard: int, code: ErrorCode, late: bool, expected: int) -> None:
-    assert remote.status(standard, code, NAMED, late=late) == expected
+    assert dialect.status(standard, code, NAMED, late=late) == expected
 
 
 def test_a_path_with_a_slash_at_its_end_is_no_call_of_lancedb_by_that_alone() -> None:
-    assert remote.status(404, ErrorCode.UNSUPPORTED, {}) == 404
+    assert dialect.status(404, ErrorCode.UNSUPPORTED, {}) == 404
 
 
 def test_deadline_is_what_the_header_says() -> None:
     query, merge = operations()["QueryTable"], operations()["MergeInsertIntoTable"]
-    assert remote.deadline(query, {}) is None
-    found = remote.deadline(merge, {b"x-request-timeout-ms": b"2500"})
+    assert dialect.deadline(query, {}) is None
+    found = dialect.deadline(merge, {b"x-request-timeout-ms": b"2500"})
     assert found is not None
     assert (found.seconds, found.work) == (2.5, "merge insert")
     with pytest.raises(QueryStoppedError, match="merge insert timed out"):
-        remote.deadline(merge, {b"x-request-timeout-ms": b"0"})
+        dialect.deadline(merge, {b"x-request-timeout-ms": b"0"})
     for wrong in (b"", b"-1", b"1.5", b"1" * 19, "\u0661".encode()):
         with pytest.raises(InvalidInputError, match="whole number"):
-            remote.deadline(query, {b"x-request-timeout-ms": wrong})
+            dialect.deadline(query, {b"x-request-timeout-ms": wrong})
 
 
 def test_earlier_takes_the_deadline_that_comes_first() -> None:

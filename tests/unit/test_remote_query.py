@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.api.remote_query import query_request
+from tiltyard.api.lancedb.query import query_request
 
 RECORDED = json.loads((Path(__file__).parent / "lancedb_queries.json").read_text())
 MATCH = {"match": {"terms": "fox", "column": None}}

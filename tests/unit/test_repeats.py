@@ -13,10 +13,10 @@ import pytest
 from msgspec import structs
 
 from tests.services.lossy import wait_for
-from tiltyard.api import once
-from tiltyard.api.once import Once
-from tiltyard.api.repeats import Repeats, changes
-from tiltyard.api.uploads import fingerprint_of
+from tiltyard.api.bodies.uploads import fingerprint_of
+from tiltyard.api.idempotency import requests
+from tiltyard.api.idempotency.keys import Repeats, changes
+from tiltyard.api.idempotency.requests import Once
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -88,7 +88,7 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
             time.sleep(1.2)
             return services.store.begin_request(structs.replace(lost, owner="other", lease_ms=1000))[1]
 
-        monkeypatch.setattr(once, "recovered", others_get_it)
+        monkeypatch.setattr(requests, "recovered", others_get_it)
         mine = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=True)
         request = models.InsertIntoTableRequest(id=["t"])
         found = asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiltyard.api.problems import HttpError
-from tiltyard.api.routes import Router
+from tiltyard.api.errors import HttpError
+from tiltyard.api.routing import Router
 
 ROUTER = Router()
 

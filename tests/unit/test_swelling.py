@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.api.swelling import ROOM, Swelling, check_whole
+from tiltyard.api.bodies.decompression_guard import ROOM, Swelling, check_whole
 
 ZEROS = pa.record_batch({"b": pa.array([bytes(1 << 20)] * 80)})
 NULLS = pa.record_batch([pa.nulls(ROOM * 2)], names=["n"])

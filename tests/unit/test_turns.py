@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
-from tiltyard.api import turns
-from tiltyard.api.turns import Peer, Turns
+from tiltyard.api.execution import commit_queue
+from tiltyard.api.execution.commit_queue import Peer, Turns
 from tiltyard.model.spec import models
 from tiltyard.storage.locks import Locks
 
@@ -32,8 +32,8 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns last until a commit comes."""
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", LONG)
 
 
 class Table:
@@ -138,13 +138,13 @@ async def test_client_whose_commit_is_refused_is_no_writer_and_has_no_turns() ->
 async def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", LONG)
 
     table = Table(Turns(Locks()))
     await table.lose(ANN, BOB)
     await table.latest(ANN)
     await table.latest(BOB)
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "TURN_SECONDS", LONG)
     await table.latest(ANN)  # a reader by now
     await table.commit(BOB)
 
@@ -166,8 +166,8 @@ async def test_turns_of_two_processes_wait_for_each_other() -> None:
 
 @asynchronous
 async def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(commit_queue, "TURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", 0.05)
 
     table = Table(Turns(Locks()))
     await table.lose(ANN, BOB)
@@ -191,7 +191,7 @@ async def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
 
 @asynchronous
 async def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "CONTENDED_SECONDS", 0.0)
+    monkeypatch.setattr(commit_queue, "CONTENDED_SECONDS", 0.0)
 
     kept = Turns(Locks())
     table = Table(kept)
@@ -204,8 +204,8 @@ async def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytes
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_commits_before_others_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "RETURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", LONG)
 
     table = Table(Turns(Locks()))
     await table.lose(ANN, BOB)
@@ -219,7 +219,7 @@ async def test_client_that_has_lost_commits_before_others_have_turns(monkeypatch
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_and_leaves_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", 0.05)
+    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", 0.05)
 
     table = Table(Turns(Locks()))
     await table.lose(ANN, *[BOB] * 10)
@@ -229,8 +229,8 @@ async def test_client_that_has_lost_and_leaves_is_waited_for_no_longer(monkeypat
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "RETURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", LONG)
     here = Table(Turns(Locks()))
     there = Table(Turns(Locks()), here.name)
     await here.lose(ANN)
@@ -247,8 +247,8 @@ async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "RETURN_SECONDS", LONG)
-    monkeypatch.setattr(turns, "LONGEST_RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", LONG)
     table = Table(Turns(Locks()))
     await table.lose(ANN)
     await table.latest(ANN)
@@ -257,8 +257,8 @@ async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatc
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_turns_go_from_process_to_process_after_each_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "SERIES_SECONDS", 0.0)
-    monkeypatch.setattr(turns, "BETWEEN_SECONDS", 1.0)
+    monkeypatch.setattr(commit_queue, "SERIES_SECONDS", 0.0)
+    monkeypatch.setattr(commit_queue, "BETWEEN_SECONDS", 1.0)
     here = Table(Turns(Locks()))
     there = Table(Turns(Locks()), here.name)
     there.order = here.order
@@ -277,7 +277,7 @@ async def test_turns_go_from_process_to_process_after_each_series(monkeypatch: p
 
 
 def test_turns_that_come_once_the_server_has_stopped_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", 0.01)
     table = Table(Turns(Locks()))
     lock = f"turn {((table.name,), '')}"
     others = Locks().claim(lock)

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.test_swelling import written
-from tiltyard.api.unfolding import SHORT, check_unfolded, folded_columns
-from tiltyard.api.uploads import MemoryBody
+from tiltyard.api.bodies.decoded_size import SHORT, check_unfolded, folded_columns
+from tiltyard.api.bodies.uploads import MemoryBody
 
 ROWS = 8192
 LONG = 200_000

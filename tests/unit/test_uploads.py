@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api import uploads
-from tiltyard.api.problems import HttpError
-from tiltyard.api.uploads import ClientGoneError, MemoryBody, StreamedBody, open_upload, read_body
+from tiltyard.api.bodies import uploads
+from tiltyard.api.bodies.uploads import ClientGoneError, MemoryBody, StreamedBody, open_upload, read_body
+from tiltyard.api.errors import HttpError
 
 
 def stream(rows: int, batches: int = 4, compression: str | None = None) -> tuple[pa.Table, bytes]:

@@ -17,28 +17,29 @@ from typing import Any
 import msgspec
 from lance_namespace.errors import ErrorCode, UnsupportedOperationError
 
-from tiltyard.api import metrics, oauth, plain, remote
-from tiltyard.api.accounts import Accounts
-from tiltyard.api.answers import Download, TooLargeError, outgoing
-from tiltyard.api.arrivals import Arrivals
-from tiltyard.api.connections import RECOGNIZE, Connections
-from tiltyard.api.downloads import media_type
-from tiltyard.api.entrance import Entrance
-from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT, Exchange, Send
-from tiltyard.api.groups import Group
-from tiltyard.api.intake import ARRIVED, INTAKE
-from tiltyard.api.limits import QUERIES, Limits
-from tiltyard.api.once import Once, Replay
-from tiltyard.api.problems import HttpError, forget_frames, problem
-from tiltyard.api.queries import Deadline, Query, QueryStoppedError, earlier
-from tiltyard.api.repeats import REPLAYED, Repeats
-from tiltyard.api.requests import Binder, Headers, context_entries, parse_query
-from tiltyard.api.requests import Query as QueryString
-from tiltyard.api.routes import Route, Router, Segments
-from tiltyard.api.safety import check_single, is_own_page
-from tiltyard.api.threads import Threads
-from tiltyard.api.turns import Turns
-from tiltyard.api.uploads import MemoryBody, StreamedBody, open_upload, read_body
+from tiltyard.api import health, metrics, oauth
+from tiltyard.api.authentication import Entrance
+from tiltyard.api.binding import Binder, Headers, context_entries, parse_query
+from tiltyard.api.binding import Query as QueryString
+from tiltyard.api.bodies.arrow_encoder import media_type
+from tiltyard.api.bodies.arrow_responses import Download, TooLargeError, outgoing
+from tiltyard.api.bodies.connection_reader import ARRIVED, INTAKE
+from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody, open_upload, read_body
+from tiltyard.api.browser_security import check_single, is_own_page
+from tiltyard.api.connection_limits import RECOGNIZE, Connections
+from tiltyard.api.errors import HttpError, forget_frames, problem
+from tiltyard.api.execution.batched import Group
+from tiltyard.api.execution.commit_queue import Turns
+from tiltyard.api.execution.loop_bridge import Arrivals
+from tiltyard.api.execution.query import Deadline, Query, QueryStoppedError, earlier
+from tiltyard.api.execution.thread_pools import Threads
+from tiltyard.api.idempotency.keys import REPLAYED, Repeats
+from tiltyard.api.idempotency.requests import Once, Replay
+from tiltyard.api.lancedb import dialect
+from tiltyard.api.request_limits import QUERIES, Limits
+from tiltyard.api.request_log import Accounts
+from tiltyard.api.responses import SEND_WHOLE, WATCH_CLIENT, Exchange, Send
+from tiltyard.api.routing import Route, Router, Segments
 from tiltyard.context import Context, Services
 from tiltyard.model.operations import Later, Served
 from tiltyard.model.principals import Principal
@@ -53,7 +54,7 @@ log = logging.getLogger("tiltyard.api")
 LONGEST_REQUEST_ID = 128
 INLINE_BODY = 16 << 10
 """Bytes of an Arrow body that is read on the event loop: to hand it to a thread would take longer."""
-BESIDE = frozenset({*plain.PAGES, oauth.PATH, metrics.PATH})
+BESIDE = frozenset({*health.PAGES, oauth.PATH, metrics.PATH})
 """Paths that lead to no operation."""
 
 
@@ -82,7 +83,7 @@ class Api:
         call = self._accounts.open(scope, _request_id(headers))
         extensions = scope.get("extensions", {})
         send_whole = extensions.get(SEND_WHOLE)
-        exchange = Exchange(send, call, send_whole, remote.speaks(scope["raw_path"], scope["query_string"], headers))
+        exchange = Exchange(send, call, send_whole, dialect.speaks(scope["raw_path"], scope["query_string"], headers))
         exchange.watch = extensions.get(WATCH_CLIENT)
         try:
             await self._answer(scope, headers, receive, exchange)
@@ -94,7 +95,7 @@ class Api:
             forget_frames(error)
             call.code = body.code
             if exchange.remote:
-                status = remote.status(status, body.code, headers, late=exchange.is_late)
+                status = dialect.status(status, body.code, headers, late=exchange.is_late)
             await exchange.send(status, msgspec.json.encode(body), JSON, further)
         finally:
             call.end()
@@ -119,7 +120,7 @@ class Api:
         arrived = extensions.get(ARRIVED)
         if route.operation.request_shape is Shape.ARROW:
             request = call.request = binder.bind(segments, query, headers, b"")
-            ctx = remote.limit_time(route.operation, ctx, request, exchange.deadline)
+            ctx = dialect.limit_time(route.operation, ctx, request, exchange.deadline)
             ctx = await self._admitted(route, ctx, request, once)
             limit, give = self._services.settings.max_upload_bytes, extensions.get(INTAKE)
             upload = await open_upload(receive, limit, once is not None, give, arrived)
@@ -128,10 +129,10 @@ class Api:
             if body is None:
                 body = await read_body(receive, self._services.settings.max_json_bytes, arrived)
             self._limits.check_depth(body)
-            rewrite = remote.rewrite(route.operation, ctx, headers) if exchange.remote else None
+            rewrite = dialect.rewrite(route.operation, ctx, headers) if exchange.remote else None
             request = call.request = binder.bind(segments, query, headers, body, rewrite)
             if exchange.remote:
-                remote.amend(route.operation, ctx, request)
+                dialect.amend(route.operation, ctx, request)
             self._limits.check_entries(route.operation.name, request)
             await self._turns.wait(route.operation.name, request, scope["client"])
             accept = headers.get(b"accept", b"")
@@ -152,12 +153,12 @@ class Api:
         query = parse_query(scope["query_string"])
         route, segments = self._router.find(scope["method"], scope["raw_path"], ("delimiter", ".") in query)
         if exchange.remote:
-            route = self._router.named(remote.INSTEAD.get(route.operation.name, route.operation.name))
+            route = self._router.named(dialect.INSTEAD.get(route.operation.name, route.operation.name))
         if route.served is None:
             raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
         exchange.call.routed(route, segments)
         if exchange.remote:
-            exchange.deadline = remote.deadline(route.operation, headers)
+            exchange.deadline = dialect.deadline(route.operation, headers)
         return route, segments, query
 
     def _known(self, scope: Scope, headers: Headers) -> Principal | None:
@@ -200,7 +201,7 @@ class Api:
             await self._measure(scope, headers, receive, exchange)
             return
         loop = asyncio.get_running_loop()
-        status, answer = await loop.run_in_executor(self._threads.catalog, plain.PAGES[path], self._services)
+        status, answer = await loop.run_in_executor(self._threads.catalog, health.PAGES[path], self._services)
         await exchange.send(status, answer, JSON)
 
     def _binder(self, route: Route) -> Binder:
@@ -328,7 +329,7 @@ class Api:
             await exchange.send(route.operation.status, result.first, result.media)
             return
         if exchange.remote:
-            result = remote.answer(route.operation, ctx, result)
+            result = dialect.answer(route.operation, ctx, result)
         elif result is None:
             result = {}
         elif route.operation.response_shape in (Shape.STRING, Shape.MAP, Shape.INTEGER):

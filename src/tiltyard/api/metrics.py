@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from tiltyard.api.requests import Headers
+    from tiltyard.api.binding import Headers
     from tiltyard.context import Context
     from tiltyard.store import Store
 

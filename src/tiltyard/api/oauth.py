@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl, unquote_plus
 import msgspec
 from lance_namespace.errors import ErrorCode, UnauthenticatedError
 
-from tiltyard.api.problems import HttpError
-from tiltyard.api.requests import Headers
-from tiltyard.api.uploads import Receive, read_body
+from tiltyard.api.binding import Headers
+from tiltyard.api.bodies.uploads import Receive, read_body
+from tiltyard.api.errors import HttpError
 from tiltyard.identity import Authenticator
 
 PATH = b"/oauth/token"

@@ -26,10 +26,10 @@ import msgspec
 from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from tiltyard.api.connections import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
-from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
-from tiltyard.api.intake import ARRIVED, INTAKE, Intake
-from tiltyard.api.safety import SAFETY_LINES
+from tiltyard.api.bodies.connection_reader import ARRIVED, INTAKE, Intake
+from tiltyard.api.browser_security import SAFETY_LINES
+from tiltyard.api.connection_limits import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
+from tiltyard.api.responses import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
 
 LARGEST_HEAD = 128 << 10
@@ -285,7 +285,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def give_body(self, taken: int) -> Intake | None:
-        """Hand over the body that comes in now, of which `taken` bytes were received: see `tiltyard.api.intake`.
+        """Hand over the body that comes in now, of which `taken` bytes came: see `api.bodies.connection_reader`.
 
         None where its length is not known, or the connection is encrypted.
         """
@@ -375,7 +375,7 @@ def _unacknowledged(transport: asyncio.Transport) -> int:
 
 
 def _arrived(cycle: RequestResponseCycle) -> bytes | None:
-    """See `tiltyard.api.intake`."""
+    """See `tiltyard.api.bodies.connection_reader`."""
     if cycle.more_body:
         return None
     body, cycle.body = bytes(cycle.body), bytearray()
@@ -384,7 +384,7 @@ def _arrived(cycle: RequestResponseCycle) -> bytes | None:
 
 
 def _watch_client(cycle: RequestResponseCycle) -> Callable[[], bool]:
-    """See `tiltyard.api.exchange`."""
+    """See `tiltyard.api.responses`."""
     cycle.flow.resume_reading()  # a long body has paused it, and the end of a connection is read, too
     return partial(_has_left, cycle)
 
@@ -394,7 +394,7 @@ def _has_left(cycle: RequestResponseCycle) -> bool:
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> bool:
-    """See `tiltyard.api.exchange`. Leaves the cycle as the two messages would that it stands for."""
+    """See `tiltyard.api.responses`. Leaves the cycle as the two messages would that it stands for."""
     if cycle.response_started or cycle.flow.write_paused:
         return False
     _check_expected(cycle)

@@ -22,9 +22,9 @@ import uvicorn
 from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.api.app import Api
-from tiltyard.api.connections import CONNECTIONS, Connections
+from tiltyard.api.connection_limits import CONNECTIONS, Connections
 from tiltyard.api.metrics import shared_metrics
-from tiltyard.api.rates import shared_rates
+from tiltyard.api.rate_limits import shared_rates
 from tiltyard.audit import check_audit
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import ConfigError, Settings

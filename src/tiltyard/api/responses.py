@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.api.remote import VERSION_HEADER
-from tiltyard.api.safety import SAFETY, SAFETY_LINES
+from tiltyard.api.browser_security import SAFETY, SAFETY_LINES
+from tiltyard.api.lancedb.dialect import VERSION_HEADER
 
 if TYPE_CHECKING:
-    from tiltyard.api.accounts import Call
-    from tiltyard.api.queries import Deadline
+    from tiltyard.api.execution.query import Deadline
+    from tiltyard.api.request_log import Call
 
 Send = Callable[[Any], Awaitable[None]]
 SendWhole = Callable[[int, bytes, bytes], bool]

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
-from tiltyard.api import plain_streams
-from tiltyard.api.intake import Arrived, ClientGoneError, Give, Intake, client_gone, stalled
-from tiltyard.api.problems import HttpError
-from tiltyard.api.swelling import Swelling, check_whole
-from tiltyard.api.unfolding import Unfolding, check_unfolded, known_folded_columns
+from tiltyard.api.bodies import uncompressed_ipc
+from tiltyard.api.bodies.connection_reader import Arrived, ClientGoneError, Give, Intake, client_gone, stalled
+from tiltyard.api.bodies.decoded_size import Unfolding, check_unfolded, known_folded_columns
+from tiltyard.api.bodies.decompression_guard import Swelling, check_whole
+from tiltyard.api.errors import HttpError
 from tiltyard.model.arrow_compat import aligned, with_decimals
 
 Receive = Callable[[], Awaitable[Any]]
@@ -348,13 +348,13 @@ class StreamedBody:
 def _rows(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
     """The rows of a whole body, validated, and the positions of its columns with decimals."""
     file = data.startswith(FILE_MAGIC)
-    plain = None if file else plain_streams.look(data)
+    plain = None if file else uncompressed_ipc.look(data)
     if plain is None:
         check_whole(data, file=file)
     if not file:
         _check_end(data[-8:])
     if plain is not None:
-        return plain_streams.read(data, plain)
+        return uncompressed_ipc.read(data, plain)
     source = pa.BufferReader(data)
     table = (pa.ipc.open_file if file else pa.ipc.open_stream)(source).read_all()
     if not file and source.tell() != len(data):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tiltyard.api.swelling import ROOM
-from tiltyard.api.unfolding import check_unfolded, folded_columns
+from tiltyard.api.bodies.decoded_size import check_unfolded, folded_columns
+from tiltyard.api.bodies.decompression_guard import ROOM
 from tiltyard.model.arrow_compat import with_decimals
 
 _CONTINUES = 0xFFFFFFFF

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
-from tiltyard.api.problems import HttpError
+from tiltyard.api.errors import HttpError
 
 LOOK_SECONDS = 0.5
 """How often a thread that waits for bytes looks whether they are still wanted."""

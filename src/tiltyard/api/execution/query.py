@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import ErrorCode, ServiceUnavailableError
 from msgspec import structs
 
-from tiltyard.api.answers import Download, outgoing
-from tiltyard.api.problems import HttpError
+from tiltyard.api.bodies.arrow_responses import Download, outgoing
+from tiltyard.api.errors import HttpError
 from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
-    from tiltyard.api.limits import Slot
+    from tiltyard.api.request_limits import Slot
     from tiltyard.context import Context
     from tiltyard.model.operations import Served
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from tiltyard.api.swelling import ROOM, TIMES
+from tiltyard.api.bodies.decompression_guard import ROOM, TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.downloads import encode
+from tiltyard.api.bodies.arrow_encoder import encode
 from tiltyard.model.arrow_bodies import ArrowAnswer
 
 MADE_AHEAD = 16 << 20

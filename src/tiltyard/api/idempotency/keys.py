@@ -17,8 +17,8 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
-from tiltyard.api.once import Once
-from tiltyard.api.requests import TABLE_LOCATION, TABLE_PROPERTIES, Headers
+from tiltyard.api.binding import TABLE_LOCATION, TABLE_PROPERTIES, Headers
+from tiltyard.api.idempotency.requests import Once
 from tiltyard.context import Services
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.spec import Operation

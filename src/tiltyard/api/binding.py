@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.routes import Segments
+from tiltyard.api.routing import Segments
 from tiltyard.model.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 

@@ -17,8 +17,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
-from tiltyard.api.problems import HttpError
-from tiltyard.api.rates import Bucket, open_times
+from tiltyard.api.errors import HttpError
+from tiltyard.api.rate_limits import Bucket, open_times
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.principals import EVERYBODY

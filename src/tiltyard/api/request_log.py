@@ -7,15 +7,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from tiltyard.api.idempotency.keys import changes
 from tiltyard.api.metrics import Metrics
-from tiltyard.api.repeats import changes
 from tiltyard.audit import named_objects, open_trail, printable, safe_context
 from tiltyard.model.modes import Outcome
 from tiltyard.model.spec import operations
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
-    from tiltyard.api.routes import Route, Segments
+    from tiltyard.api.routing import Route, Segments
     from tiltyard.context import Context, Services
 
 REFUSALS = frozenset({401, 403, 429})

@@ -23,10 +23,10 @@ from lance_namespace.errors import (
     TableIndexNotFoundError,
 )
 
-from tiltyard.api.limits import QUERIES
-from tiltyard.api.queries import Deadline
-from tiltyard.api.remote_query import query_request
-from tiltyard.api.requests import Headers, Rewrite, decode_json
+from tiltyard.api.binding import Headers, Rewrite, decode_json
+from tiltyard.api.execution.query import Deadline
+from tiltyard.api.lancedb.query import query_request
+from tiltyard.api.request_limits import QUERIES
 from tiltyard.context import Context
 from tiltyard.model.paging import namespaces_scope, tables_scope
 from tiltyard.model.schemas.from_json import from_json

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from lance_namespace.errors import ErrorCode
 
-from tiltyard.api.problems import HttpError
+from tiltyard.api.errors import HttpError
 from tiltyard.model.operations import Served, bound_operations
 from tiltyard.model.spec import Operation
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import ConcurrentModificationError, ErrorCode, LanceNamespaceError
 from msgspec import structs
 
-from tiltyard.api.problems import STATUS, HttpError
-from tiltyard.api.uploads import MemoryBody, StreamedBody, fingerprint_of
+from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody, fingerprint_of
+from tiltyard.api.errors import STATUS, HttpError
 from tiltyard.context import Context
 from tiltyard.store import Claim, NewRequest, RequestRecord
 from tiltyard.tables.recovery import recovered
 
 if TYPE_CHECKING:
-    from tiltyard.api.repeats import Repeats
+    from tiltyard.api.idempotency.keys import Repeats
 
 log = logging.getLogger("tiltyard.api")
 

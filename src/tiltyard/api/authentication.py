@@ -7,9 +7,9 @@ from concurrent.futures import Executor
 
 from lance_namespace.errors import UnauthenticatedError
 
-from tiltyard.api.requests import Headers
-from tiltyard.api.safety import check_page
-from tiltyard.api.uploads import Receive, read_body
+from tiltyard.api.binding import Headers
+from tiltyard.api.bodies.uploads import Receive, read_body
+from tiltyard.api.browser_security import check_page
 from tiltyard.context import Services
 from tiltyard.identity import Authenticator, Credentials, from_body, from_headers
 from tiltyard.model.principals import EVERYBODY, Principal

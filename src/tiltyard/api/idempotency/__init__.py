@@ -1,0 +1,1 @@
+"""Requests with an idempotency key: run once, and answered from the record when they are repeated."""

@@ -14,7 +14,7 @@ from tests.tables.served import Server, ask, models
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import AuditFilter
 from tiltyard.tables.multipart import create_multipart_write
-from tiltyard.worker.sweeping import sweep_old
+from tiltyard.worker.sweeper import sweep_old
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from tests.tables.served import Server, ask
 from tests.tables.test_version_commits import commit_all, create, stage
 
 from tiltyard.catalog.tables import deregister_table, describe_table, register_table, table_exists
-from tiltyard.catalog.undo import undrop_table
+from tiltyard.catalog.undrop import undrop_table
 from tiltyard.model.spec import models
 from tiltyard.store.deleted_versions import subtract
 from tiltyard.tables.branches import create_table_branch, delete_table_branch

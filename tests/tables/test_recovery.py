@@ -22,7 +22,7 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog.namespaces import create_namespace, drop_namespace
 from tiltyard.catalog.tables import deregister_table, drop_table, rename_table
 from tiltyard.catalog.transactions import describe_transaction
-from tiltyard.catalog.undo import undrop_namespace, undrop_table
+from tiltyard.catalog.undrop import undrop_namespace, undrop_table
 from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.runtime.failpoints import FaultError

@@ -16,7 +16,7 @@ from tests.tables.test_version_commits import location, stage
 from tiltyard.store import NewVersion
 from tiltyard.tables import finalizing
 from tiltyard.tables.retries import FIRST_MS, LONGEST_MS, MOST_TABLES, Retries
-from tiltyard.worker.sweeping import sweep_leftovers
+from tiltyard.worker.sweeper import sweep_leftovers
 
 
 def pend(server: Server, name: str, version: int, staged: str) -> None:

@@ -34,7 +34,7 @@ from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_c
 from tiltyard.tables.create import create_table
 from tiltyard.tables.recovery import recovered
 from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
-from tiltyard.worker.orders import own_conf
+from tiltyard.worker.driver_config import own_conf
 
 IMAGE = "registry.example/functions:3"
 DATA = pa.table({"a": [1, 2, 3], "t": ["x", "yy", "zzz"]})

@@ -13,8 +13,8 @@ from tiltyard.config import ConfigError, Settings, load_settings
 from tiltyard.model.java_properties import properties_text
 from tiltyard.model.spark_properties import NUMBERS, SIZES, SWITCHES, check_spark_properties
 from tiltyard.pipeline import environment as driver
-from tiltyard.worker.environment import handed, inherited
-from tiltyard.worker.orders import environment, orders, spark_conf
+from tiltyard.worker.driver_config import environment, orders, spark_conf
+from tiltyard.worker.driver_environment import handed, inherited
 
 if TYPE_CHECKING:
     from pathlib import Path

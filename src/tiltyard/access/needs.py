@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError
 
-from tiltyard.access.seeing import check_server, seen_namespace, seen_table
+from tiltyard.access.visibility import check_server, seen_namespace, seen_table
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.modes import DropMode, parse_mode
 from tiltyard.model.operations import Needs

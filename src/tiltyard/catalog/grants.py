@@ -9,7 +9,8 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tiltyard.access import is_administrator
 from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
 from tiltyard.access.needs import ANYBODY
-from tiltyard.access.objects import (
+from tiltyard.access.rights import Rights
+from tiltyard.access.securables import (
     ASKING,
     LISTING_GRANTS,
     MANAGING_GRANTS,
@@ -18,7 +19,6 @@ from tiltyard.access.objects import (
     find_object,
     own_privileges,
 )
-from tiltyard.access.rights import Rights
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import ALL, implied, parse_privileges, words

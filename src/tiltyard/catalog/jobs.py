@@ -20,10 +20,10 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.access import Privilege, lists
+from tiltyard.access import Privilege, filtered_lists
 from tiltyard.access.needs import on_server
-from tiltyard.access.transactions import LIST_JOBS, OWN_JOB, SUBMIT_JOB
-from tiltyard.catalog.admission import admit_job, asked, bound_table, check_asker, checked_arguments
+from tiltyard.access.transaction_checks import LIST_JOBS, OWN_JOB, SUBMIT_JOB
+from tiltyard.catalog.job_admission import admit_job, asked, bound_table, check_asker, checked_arguments
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.jobs import pipeline_jobs
@@ -248,7 +248,9 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
         f"jobs {request.name} {status}",
         request.page_token,
         request.limit,
-        lambda before, count: lists.list_jobs(ctx, kinds, status or None, tuple(before) if before else None, count),
+        lambda before, count: filtered_lists.list_jobs(
+            ctx, kinds, status or None, tuple(before) if before else None, count
+        ),
         lambda record: (record.created_at, record.id),
     )
     return models.ListJobsResponse(jobs=[entry(ctx, record) for record in found], page_token=token)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
 
 from tiltyard.access import Privilege
-from tiltyard.access.creating import CREATE_NAMESPACE, owner
-from tiltyard.access.lists import list_namespaces as visible_namespaces
-from tiltyard.access.lists import short
+from tiltyard.access.create_checks import CREATE_NAMESPACE, owner
+from tiltyard.access.filtered_lists import list_namespaces as visible_namespaces
+from tiltyard.access.filtered_lists import short
 from tiltyard.access.needs import DROPPING, SEEING_NAMESPACE, on_namespace
-from tiltyard.catalog.deletion import DELETE_FOLDERS
+from tiltyard.catalog.folder_deletion import DELETE_FOLDERS
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id
 from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode

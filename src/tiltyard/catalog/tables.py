@@ -12,13 +12,13 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access import Privilege, narrowing_of
-from tiltyard.access.creating import DECLARE_TABLE, REGISTER_TABLE, owner
-from tiltyard.access.lists import list_all_tables as all_visible_tables
-from tiltyard.access.lists import list_tables as visible_tables
-from tiltyard.access.lists import short
-from tiltyard.access.moving import RENAME_TABLE, new_home
+from tiltyard.access.create_checks import DECLARE_TABLE, REGISTER_TABLE, owner
+from tiltyard.access.filtered_lists import list_all_tables as all_visible_tables
+from tiltyard.access.filtered_lists import list_tables as visible_tables
+from tiltyard.access.filtered_lists import short
 from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
-from tiltyard.catalog.deletion import delete_dropped
+from tiltyard.access.rename_checks import RENAME_TABLE, new_home
+from tiltyard.catalog.folder_deletion import delete_dropped
 from tiltyard.context import Context
 from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, parse_mode

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import click
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.catalog.deletion import sweep
+from tiltyard.catalog.folder_deletion import sweep
 from tiltyard.catalog.garbage import all_tables, remove_folders, unknown_folders
-from tiltyard.catalog.undo import list_dropped_namespaces, list_dropped_tables, undrop_namespace, undrop_table
+from tiltyard.catalog.undrop import list_dropped_namespaces, list_dropped_tables, undrop_namespace, undrop_table
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Context
 from tiltyard.model.ids import DEFAULT_DELIMITER, Id, display, parse_id

@@ -16,8 +16,8 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 
-from tiltyard.access.batches import COMMITTING
-from tiltyard.access.creating import owner
+from tiltyard.access.batch_checks import COMMITTING
+from tiltyard.access.create_checks import owner
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.creating import CLONE_TABLE, owner
+from tiltyard.access.create_checks import CLONE_TABLE, owner
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation

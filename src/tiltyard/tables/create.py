@@ -18,8 +18,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.creating import CREATE_TABLE, owner
-from tiltyard.catalog.deletion import delete_marked
+from tiltyard.access.create_checks import CREATE_TABLE, owner
+from tiltyard.catalog.folder_deletion import delete_marked
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation

@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access import Privilege
-from tiltyard.access.seeing import seen_namespace, seen_table
+from tiltyard.access.visibility import seen_namespace, seen_table
 from tiltyard.model.computed_columns import PREFIX
 from tiltyard.model.ids import display
 from tiltyard.model.schemas.column_names import check_column_name

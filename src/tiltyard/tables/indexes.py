@@ -18,7 +18,7 @@ from lance_namespace.errors import (
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.catalog.admission import asked
+from tiltyard.catalog.job_admission import asked
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.index_types import IndexType, index_type, lance_name, parameters

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
 from tiltyard.access import Privilege
-from tiltyard.access.batches import BATCH_CREATE_VERSIONS
+from tiltyard.access.batch_checks import BATCH_CREATE_VERSIONS
 from tiltyard.access.needs import on_table
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models

@@ -20,8 +20,8 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access import Privilege
-from tiltyard.access.seeing import seen_table
-from tiltyard.access.standing import present
+from tiltyard.access.principal_refresh import present
+from tiltyard.access.visibility import seen_table
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.table_history import read_transactions

@@ -17,10 +17,10 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.access import Privilege
-from tiltyard.access.creating import check_table
+from tiltyard.access.create_checks import check_table
 from tiltyard.access.needs import on_table
-from tiltyard.access.seeing import seen_namespace, seen_table
-from tiltyard.catalog.admission import job_check
+from tiltyard.access.visibility import seen_namespace, seen_table
+from tiltyard.catalog.job_admission import job_check
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.arrow_compat import check_names
 from tiltyard.model.ids import display, table_id

@@ -14,7 +14,7 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.access.seeing import seen_table
+from tiltyard.access.visibility import seen_table
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.computed_columns import Computed, Declaration, declared
 from tiltyard.model.ids import MAIN_BRANCH, display, table_id

@@ -34,8 +34,8 @@ from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord
+from tiltyard.worker.driver_config import environment, hand_over, orders, own_conf, submit_command, warm_command
 from tiltyard.worker.guarding import guarded
-from tiltyard.worker.orders import environment, hand_over, orders, own_conf, submit_command, warm_command
 
 log = logging.getLogger("tiltyard.worker")
 

@@ -27,7 +27,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.worker.guarding import guarded
-from tiltyard.worker.sweeping import sweep_leftovers, sweep_old
+from tiltyard.worker.sweeper import sweep_leftovers, sweep_old
 
 log = logging.getLogger("tiltyard.worker")
 

@@ -18,7 +18,7 @@ from tiltyard.model.java_properties import properties_text
 from tiltyard.model.jobs import DRIVER as DRIVER_OF
 from tiltyard.model.spark_properties import check_spark_properties
 from tiltyard.store import TransactionRecord
-from tiltyard.worker.environment import handed, inherited
+from tiltyard.worker.driver_environment import handed, inherited
 
 DRIVER = "tiltyard.pipeline.driver"
 SUBMITTED = Path(__file__).parent.parent / "pipeline" / "submitted" / "spark_driver.py"

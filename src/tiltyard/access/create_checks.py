@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, PermissionDeniedError, TableNotFoundError
 
 from tiltyard.access.policies import refusal
-from tiltyard.access.seeing import check_record, check_server, rights_of, seen_namespace, seen_table
+from tiltyard.access.visibility import check_record, check_server, rights_of, seen_namespace, seen_table
 from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import Needs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.rights import Rights
-from tiltyard.access.seeing import check_server, rights_of, seen_namespace, seen_table
+from tiltyard.access.visibility import check_server, rights_of, seen_namespace, seen_table
 from tiltyard.model.ids import Id, display, namespace_id, table_id
 from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import Needs

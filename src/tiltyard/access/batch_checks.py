@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.access.creating import check_new_table
-from tiltyard.access.seeing import seen_table
+from tiltyard.access.create_checks import check_new_table
+from tiltyard.access.visibility import seen_table
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import Privilege

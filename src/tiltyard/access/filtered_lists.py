@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access.seeing import rights_of
+from tiltyard.access.visibility import rights_of
 from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError, TableNotFoundError
 
-from tiltyard.access.seeing import rights_of, seen_namespace, seen_table
+from tiltyard.access.visibility import rights_of, seen_namespace, seen_table
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import Privilege

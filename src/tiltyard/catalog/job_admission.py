@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableNotFoundError
 
-from tiltyard.access.seeing import check_record, check_server, rights_of, seen_namespace, seen_table
-from tiltyard.access.standing import present
+from tiltyard.access.principal_refresh import present
+from tiltyard.access.visibility import check_record, check_server, rights_of, seen_namespace, seen_table
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER, Principal
 from tiltyard.model.privileges import Privilege

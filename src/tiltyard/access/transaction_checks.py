@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.access.policies import refusal
-from tiltyard.access.seeing import check_server, refused, rights_of, seen_namespace, seen_table
+from tiltyard.access.visibility import check_server, refused, rights_of, seen_namespace, seen_table
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import Privilege

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.catalog.deletion import sweep
+from tiltyard.catalog.folder_deletion import sweep
 from tiltyard.config import DAY_MS
 from tiltyard.tables.finalizing import sweep_pending
 from tiltyard.tables.multipart import abandon_stale_uploads

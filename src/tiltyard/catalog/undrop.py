@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.lists import list_removed_namespaces, list_removed_tables, short
-from tiltyard.access.moving import UNDROP_NAMESPACE, UNDROP_TABLE, new_home
+from tiltyard.access.filtered_lists import list_removed_namespaces, list_removed_tables, short
 from tiltyard.access.needs import ANYBODY
+from tiltyard.access.rename_checks import UNDROP_NAMESPACE, UNDROP_TABLE, new_home
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models

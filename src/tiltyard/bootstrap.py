@@ -16,10 +16,10 @@ from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.outage_log import Outages
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
-from tiltyard.tables.finished import Finished
-from tiltyard.tables.known import KnownTables
-from tiltyard.tables.own_commits import road
-from tiltyard.tables.retries import Retries
+from tiltyard.tables.commits.commit_handler import road
+from tiltyard.tables.commits.finalized_log import Finished
+from tiltyard.tables.commits.finalizing_backoff import Retries
+from tiltyard.tables.commits.known_tables import KnownTables
 
 
 def register_operations() -> None:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tiltyard.storage import Storage
     from tiltyard.storage.road import Road
     from tiltyard.store import Claim, Store, TableRecord, UnitOfWork
-    from tiltyard.tables.finished import Finished
-    from tiltyard.tables.known import KnownTables
+    from tiltyard.tables.commits.finalized_log import Finished
+    from tiltyard.tables.commits.finalizing_backoff import Retries
+    from tiltyard.tables.commits.known_tables import KnownTables
     from tiltyard.tables.opening import OpenTable
-    from tiltyard.tables.retries import Retries
 
 
 Answer = TypeVar("Answer")

@@ -42,7 +42,7 @@ from tiltyard.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.tables.finished import Finished
+    from tiltyard.tables.commits.finalized_log import Finished
 
 STOP_SECONDS = 5.0
 

@@ -13,7 +13,7 @@ from tests.store.test_audit import record
 from tests.tables.served import Server, ask, models
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import AuditFilter
-from tiltyard.tables.multipart import create_multipart_write
+from tiltyard.tables.rows.multipart import create_multipart_write
 from tiltyard.worker.sweeper import sweep_old
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from tests.services.server import ServerProcess
 from tiltyard.publishing import ending
 from tiltyard.publishing.sending import NotHeardError, sender
 from tiltyard.runtime.failpoints import Point
-from tiltyard.tables import finalizing
+from tiltyard.tables.commits import finalizing
 
 
 class Home:

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.conftest import wait_until
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
-from tiltyard.tables.index_process import COMMAND
+from tiltyard.tables.indexes.build_process import COMMAND
 
 NOT_OURS = ("lance_namespace_urllib3_client", "pydantic", "pandas", "pyspark", "sqlglot", "botocore", "psycopg")
 BEGINNINGS = tuple(f"/{name}/__init__.py" for name in NOT_OURS)

@@ -13,8 +13,8 @@ from tiltyard.context import Context
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
-from tiltyard.tables import query
 from tiltyard.tables.opening import OpenTable
+from tiltyard.tables.query import query
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.batch_sizes import (
+from tiltyard.tables.query.batch_sizes import (
     BATCH_BYTES,
     FEWEST_ROWS,
     MOST_ROWS,

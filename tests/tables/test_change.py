@@ -12,7 +12,7 @@ from tests.tables.test_insert import at_once
 from tests.tables.test_merge import names
 
 from tiltyard.model.spec import models
-from tiltyard.tables.change import delete_from_table, update_table
+from tiltyard.tables.rows.update_delete import delete_from_table, update_table
 
 
 def update(server: Server, *updates: list[str], **fields: Any) -> models.UpdateTableResponse:

@@ -23,7 +23,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.model.schemas.to_json import to_json
 from tiltyard.model.spec import models
-from tiltyard.tables import columns
+from tiltyard.tables.schema import columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

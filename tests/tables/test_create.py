@@ -15,9 +15,9 @@ from tests.tables.served import Server
 from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.model.arrow_bodies import ArrowBody
 from tiltyard.model.spec import models
-from tiltyard.tables import create as module
-from tiltyard.tables.create import create_table
-from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.rows import create as module
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.insert import insert_into_table
 
 
 def create(server: Server, body: ArrowBody, name: str = "t", **fields: Any) -> models.CreateTableResponse:
@@ -220,7 +220,7 @@ def test_create_table_lease_lost_is_a_conflict(server: Server, monkeypatch: pyte
         return insert(*args, **fields)
 
     insert = server.ctx.store.insert_table
-    monkeypatch.setattr("tiltyard.tables.create.LEASE_MS", -1)
+    monkeypatch.setattr("tiltyard.tables.rows.create.LEASE_MS", -1)
     monkeypatch.setattr(type(server.ctx.store), "insert_table", lambda self, *args, **fields: steal(*args, **fields))
     with pytest.raises(errors.ConcurrentModificationError):
         create(server, small(rows(1)))

@@ -23,9 +23,9 @@ from tiltyard.model.computed_columns import Declaration, declared
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
 from tiltyard.store.grants import TABLE
-from tiltyard.tables import version_commits
-from tiltyard.tables.create import create_table
-from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.commits import commit
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.insert import insert_into_table
 
 IMAGE = "registry.example/functions:3"
 CODE = Declaration("f", "1", "YQ==", ("a",), image=IMAGE).metadata()
@@ -88,26 +88,26 @@ def test_rows_declare_no_code_and_keep_their_other_metadata(server: Server, way:
 def test_staged_manifest_with_code_needs_to_run_code_over_the_table(server: Server, tmp_path: Path) -> None:
     writer = asking(server, Privilege.WRITE)
     with pytest.raises(PermissionDeniedError, match="run_udfs"):
-        version_commits.create_table_version(writer, staged(server, tmp_path, 2, CODE))
+        commit.create_table_version(writer, staged(server, tmp_path, 2, CODE))
     entry = staged(server, tmp_path, 2, CODE)
     batch = models.BatchCreateTableVersionsRequest(
         entries=[ask(models.CreateTableVersionEntry, id="t", version=2, manifest_path=entry.manifest_path)]
     )
     with pytest.raises(PermissionDeniedError, match="run_udfs"):
-        version_commits.batch_create_table_versions(writer, batch)
+        commit.batch_create_table_versions(writer, batch)
     assert server.open("t").version == 1
-    version_commits.create_table_version(asking(server, Privilege.RUN_UDFS), staged(server, tmp_path, 2, CODE))
+    commit.create_table_version(asking(server, Privilege.RUN_UDFS), staged(server, tmp_path, 2, CODE))
     assert isinstance(declared(server.open("t").schema.field("a").metadata), Declaration)
 
 
 def test_staged_manifest_with_the_code_that_is_there_needs_to_write_alone(server: Server, tmp_path: Path) -> None:
-    version_commits.create_table_version(server.ctx, staged(server, tmp_path, 2, CODE))
+    commit.create_table_version(server.ctx, staged(server, tmp_path, 2, CODE))
     writer = asking(server, Privilege.WRITE)
     path = stage(location(server, "t"), 3, tmp_path, ROWS)
-    assert version_commits.create_table_version(writer, asked(3, path)).version is not None
+    assert commit.create_table_version(writer, asked(3, path)).version is not None
     other = {**CODE, "tiltyard.udf.code": "Yg=="}
     with pytest.raises(PermissionDeniedError, match="run_udfs"):
-        version_commits.create_table_version(writer, staged(server, tmp_path, 4, other))
+        commit.create_table_version(writer, staged(server, tmp_path, 4, other))
 
 
 def test_staged_manifest_with_code_is_refused_where_code_is_off_or_for_another_image(
@@ -115,10 +115,8 @@ def test_staged_manifest_with_code_is_refused_where_code_is_off_or_for_another_i
 ) -> None:
     other = {**CODE, "tiltyard.udf.image": "elsewhere:1"}
     with pytest.raises(InvalidInputError, match="elsewhere:1"):
-        version_commits.create_table_version(server.ctx, staged(server, tmp_path, 2, other))
+        commit.create_table_version(server.ctx, staged(server, tmp_path, 2, other))
     closed = replace(server.services, settings=replace(server.services.settings, udfs=False))
     with pytest.raises(UnsupportedOperationError, match="udfs"):
-        version_commits.create_table_version(
-            structs.replace(server.ctx, services=closed), staged(server, tmp_path, 2, CODE)
-        )
+        commit.create_table_version(structs.replace(server.ctx, services=closed), staged(server, tmp_path, 2, CODE))
     assert server.open("t").version == 1

@@ -25,16 +25,16 @@ from tiltyard.catalog.tables import deregister_table, describe_table, register_t
 from tiltyard.catalog.undrop import undrop_table
 from tiltyard.model.spec import models
 from tiltyard.store.deleted_versions import subtract
-from tiltyard.tables.branches import create_table_branch, delete_table_branch
-from tiltyard.tables.clone import clone_table
-from tiltyard.tables.create import create_table
-from tiltyard.tables.garbage import Wish, collect
-from tiltyard.tables.insert import insert_into_table
-from tiltyard.tables.query import count_table_rows
-from tiltyard.tables.repair import repair
-from tiltyard.tables.tags import create_table_tag, delete_table_tag
-from tiltyard.tables.version_commits import batch_delete_table_versions
-from tiltyard.tables.versions import describe_table_version, list_table_versions, restore_table
+from tiltyard.tables.commits.commit import batch_delete_table_versions
+from tiltyard.tables.maintenance.garbage import Wish, collect
+from tiltyard.tables.maintenance.repair import repair
+from tiltyard.tables.query.query import count_table_rows
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.versions.branches import create_table_branch, delete_table_branch
+from tiltyard.tables.versions.clone import clone_table
+from tiltyard.tables.versions.tags import create_table_tag, delete_table_tag
+from tiltyard.tables.versions.versions import describe_table_version, list_table_versions, restore_table
 
 ROWS = pa.table({"id": [1, 2, 3]})
 DAY_MS = 24 * 3600 * 1000

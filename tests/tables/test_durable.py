@@ -24,10 +24,12 @@ from tiltyard.model.spec.models import (
     MergeInsertIntoTableRequest,
     UpdateTableRequest,
 )
-from tiltyard.tables import change, columns, create, own_commits
-from tiltyard.tables.indexes import create_table_index
-from tiltyard.tables.insert import insert_into_table
-from tiltyard.tables.merge import merge_insert_into_table
+from tiltyard.tables.commits import commit_handler
+from tiltyard.tables.indexes.operations import create_table_index
+from tiltyard.tables.rows import create, update_delete
+from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.rows.merge import merge_insert_into_table
+from tiltyard.tables.schema import columns
 
 Body = Callable[[pa.Table], ArrowBody]
 
@@ -37,7 +39,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
     """For each commit, the files of tables that were not synced after they were written, when it was recorded."""
     synced: dict[str, int] = {}
     found: list[list[str]] = []
-    sync, commit = os.fsync, own_commits.commit_staged
+    sync, commit = os.fsync, commit_handler.commit_staged
 
     def remember(descriptor: int) -> None:
         sync(descriptor)
@@ -53,7 +55,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
         return [str(path) for path in there if synced.get(str(path)) != path.stat().st_mtime_ns]
 
     monkeypatch.setattr(os, "fsync", remember)
-    monkeypatch.setattr(own_commits, "commit_staged", look)
+    monkeypatch.setattr(commit_handler, "commit_staged", look)
     yield found
     found.append(not_synced())
     assert len(found) > 1, "nothing was committed"
@@ -85,8 +87,10 @@ def test_changes_are_durable_before_they_are_recorded(server: Server, missing: l
         id=["t"], on="id", when_matched_update_all=True, when_not_matched_insert_all=True
     )
     merge_insert_into_table(server.ctx, merging, small(rows(4, 4)))
-    change.update_table(server.ctx, ask(UpdateTableRequest, id="t", updates=[["name", "'x'"]], predicate="id < 2"))
-    change.delete_from_table(server.ctx, DeleteFromTableRequest(id=["t"], predicate="id = 3"))
+    update_delete.update_table(
+        server.ctx, ask(UpdateTableRequest, id="t", updates=[["name", "'x'"]], predicate="id < 2")
+    )
+    update_delete.delete_from_table(server.ctx, DeleteFromTableRequest(id=["t"], predicate="id = 3"))
     added = [{"name": "twice", "expression": "id * 2"}]
     columns.alter_table_add_columns(server.ctx, ask(AlterTableAddColumnsRequest, id="t", new_columns=added))
     create_table_index(server.ctx, CreateTableIndexRequest(id=["t"], column="id", index_type="BTREE"))

@@ -22,7 +22,7 @@ import tiltyard
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.manifests import check_manifest
-from tiltyard.tables import appends
+from tiltyard.tables.rows import append_queue
 
 ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})
 
@@ -95,7 +95,7 @@ def test_insert_on_top_of_a_manifest_put_there_meanwhile_does_not_share_what_it_
             put_foreign_rows(location, victim)
         return written
 
-    monkeypatch.setattr(appends, "write_rows", write)
+    monkeypatch.setattr(append_queue, "write_rows", write)
     namespace.insert_into_table({"id": ["t"]}, stream(ROWS))
     with pytest.raises(PermissionDeniedError, match="outside the folder"):
         namespace.count_table_rows({"id": ["t"]})

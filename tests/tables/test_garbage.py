@@ -25,10 +25,11 @@ from tiltyard.model.jobs import Job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, Store
-from tiltyard.tables import clone, garbage
-from tiltyard.tables.change import delete_from_table
-from tiltyard.tables.create import create_table
-from tiltyard.tables.garbage import Wish
+from tiltyard.tables.maintenance import garbage
+from tiltyard.tables.maintenance.garbage import Wish
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.update_delete import delete_from_table
+from tiltyard.tables.versions import clone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

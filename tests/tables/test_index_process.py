@@ -20,10 +20,10 @@ from tests.tables.test_indexes import Indexes, rows
 from tiltyard.model.jobs import Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
-from tiltyard.tables import index_build, index_process
-from tiltyard.tables.branches import create_table_branch
-from tiltyard.tables.index_builder import IndexOrder, build
-from tiltyard.tables.insert import insert_into_table
+from tiltyard.tables.indexes import build_job, build_process
+from tiltyard.tables.indexes.builder import IndexOrder, build
+from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.versions.branches import create_table_branch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +41,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             super().__init__(*arguments, **options)
             processes.append(self)
 
-    monkeypatch.setattr(index_build, "_ROWS_IN_PROCESS", -1)
-    monkeypatch.setattr(index_process.subprocess, "Popen", Popen)
-    monkeypatch.setattr(index_process, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(build_job, "_ROWS_IN_PROCESS", -1)
+    monkeypatch.setattr(build_process.subprocess, "Popen", Popen)
+    monkeypatch.setattr(build_process, "LOOK_SECONDS", 0.05)
     return processes
 
 
@@ -97,7 +97,7 @@ def test_error_of_the_process_is_the_error_of_the_job(table: Indexes, started: S
 def run(table: Indexes, report: Callable[[Any], bool]) -> None:
     record = table.server.services.store.claim_transaction("worker", 60_000)
     assert record is not None
-    index_build.build_index(table.server.ctx, Job(record.id, record.kind, record.table_id, record.payload, report))
+    build_job.build_index(table.server.ctx, Job(record.id, record.kind, record.table_id, record.payload, report))
 
 
 def test_cancel_ends_the_process_and_leaves_no_index(table: Indexes, started: Started) -> None:
@@ -152,8 +152,8 @@ def test_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from dataclasses import asdict
-from tiltyard.tables.index_builder import IndexOrder, ProcessOrder
-from tiltyard.tables.index_process import IndexProcess
+from tiltyard.tables.indexes.builder import IndexOrder, ProcessOrder
+from tiltyard.tables.indexes.build_process import IndexProcess
 order = IndexOrder({str(tmp_path / "t.lance")!r}, None, "id", "i", "BTREE")
 process = IndexProcess(ProcessOrder(asdict(order), "8d1f0b52-9a4a-4d0b-8a3b-1f1c7b1e2a10", 1, {{}}, ["1"]), None)
 print(process._process.pid, flush=True)
@@ -217,10 +217,10 @@ def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
 ) -> None:
     """Shares of the time, as the system counts them: whole ticks of processor time, nanoseconds of waiting."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr(index_process.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(build_process.time, "monotonic", lambda: clock["now"])
     thread = tmp_path / "task" / "1"
     thread.mkdir(parents=True)
-    stall = index_process._Stall(tmp_path, 300)
+    stall = build_process._Stall(tmp_path, 300)
 
     def look() -> None:
         for second in range(1, 400):

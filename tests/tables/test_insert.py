@@ -21,9 +21,10 @@ from tiltyard.model.arrow_bodies import ArrowBody
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.locks import TooBusyError
-from tiltyard.tables import appends, own_commits
-from tiltyard.tables.insert import insert_into_table
-from tiltyard.tables.own_commits import OwnCommits
+from tiltyard.tables.commits import commit_handler
+from tiltyard.tables.commits.commit_handler import OwnCommits
+from tiltyard.tables.rows import append_queue
+from tiltyard.tables.rows.insert import insert_into_table
 
 
 def insert(server: Server, body: ArrowBody, name: str = "t", **fields: Any) -> models.InsertIntoTableResponse:
@@ -189,7 +190,7 @@ def test_insert_bad_batch_fails_its_own_caller_alone(server: Server, monkeypatch
             raise ValueError("LanceError(Arrow): these bits are bad")
         return writing.write_rows(storage, table, dataset)
 
-    monkeypatch.setattr(appends, "write_rows", write)
+    monkeypatch.setattr(append_queue, "write_rows", write)
     server.create("t", rows(0))
     results = at_once([lambda key=key: insert(server, small(rows(1, key))) for key in range(32)])
     assert Counter(type(result) for result in results) == {
@@ -290,7 +291,7 @@ def test_insert_into_a_table_changed_after_its_rows_were_written_comes_before_or
             one(location)
         return written
 
-    monkeypatch.setattr(appends, "write_rows", write)
+    monkeypatch.setattr(append_queue, "write_rows", write)
     if left is None:
         with pytest.raises(errors.TableSchemaValidationError):
             insert(server, small(rows(1, 5)))
@@ -372,14 +373,14 @@ def test_insert_into_a_managed_table_dropped_once_it_may_have_been_committed_is_
     server.declare("t", managed=True)
     insert(server, small(rows(3)))
     written = data_files(server)
-    commit = own_commits.commit_staged
+    commit = commit_handler.commit_staged
 
     def torn(*args: Any, **options: Any) -> None:
         commit(*args, **options)
         drop(server, "t")
         raise errors.TableNotFoundError("It is gone by now.")
 
-    monkeypatch.setattr(own_commits, "commit_staged", torn)
+    monkeypatch.setattr(commit_handler, "commit_staged", torn)
     with pytest.raises(errors.ServiceUnavailableError, match="not known"):
         insert(server, small(rows(2)))
     assert len(data_files(server)) == len(written) + 1

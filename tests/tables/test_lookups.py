@@ -10,10 +10,10 @@ import pytest
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
-from tiltyard.tables import lookups
-from tiltyard.tables.indexes import prewarm_table_page_cache
-from tiltyard.tables.lookups import PAUSE_SECONDS, SLOW_SECONDS, Pace, looking_up, unlimited
-from tiltyard.tables.query import query_table
+from tiltyard.tables.indexes.operations import prewarm_table_page_cache
+from tiltyard.tables.query import point_lookups
+from tiltyard.tables.query.point_lookups import PAUSE_SECONDS, SLOW_SECONDS, Pace, looking_up, unlimited
+from tiltyard.tables.query.query import query_table
 
 ROWS = pa.table(
     {
@@ -133,8 +133,8 @@ def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Serve
 @pytest.mark.usefixtures("table")
 def test_slow_look_ups_take_a_thread_for_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(lookups, "monotonic", lambda: now[0])
-    monkeypatch.setattr(lookups, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(point_lookups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(point_lookups, "SLOW_SECONDS", 0.0)
     assert len(found(server, at_once=True, filter="id = 7")) == 1
     assert looking_up(server.ctx, query(filter="id = 7")) is None
     now[0] += PAUSE_SECONDS

@@ -16,7 +16,9 @@ from tests.tables.test_version_commits import ROWS, create, location, stage
 
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, VersionRecord
-from tiltyard.tables import asked_versions, finalizing, repair, versions
+from tiltyard.tables.commits import commit_requests, finalizing
+from tiltyard.tables.maintenance import repair
+from tiltyard.tables.versions import versions
 
 FINAL = f"{2**64 - 3}.manifest"
 """Of version 2."""
@@ -39,7 +41,7 @@ def recorded(server: Server, staged: str) -> VersionRecord:
     """Version 2, as the catalog has it when the power goes."""
     table = server.services.store.describe_table(("t",))
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    record, _ = server.services.store.record_version(asked_versions.staged_version(server.ctx, table, request))
+    record, _ = server.services.store.record_version(commit_requests.staged_version(server.ctx, table, request))
     return record
 
 

@@ -16,7 +16,7 @@ from tests.tables.test_insert import at_once
 
 from tiltyard.model.arrow_bodies import ArrowBody
 from tiltyard.model.spec import models
-from tiltyard.tables.merge import merge_insert_into_table
+from tiltyard.tables.rows.merge import merge_insert_into_table
 
 
 def merge(server: Server, body: ArrowBody, **fields: Any) -> models.MergeInsertIntoTableResponse:

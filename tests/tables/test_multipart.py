@@ -13,7 +13,7 @@ from tests.tables.served import Server
 from tests.tables.test_insert import at_once, data_files, insert
 
 from tiltyard.model.spec import models
-from tiltyard.tables.multipart import (
+from tiltyard.tables.rows.multipart import (
     abandon_stale_uploads,
     abort_multipart_write,
     complete_multipart_write,

@@ -19,9 +19,9 @@ from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, StorageError
-from tiltyard.tables.create import create_table
-from tiltyard.tables.insert import insert_into_table
-from tiltyard.tables.version_commits import create_table_version
+from tiltyard.tables.commits.commit import create_table_version
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.insert import insert_into_table
 
 
 @pytest.fixture(scope="module")

@@ -27,14 +27,14 @@ from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.runtime.failpoints import FaultError
 from tiltyard.store import NewRequest
-from tiltyard.tables.batch import batch_commit_tables
-from tiltyard.tables.columns import update_field_metadata, update_table_schema_metadata
-from tiltyard.tables.create import create_table
-from tiltyard.tables.finalizing import finalize_pending
-from tiltyard.tables.insert import insert_into_table
-from tiltyard.tables.recovery import recovered
-from tiltyard.tables.repair import repair
-from tiltyard.tables.versions import restore_table
+from tiltyard.tables.commits.batch_commit import batch_commit_tables
+from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.commits.recovery import recovered
+from tiltyard.tables.maintenance.repair import repair
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.rows.insert import insert_into_table
+from tiltyard.tables.schema.columns import update_field_metadata, update_table_schema_metadata
+from tiltyard.tables.versions.versions import restore_table
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

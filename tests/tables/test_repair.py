@@ -16,8 +16,10 @@ from tests.tables.served import Server, ask
 from tiltyard.model.spec import models
 from tiltyard.storage.files import LocalFiles
 from tiltyard.store import NewRequest, NewVersion
-from tiltyard.tables import repair, version_commits, versions
-from tiltyard.tables.repair import SETTLED_MS
+from tiltyard.tables.commits import commit
+from tiltyard.tables.maintenance import repair
+from tiltyard.tables.maintenance.repair import SETTLED_MS
+from tiltyard.tables.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +109,7 @@ def test_repair_follows_a_table_that_was_restored_from_a_copy(server: Server, tm
     staged = Path(record.location) / f"{manifest(2)}-staged"
     (Path(record.location) / manifest(2)).rename(staged)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=str(staged))
-    version_commits.create_table_version(server.ctx, request)
+    commit.create_table_version(server.ctx, request)
     assert recorded(server, record) == [1, 2]
 
 

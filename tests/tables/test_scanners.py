@@ -11,8 +11,8 @@ import pytest
 from lance.dataset import ColumnOrdering
 from tests.tables.querying import rows
 
-from tiltyard.tables import scanners
-from tiltyard.tables.scanners import make_scanner
+from tiltyard.tables.query import scanners
+from tiltyard.tables.query.scanners import make_scanner
 
 if TYPE_CHECKING:
     from pathlib import Path

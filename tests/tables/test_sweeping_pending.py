@@ -14,8 +14,8 @@ from tests.tables.served import Server
 from tests.tables.test_version_commits import location, stage
 
 from tiltyard.store import NewVersion
-from tiltyard.tables import finalizing
-from tiltyard.tables.retries import FIRST_MS, LONGEST_MS, MOST_TABLES, Retries
+from tiltyard.tables.commits import finalizing
+from tiltyard.tables.commits.finalizing_backoff import FIRST_MS, LONGEST_MS, MOST_TABLES, Retries
 from tiltyard.worker.sweeper import sweep_leftovers
 
 

@@ -25,7 +25,8 @@ from tests.tables.served import Server, ask
 from tiltyard.model.spec import models
 from tiltyard.store import VersionRecord
 from tiltyard.store.tables import Tables
-from tiltyard.tables import asked_versions, batch, finalizing, version_commits, version_groups, versions
+from tiltyard.tables.commits import batch_commit, batched_commits, commit, commit_requests, finalizing
+from tiltyard.tables.versions import versions
 
 ROWS = pa.table({"a": [1, 2, 3]})
 
@@ -70,14 +71,14 @@ def stage_two(folder: Path, scratch: Path) -> list[str]:
 
 def create(server: Server, name: str, version: int, path: str) -> models.TableVersion:
     request = ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
-    answer = version_commits.create_table_version(server.ctx, request).version
+    answer = commit.create_table_version(server.ctx, request).version
     assert answer is not None
     return answer
 
 
 def commit_all(server: Server, *operations: dict[str, Any]) -> models.BatchCommitTablesResponse:
     request = ask(models.BatchCommitTablesRequest, operations=list(operations))
-    return batch.batch_commit_tables(server.ctx, request)
+    return batch_commit.batch_commit_tables(server.ctx, request)
 
 
 def version_of(name: str, version: int, path: str) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
         ask(models.CreateTableVersionRequest, id=name, version=1, manifest_path=path, naming_scheme="V2")
         for name, path in given
     ]
-    found = version_groups.create_table_versions([(server.ctx, request) for request in requests])
+    found = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
     kinds = [type(one) for one in found]
     made = models.CreateTableVersionResponse
     assert kinds == [made, ConcurrentModificationError, InvalidInputError, TableNotFoundError, made, made]
@@ -140,7 +141,7 @@ def together(server: Server, *given: tuple[str, int, str]) -> list[Any]:
         ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
         for name, version, path in given
     ]
-    found = version_groups.create_table_versions([(server.ctx, request) for request in requests])
+    found = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
     return [type(one) if isinstance(one, Exception) else one.version and one.version.version for one in found]
 
 
@@ -212,8 +213,8 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     table = server.services.store.describe_table(("t",))
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
-    new = asked_versions.staged_version(server.ctx, table, request)
-    found = version_groups.recorded_apart(server.ctx, [structs.replace(new, table_id=99), new])
+    new = commit_requests.staged_version(server.ctx, table, request)
+    found = batched_commits.recorded_apart(server.ctx, [structs.replace(new, table_id=99), new])
     assert [type(one) for one in found] == [TableNotFoundError, VersionRecord]
 
 
@@ -274,7 +275,7 @@ def test_create_version_by_names_other_than_the_tables_is_refused(
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged, naming_scheme="V1")
     with pytest.raises(InvalidInputError, match="V2"):
-        version_commits.create_table_version(server.ctx, request)
+        commit.create_table_version(server.ctx, request)
     assert lance.dataset(folder).version == 1
     assert create(server, "t", 2, staged).version == 2
 
@@ -291,7 +292,7 @@ def test_create_version_without_a_naming_scheme_takes_that_of_the_staged_name(se
         staged = shutil.copy(tmp_path / "copy" / "_versions" / "2.manifest", folder / "_versions" / name)
         request = ask(models.CreateTableVersionRequest, id="old", version=2, manifest_path=str(staged))
         with pytest.raises(InvalidInputError, match="V1") if refused else nullcontext():
-            version_commits.create_table_version(server.ctx, request)
+            commit.create_table_version(server.ctx, request)
     assert lance.dataset(folder).count_rows() == 6
 
 
@@ -368,7 +369,7 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    new = asked_versions.staged_version(server.ctx, server.services.store.describe_table(("t",)), request)
+    new = commit_requests.staged_version(server.ctx, server.services.store.describe_table(("t",)), request)
     server.services.store.record_version(new)  # and here the server dies
     asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
     assert versions.describe_table_version(server.ctx, asked).version.version == 2
@@ -433,11 +434,11 @@ def test_batch_create_versions_is_all_or_none(server: Server, folder: Path, tmp_
     entries = [{"id": [name], "version": 1, "manifest_path": path} for name, path in paths.items()]
     request = ask(models.BatchCreateTableVersionsRequest, entries=entries)
     with pytest.raises(ConcurrentModificationError):
-        version_commits.batch_create_table_versions(server.ctx, request)
+        commit.batch_create_table_versions(server.ctx, request)
     assert server.services.store.latest_version(server.services.store.describe_table(("t",)).id) is None
     entries = [entries[0], {"id": ["u"], "version": 2, "manifest_path": stage(location(server, "u"), 2, tmp_path)}]
     request = ask(models.BatchCreateTableVersionsRequest, entries=entries)
-    answer = version_commits.batch_create_table_versions(server.ctx, request)
+    answer = commit.batch_create_table_versions(server.ctx, request)
     assert [version.version for version in answer.versions] == [1, 2]
     assert (lance.dataset(folder).version, server.open("u").version) == (1, 2)
 
@@ -451,7 +452,7 @@ def test_batch_delete_versions_forgets_records_but_never_the_latest(
     def delete(start: int, end: int) -> int | None:
         ranges = [{"start_version": start, "end_version": end}]
         request = ask(models.BatchDeleteTableVersionsRequest, id="t", ranges=ranges)
-        return version_commits.batch_delete_table_versions(server.ctx, request).deleted_count
+        return commit.batch_delete_table_versions(server.ctx, request).deleted_count
 
     assert [delete(1, 2), delete(0, -1), delete(0, -1)] == [1, 1, 0]
     assert lance.dataset(folder).count_rows() == 9
@@ -601,12 +602,10 @@ def test_batch_create_versions_takes_several_of_one_table_in_order(
         for version, path in enumerate(stage_two(folder, tmp_path), 1)
     ]
     with pytest.raises(InvalidInputError, match="next version"):
-        version_commits.batch_create_table_versions(
+        commit.batch_create_table_versions(
             server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries[::-1])
         )
-    made = version_commits.batch_create_table_versions(
-        server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries)
-    )
+    made = commit.batch_create_table_versions(server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries))
     assert [version.version for version in made.versions] == [1, 2]
     assert lance.dataset(folder).count_rows() == 6
 

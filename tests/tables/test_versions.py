@@ -23,7 +23,8 @@ from lance_namespace.errors import (
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
-from tiltyard.tables import branches, stats, tags, versions
+from tiltyard.tables.schema import stats
+from tiltyard.tables.versions import branches, tags, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,10 +30,10 @@ from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.store import NewRequest
 from tiltyard.store.grants import TABLE
-from tiltyard.tables.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
-from tiltyard.tables.create import create_table
-from tiltyard.tables.recovery import recovered
-from tiltyard.tables.virtual_columns import MOST_CODE, alter_table_backfill_columns
+from tiltyard.tables.commits.recovery import recovered
+from tiltyard.tables.rows.create import create_table
+from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
+from tiltyard.tables.schema.computed_columns import MOST_CODE, alter_table_backfill_columns
 from tiltyard.worker.driver_config import own_conf
 
 IMAGE = "registry.example/functions:3"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.expressions import LONGEST_CHAIN, checked_expression
+from tiltyard.tables.sql.expressions import LONGEST_CHAIN, checked_expression
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.growing import LONGEST_TEXT, MOST, check_growth, growth_of
+from tiltyard.tables.sql.amplification import LONGEST_TEXT, MOST, check_growth, growth_of
 
 
 @pytest.mark.parametrize(

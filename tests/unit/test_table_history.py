@@ -13,7 +13,7 @@ from lance import LanceOperation
 
 from tiltyard.model.table_history import read_transaction, read_transactions
 from tiltyard.model.view_definitions import Made
-from tiltyard.tables.marks import REQUESTS, marked_rows
+from tiltyard.tables.commits.idempotency_marks import REQUESTS, marked_rows
 
 ROWS = pa.table({"id": [1, 2, 3]})
 CANNOT_READ_REWRITTEN_INDEXES = ["14.0.2"]

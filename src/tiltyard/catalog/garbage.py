@@ -16,7 +16,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import SUFFIX
-from tiltyard.tables.garbage import Wish, checked_wish, try_collect
+from tiltyard.tables.maintenance.garbage import Wish, checked_wish, try_collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

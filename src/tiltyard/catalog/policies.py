@@ -14,10 +14,10 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.expressions import checked_expression
-from tiltyard.tables.growing import check_growth
-from tiltyard.tables.narrowing import within
 from tiltyard.tables.opening import find_table, open_for_reading
+from tiltyard.tables.query.policy_enforcement import within
+from tiltyard.tables.sql.amplification import check_growth
+from tiltyard.tables.sql.expressions import checked_expression
 
 if TYPE_CHECKING:
     import lance

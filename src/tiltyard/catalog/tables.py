@@ -29,11 +29,11 @@ from tiltyard.model.spec import models
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_wait, storage_options
-from tiltyard.tables.managed import new_is_managed, registered_is_managed
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.stats import basic_stats
-from tiltyard.tables.taken_names import taken_name_first
-from tiltyard.tables.view_sources import made_of
+from tiltyard.tables.rows.name_conflicts import taken_name_first
+from tiltyard.tables.schema.stats import basic_stats
+from tiltyard.tables.schema.view_sources import made_of
+from tiltyard.tables.versions.managed import new_is_managed, registered_is_managed
 
 
 @operation(needs=DECLARE_TABLE)

@@ -20,9 +20,9 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.fatal import Refuse
 from tiltyard.server.serve import open_or_refuse
 from tiltyard.store import TableRecord, is_there
-from tiltyard.tables.garbage import checked_wish, collect, try_collect
+from tiltyard.tables.maintenance.garbage import checked_wish, collect, try_collect
+from tiltyard.tables.maintenance.repair import repair
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.repair import repair
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

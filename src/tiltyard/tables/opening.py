@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import lance
 
 from tiltyard.model.ids import table_id
-from tiltyard.tables.deleted_versions import check_not_deleted
-from tiltyard.tables.finalizing import finalize_pending
+from tiltyard.tables.commits.finalizing import finalize_pending
+from tiltyard.tables.versions.deleted_versions import check_not_deleted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

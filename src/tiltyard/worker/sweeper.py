@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tiltyard.catalog.folder_deletion import sweep
 from tiltyard.config import DAY_MS
-from tiltyard.tables.finalizing import sweep_pending
-from tiltyard.tables.multipart import abandon_stale_uploads
+from tiltyard.tables.commits.finalizing import sweep_pending
+from tiltyard.tables.rows.multipart import abandon_stale_uploads
 
 if TYPE_CHECKING:
     from tiltyard.context import Context

@@ -22,7 +22,7 @@ from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody, fingerprint_of
 from tiltyard.api.errors import STATUS, HttpError
 from tiltyard.context import Context
 from tiltyard.store import Claim, NewRequest, RequestRecord
-from tiltyard.tables.recovery import recovered
+from tiltyard.tables.commits.recovery import recovered
 
 if TYPE_CHECKING:
     from tiltyard.api.idempotency.keys import Repeats

@@ -13,7 +13,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.spec import models
-from tiltyard.tables.full_text import AUTOMATIC, DEEPEST
+from tiltyard.tables.query.full_text import AUTOMATIC, DEEPEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

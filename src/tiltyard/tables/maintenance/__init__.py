@@ -1,0 +1,1 @@
+"""Maintain tables: collect garbage, repair."""

@@ -1,0 +1,1 @@
+"""Read rows: plan queries, scan, search, take from memory, enforce policies."""

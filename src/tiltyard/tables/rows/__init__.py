@@ -1,0 +1,1 @@
+"""Write rows: create, insert, merge, update, delete, multipart."""

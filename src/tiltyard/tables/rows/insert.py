@@ -1,0 +1,163 @@
+"""Inserting rows: appended together with others' rows, or in place of all rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
+
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
+from tiltyard.model.modes import InsertMode, parse_mode
+from tiltyard.model.operations import Later, operation
+from tiltyard.model.schemas.column_names import check_new_columns
+from tiltyard.model.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.storage.writing import (
+    commit_overwrite,
+    count_rows,
+    discard,
+    discard_failed,
+    fragments_of,
+    has_schema,
+    write_first,
+    write_rows,
+    write_table,
+)
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.rows.append_queue import append_fragments, append_rows
+from tiltyard.tables.rows.arrow_input import Incoming
+from tiltyard.tables.rows.first_version import adopt_columns, begin, publish, standardize_maps
+from tiltyard.tables.rows.multipart import insert_part
+from tiltyard.tables.rows.schema_adapter import Fitting
+from tiltyard.tables.rows.write_target import Patience, Target
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.model.arrow_bodies import ArrowBody
+
+
+def begin_insert(ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody) -> Later | None:
+    """Rows of a small body on their way into a table, together with others': no thread waits for them.
+
+    None for what is no append of a small body. Raises as `insert_into_table` does.
+    """
+    if data.size is None or request.upload_id or _mode(request) is not InsertMode.APPEND:
+        return None
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    incoming = Incoming(data)
+    incoming.require_columns()
+    rows = incoming.table()
+    return Later(
+        append_rows(target, rows),
+        lambda version: models.InsertIntoTableResponse(version=version, num_inserted_rows=rows.num_rows),
+    )
+
+
+@operation(needs=on_table(Privilege.WRITE), begin=begin_insert)
+def insert_into_table(
+    ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody
+) -> models.InsertIntoTableResponse:
+    """Add rows to a table, or replace all its rows and its schema; the first rows of a declared table make it real.
+
+    With `upload_id` they are a part of a multipart write, and are seen once that is complete.
+    Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableSchemaValidationError,
+    InvalidInputError, ConcurrentModificationError, TransactionNotFoundError (no such multipart write).
+    """
+    if later := begin_insert(ctx, request, data):
+        response: models.InsertIntoTableResponse = later.result()
+        return response
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    incoming = Incoming(data)
+    incoming.require_columns()
+    with target.leaving_nothing():
+        if request.upload_id:
+            rows = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)
+            return models.InsertIntoTableResponse(num_inserted_rows=rows)
+        version, rows = (append if _mode(request) is InsertMode.APPEND else overwrite)(target, incoming)
+    return models.InsertIntoTableResponse(version=version, num_inserted_rows=rows)
+
+
+def _mode(request: models.InsertIntoTableRequest) -> InsertMode:
+    return parse_mode(InsertMode, request.mode, InsertMode.APPEND)
+
+
+def append(target: Target, incoming: Incoming) -> tuple[int, int]:
+    """Add rows to a table. Returns the version that has them, and their number."""
+    if incoming.is_small:
+        rows = incoming.table()
+        return append_rows(target, rows).result(), rows.num_rows
+    dataset = target.dataset_if_written()
+    if dataset is None:
+        if begun := _begin(target, incoming):
+            return begun
+        dataset = target.dataset()
+    if not dataset.schema.names:
+        dataset = adopt_columns(target, incoming.schema)
+    dataset = standardize_maps(target, dataset)
+    fitting = Fitting(incoming.schema, dataset.schema)
+    with incoming.errors(dataset):
+        fragments = write_rows(target.ctx.storage, incoming.reader(fitting), dataset)
+    if not fragments:
+        return target.written(dataset.version), 0
+    return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
+
+
+def _begin(target: Target, incoming: Incoming) -> tuple[int, int] | None:
+    """Make a body that streams the first version of a declared table; None if there was one before it began."""
+    storage, location = target.ctx.storage, target.location
+    check_new_columns(incoming.schema)
+    try:
+        with incoming.errors():
+            first = write_first(storage, location, incoming.reader(), {})
+    except TableAlreadyExistsError:
+        return None
+    fragments = fragments_of(first)
+    if publish(target, first):
+        return 1, count_rows(fragments)
+    dataset = target.dataset()
+    if has_schema(dataset, incoming.schema) and fragments:
+        return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
+    discard(storage, location, fragments)
+    raise ConcurrentModificationError(
+        "Another request gave this table its first rows, with other columns: describe it, then insert again."
+    )
+
+
+def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
+    """Replace a table's rows and schema in a new version. Returns that version, and the number of rows."""
+    check_new_columns(incoming.schema)
+    rows = incoming.table() if incoming.is_small else None
+    dataset = target.dataset_if_written()
+    if dataset is None:
+        if rows is None:
+            begun = _begin(target, incoming)
+        else:
+            with incoming.errors():
+                begun = (1, rows.num_rows) if begin(target, rows) else None
+        if begun:
+            return begun
+        dataset = target.dataset()
+    base = dataset.uri
+    with incoming.errors(dataset):
+        replacing = write_table(target.ctx.storage, incoming.reader() if rows is None else rows, dataset)
+    try:
+        committed = _replace(target, dataset, replacing)
+    except BaseException as error:
+        discard_failed(target.ctx.storage, base, fragments_of(replacing), error)
+        raise
+    return target.committed(committed), count_rows(fragments_of(replacing))
+
+
+def _replace(target: Target, dataset: lance.LanceDataset, replacing: lance.Transaction) -> lance.LanceDataset:
+    """Commit written rows in place of all that are there, whatever others commit meanwhile."""
+    patience = Patience(target.ctx.settings.conflict_timeout)
+    while True:
+        try:
+            with lance_errors(dataset):
+                rows = count_rows(fragments_of(replacing))
+                return commit_overwrite(target.to_commit(), replacing, target.marks(rows))
+        except ConcurrentModificationError as error:
+            patience.or_raise(error)

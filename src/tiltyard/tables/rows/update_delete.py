@@ -1,0 +1,108 @@
+"""Changing and deleting rows where they are."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
+from tiltyard.tables.opening import find_table
+from tiltyard.tables.query.batch_sizes import check_change
+from tiltyard.tables.query.policy_enforcement import narrowed_updates, quiet_if_bound, within_latest
+from tiltyard.tables.rows.conflict_retry import commit
+from tiltyard.tables.rows.write_target import Target
+from tiltyard.tables.schema.computed_columns import own_metadata
+from tiltyard.tables.sql.amplification import check_growth
+from tiltyard.tables.sql.expressions import checked_expression
+
+if TYPE_CHECKING:
+    import lance
+
+    from tiltyard.context import Context
+
+
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
+def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
+    """Set columns to SQL expressions, on all rows or those that a predicate names.
+
+    `properties` join those of the table; those of the server (`tiltyard.…`) are not for clients to change.
+    Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError,
+    TableColumnNotFoundError, InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
+    """
+    updates = _updates(request)
+    predicate = _predicate(request.predicate) if request.predicate is not None else None
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    before = target.record.properties
+    # A client may send all of them back: what is as it was is no change.
+    added = own_metadata({key: value for key, value in (request.properties or {}).items() if before.get(key) != value})
+    seconds = ctx.settings.conflict_timeout
+
+    def change(dataset: lance.LanceDataset) -> int:
+        bounds = within_latest(ctx, target.record, request.branch, None, dataset)
+        rows = predicate
+        if bounds is not None:
+            narrowed_updates(updates, bounds)
+            rows = bounds.filter(predicate, "predicate")
+        check_change(dataset, updates if rows is None else {**updates, "predicate": rows})
+        done = dataset.update(updates, rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
+        return int(done["num_rows_updated"])
+
+    if updates:
+        with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
+            rows, version = commit(ctx, request.id, request.branch, change)
+    else:
+        rows, version = 0, int(target.dataset().version)
+    properties = before
+    if added:
+        properties = ctx.store.set_table_properties(target.record.id, {**before, **added}).properties
+    return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
+
+
+def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
+    """Expressions by column. Raises InvalidInputError."""
+    if not request.updates and not request.properties:
+        raise InvalidInputError("There is nothing to update: give [column, expression] pairs.")
+    updates: dict[str, str] = {}
+    for pair in request.updates:
+        if len(pair) != 2 or not pair[0] or not pair[1].strip():
+            raise InvalidInputError("An update is a pair of a column and an SQL expression.")
+        column, expression = pair
+        if column in updates:
+            raise InvalidInputError(f"The column '{column}' is updated twice: once is enough.")
+        updates[column] = checked_expression(expression, "expression")
+    check_growth(updates)
+    return updates
+
+
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
+def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
+    """Delete the rows that a predicate names.
+
+    Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableColumnNotFoundError,
+    InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
+    """
+    predicate = _predicate(request.predicate)
+    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    seconds = ctx.settings.conflict_timeout
+
+    def change(dataset: lance.LanceDataset) -> int:
+        bounds = within_latest(ctx, target.record, request.branch, None, dataset)
+        rows = predicate if bounds is None else bounds.filter(predicate, "predicate")
+        check_change(dataset, {"predicate": rows or ""})
+        done = dataset.delete(rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
+        return int(done["num_deleted_rows"])
+
+    with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
+        rows, version = commit(ctx, request.id, request.branch, change)
+    return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
+
+
+def _predicate(text: str) -> str:
+    if not text.strip():
+        raise InvalidInputError("The predicate is empty: 'true' names all rows.")
+    return checked_expression(text, "predicate")

@@ -1,0 +1,1 @@
+"""A table's schema: columns, computed columns, materialized views, statistics."""

@@ -1,0 +1,1 @@
+"""Versions of a table: list and describe them, restore, tag, branch, clone."""

@@ -1,0 +1,105 @@
+"""Branches: lines of versions beside main (upstream's specification)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableAlreadyExistsError,
+    TableBranchAlreadyExistsError,
+    TableBranchNotFoundError,
+)
+
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
+from tiltyard.model.ids import MAIN_BRANCH, check_ref
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.versions.records import forget_branch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiltyard.context import Context
+    from tiltyard.tables.opening import OpenTable
+
+
+@operation(needs=on_table(Privilege.WRITE))
+def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) -> models.CreateTableBranchResponse:
+    """Begin a branch at a version of main, or of `from_branch`; the latest without `from_version`.
+
+    Raises TableBranchAlreadyExistsError, TableBranchNotFoundError and TableVersionNotFoundError (where it shall
+    begin), InvalidInputError (a name that no branch can have).
+    """
+    check_ref(request.name, "branch")
+    if request.name == MAIN_BRANCH:
+        raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
+    table = open_for_writing(ctx, request.id)
+    dataset = table.dataset
+    exists = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
+    if request.name in _branches(ctx, table):
+        raise exists
+    start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
+    origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
+    try:
+        with lance_errors(dataset):
+            forget_branch(ctx, table.record, request.name)  # of one that was deleted round the server
+            dataset.create_branch(request.name, (origin, start.version))
+    except TableAlreadyExistsError as error:  # somebody else is making it: Lance finds a dataset in its folder
+        raise exists from error
+    return models.CreateTableBranchResponse()
+
+
+@operation(needs=on_table(Privilege.USE))
+def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) -> models.ListTableBranchesResponse:
+    """List the branches beside main, by name. Raises what opening a table raises, InvalidInputError."""
+    table = open_for_reading(ctx, request.id)
+    branches = _branches(ctx, table)
+    names = sorted(branches)
+    page, token = ctx.paging.page(
+        f"branches {table.record.id}",
+        request.page_token,
+        request.limit,
+        lambda after, count: [name for name in names if after is None or name > after][:count],
+        lambda name: name,
+    )
+    return models.ListTableBranchesResponse(
+        branches={name: _contents(branches[name]) for name in page}, page_token=token
+    )
+
+
+def _branches(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
+    """All branches beside main by name."""
+    ctx.storage.manifests.check_references(table.record.location)
+    with lance_errors(table.dataset):
+        found: Mapping[str, Any] = table.dataset.branches.list()
+        return found
+
+
+def _contents(branch: Any) -> models.BranchContents:
+    return models.BranchContents(
+        parentBranch=branch["parent_branch"],
+        parentVersion=branch["parent_version"],
+        createAt=branch["create_at"],
+        manifestSize=branch["manifest_size"],
+        metadata=branch["metadata"] or None,
+    )
+
+
+@operation(needs=on_table(Privilege.WRITE))
+def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) -> models.DeleteTableBranchResponse:
+    """Delete a branch with the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
+    if request.name == MAIN_BRANCH:
+        raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
+    table = open_for_writing(ctx, request.id)
+    if request.name not in _branches(ctx, table):
+        raise TableBranchNotFoundError(f"No branch '{request.name}' on this table.")
+    with lance_errors(table.dataset):
+        table.dataset.branches.delete(request.name)
+    ctx.store.delete_versions(table.record.id, request.name, [(0, None)])
+    ctx.store.clip_deleted_versions(table.record.id, request.name, 0)
+    ctx.storage.datasets.forget(table.record.location)
+    return models.DeleteTableBranchResponse()

@@ -1,0 +1,70 @@
+"""A new table from a version of another one: lancedb's clone."""
+
+from __future__ import annotations
+
+from lance_namespace.errors import InvalidInputError
+
+from tiltyard.access.create_checks import CLONE_TABLE, owner
+from tiltyard.context import Context
+from tiltyard.model.ids import Id, table_id
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.store import CREATING, TableRecord, UnitOfWork
+from tiltyard.tables.maintenance.references import old_versions
+from tiltyard.tables.rows.name_conflicts import taken_name_first
+from tiltyard.tables.versions.deleted_versions import check_not_deleted
+from tiltyard.tables.versions.managed import new_is_managed
+
+LEASE_MS = 60 * 60 * 1000
+
+
+@operation(needs=CLONE_TABLE)
+def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.CloneTableResponse:
+    """Create a table from a version or tag of the table at a location.
+
+    A shallow clone (the default) shares the data files of its source: dropping the source takes them away. A deep one
+    copies them. Raises TableAlreadyExistsError, NamespaceNotFoundError, TableVersionNotFoundError,
+    TableTagNotFoundError, InvalidInputError (a source outside the roots, or a version and a tag at once),
+    ConcurrentModificationError (old versions of the source are being removed).
+    """
+    path = table_id(request.id)
+    with taken_name_first(ctx, path):
+        if request.source_version is not None and request.source_tag is not None:
+            raise InvalidInputError("Name a source_version or a source_tag, not both.")
+        origin = ctx.storage.check_location(request.source_location)
+    with ctx.storage.locks.hold(old_versions(origin), ctx.settings.conflict_timeout):
+        return _clone(ctx, request, path, origin)
+
+
+def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: str) -> models.CloneTableResponse:
+    """Make the files, and enter the table: from then on gc knows that versions of its source are in use."""
+    storage = ctx.storage
+    if request.source_version is not None and (table := ctx.store.table_at(origin)) is not None:
+        check_not_deleted(ctx, table, None, request.source_version)
+    source = storage.datasets.reader(
+        origin, storage.options(origin), version=request.source_version, tag=request.source_tag
+    )
+    location = storage.new_location(path)
+    ctx.store.describe_namespace(path[:-1])
+    ctx.store.doom(location, ctx.clock() + LEASE_MS, CREATING)
+    try:
+        with lance_errors(source):
+            clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
+            version = clone(location, source.version, storage.options(location)).version
+        managed, made_by = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
+        home = ctx.checked_space(path[:-1])
+
+        def enter(catalog: UnitOfWork) -> TableRecord:
+            record = catalog.insert_table(
+                path, location, {}, managed=managed, in_creation=True, owner=made_by, home=home
+            )
+            if request.is_shallow is not False:
+                catalog.add_clone(record.id, origin)
+            return record
+
+        record = ctx.store.transact(enter)
+    except BaseException:
+        ctx.store.doom(location, ctx.clock(), CREATING)
+        raise
+    return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

@@ -1,0 +1,95 @@
+"""Versions that BatchDeleteTableVersions took out of a table's history, and whose files wait for garbage collection.
+
+Storage holds them until then, so whatever names a version of a table by its number asks here. The latest version of a
+branch is never deleted, nor one with a tag.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidTableStateError, TableVersionNotFoundError
+
+from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.storage.errors import lance_errors
+from tiltyard.store.deleted_versions import subtract
+from tiltyard.tables.versions.records import branch_key, stored_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import lance
+
+    from tiltyard.context import Context
+    from tiltyard.store import TableRecord, UnitOfWork
+    from tiltyard.store.deleted_versions import Range
+    from tiltyard.tables.versions.records import Stored
+
+
+def check_not_deleted(ctx: Context, record: TableRecord, branch: str | None, version: int) -> None:
+    """Raise TableVersionNotFoundError for a version that was deleted."""
+    if not ctx.store.is_deleted_version(record.id, branch_key(branch), version):
+        return
+    latest = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
+    if latest.version != version:  # it may have become that again, as in a restore by file copy
+        raise TableVersionNotFoundError(f"No version {version}: it was deleted; the latest is {latest.version}.")
+
+
+def deleted_test(ctx: Context, record: TableRecord, branch: str | None, latest: int) -> Callable[[int], bool]:
+    """Return a function that tells whether a version of a branch was deleted; `latest` was not."""
+    ranges = ctx.store.deleted_versions(record.id, branch_key(branch))
+    return lambda version: version != latest and any(version in deleted for deleted in ranges)
+
+
+def tagged_versions(dataset: lance.LanceDataset, branch: str) -> set[int]:
+    """Return the versions of a branch ('' is main) that have a tag."""
+    with lance_errors(dataset):
+        tags = dataset.tags.list().values()
+    return {tag["version"] for tag in tags if branch_key(tag["branch"]) == branch}
+
+
+def without_tagged(ctx: Context, record: TableRecord, branch: str | None, ranges: Iterable[Range]) -> list[Range]:
+    """Return what ranges of versions have besides those with tags."""
+    try:
+        main = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location))
+    except InvalidTableStateError:  # no data yet
+        return list(subtract(ranges, ()))
+    ctx.storage.manifests.check_references(record.location)
+    tagged = tagged_versions(main, branch_key(branch))
+    return list(subtract(ranges, ((version, version + 1) for version in tagged)))
+
+
+def delete_versions(
+    catalog: UnitOfWork, table_id: int, branch: str | None, ranges: list[Range], stored: Iterable[int]
+) -> int:
+    """Take versions out of a table's history; return how many there were of the `stored` and the recorded ones."""
+    key = branch_key(branch)
+    recorded = catalog.recorded_versions(table_id, key, ranges)
+    catalog.delete_versions(table_id, key, ranges)
+    added = catalog.add_deleted_versions(table_id, key, ranges)
+    there = recorded.union(stored)
+    return sum(1 for version in there if any(first <= version < beyond for first, beyond in added))
+
+
+def expired_versions(
+    ctx: Context, record: TableRecord, lines: Mapping[str, lance.LanceDataset], now: int
+) -> dict[str, list[Stored]]:
+    """Return the versions by branch ('' is main) that were deleted a retention time ago and that nothing older follows.
+
+    Removed in this order they leave no gap in a history without tags: readers count on that.
+    """
+    before = now - ctx.settings.retention_ms
+    found: dict[str, list[Stored]] = {}
+    for name, dataset in lines.items():
+        branch = branch_key(name)
+        deleted = [one for one in ctx.store.deleted_versions(record.id, branch) if one.deleted_at <= before]
+        if not deleted:
+            continue
+        tagged = tagged_versions(lines[MAIN_BRANCH], branch)
+        for version, stored in sorted(stored_versions(ctx, record, branch).items()):
+            if version in tagged:
+                continue
+            if version >= dataset.version or not any(version in one for one in deleted):
+                break
+            found.setdefault(branch, []).append(stored)
+    return found

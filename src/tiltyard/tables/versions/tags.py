@@ -1,0 +1,121 @@
+"""Tags: names for versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import (
+    InvalidInputError,
+    TableTagAlreadyExistsError,
+    TableTagNotFoundError,
+)
+
+from tiltyard.access import Privilege
+from tiltyard.access.needs import on_table
+from tiltyard.model.ids import check_ref
+from tiltyard.model.operations import operation
+from tiltyard.model.spec import models
+from tiltyard.storage.errors import lance_errors
+from tiltyard.tables.opening import open_for_reading, open_for_writing
+from tiltyard.tables.versions.records import branch_key
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.tables.opening import OpenTable
+
+    Target = tuple[str | None, int]
+    """A branch, None for main, and a version of it."""
+
+
+@operation(needs=on_table(Privilege.USE))
+def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
+    """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
+    table = open_for_reading(ctx, request.id)
+    tags = _tags(ctx, table)
+    names = sorted(tags)
+    page, token = ctx.paging.page(
+        f"tags {table.record.id}",
+        request.page_token,
+        request.limit,
+        lambda after, count: [name for name in names if after is None or name > after][:count],
+        lambda name: name,
+    )
+    return models.ListTableTagsResponse(tags={name: _contents(tags[name]) for name in page}, page_token=token)
+
+
+def _contents(tag: Any) -> models.TagContents:
+    return models.TagContents(version=tag["version"], manifestSize=tag["manifest_size"], branch=tag["branch"])
+
+
+@operation(needs=on_table(Privilege.USE))
+def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionRequest) -> models.GetTableTagVersionResponse:
+    """Tell the version, and the branch if it is not main, that a tag names. Raises TableTagNotFoundError."""
+    tag = _find(ctx, open_for_reading(ctx, request.id), request.tag)
+    return models.GetTableTagVersionResponse(version=tag["version"], branch=tag["branch"])
+
+
+@operation(needs=on_table(Privilege.WRITE))
+def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> models.CreateTableTagResponse:
+    """Give a version a name. Raises TableTagAlreadyExistsError, TableVersionNotFoundError, TableBranchNotFoundError."""
+    check_ref(request.tag, "tag")
+    table = open_for_writing(ctx, request.id)
+    dataset = table.dataset
+    if request.tag in _tags(ctx, table):
+        raise TableTagAlreadyExistsError(f"The tag '{request.tag}' exists already: update it to move it.")
+    target = _target(ctx, request)
+    try:
+        with lance_errors(dataset):
+            dataset.tags.create(request.tag, target)
+    except TableTagAlreadyExistsError:
+        if not _names(ctx, table, request.tag, target):  # else it is this one: Lance wrote it twice, not hearing of it
+            raise
+    return models.CreateTableTagResponse()
+
+
+def _names(ctx: Context, table: OpenTable, tag: str, target: Target) -> bool:
+    """Whether a tag is there, and of this version."""
+    found = _tags(ctx, table).get(tag)
+    return found is not None and (found["branch"], found["version"]) == target
+
+
+@operation(needs=on_table(Privilege.WRITE))
+def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
+    """Let a tag name another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
+    target = _target(ctx, request)
+    table = open_for_writing(ctx, request.id)
+    _find(ctx, table, request.tag)
+    with lance_errors(table.dataset):
+        table.dataset.tags.update(request.tag, target)
+    return models.UpdateTableTagResponse()
+
+
+@operation(needs=on_table(Privilege.WRITE))
+def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
+    """Take a tag away; its version stays. Raises TableTagNotFoundError."""
+    table = open_for_writing(ctx, request.id)
+    _find(ctx, table, request.tag)
+    with lance_errors(table.dataset):
+        table.dataset.tags.delete(request.tag)
+    return models.DeleteTableTagResponse()
+
+
+def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> Target:
+    """The version a tag shall name, as Lance refers to it; it has to be there."""
+    if request.version < 1:
+        raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
+    open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
+    return branch_key(request.branch) or None, request.version
+
+
+def _tags(ctx: Context, table: OpenTable) -> dict[str, Any]:
+    """All tags of a table by name."""
+    ctx.storage.manifests.check_references(table.record.location)
+    with lance_errors(table.dataset):
+        return dict(table.dataset.tags.list())
+
+
+def _find(ctx: Context, table: OpenTable, tag: str) -> Any:
+    tags = _tags(ctx, table)
+    if tag not in tags:
+        raise TableTagNotFoundError(f"No tag '{tag}' on this table: list its tags to see which there are.")
+    return tags[tag]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tiltyard.model.paging import Paging
     from tiltyard.runtime.outage_log import Outages
     from tiltyard.storage import Storage
-    from tiltyard.storage.road import Road
+    from tiltyard.storage.commit_route import Road
     from tiltyard.store import Claim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.finalized_log import Finished
     from tiltyard.tables.commits.finalizing_backoff import Retries

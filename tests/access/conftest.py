@@ -15,7 +15,7 @@ from tests.services.wire import stream
 from tiltyard.access import Privilege
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.privileges import parse_privileges
-from tiltyard.store.grants import NAMESPACE, SERVER, TABLE
+from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 
 ROWS_AS_STREAM = stream(ROWS)
 

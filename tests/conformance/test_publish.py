@@ -49,8 +49,8 @@ import tiltyard
 from tests.conformance.cases import World, paths
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
-from tiltyard.publishing import ending
-from tiltyard.publishing.sending import sender
+from tiltyard.publishing import commit
+from tiltyard.publishing.batch_call import sender
 
 Fresh = Callable[[str], str]
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
@@ -483,7 +483,7 @@ class Cut(tiltyard.Namespace):
 
 @pytest.fixture
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
-    monkeypatch.setattr(ending, "PAUSES", (0, 0))
+    monkeypatch.setattr(commit, "PAUSES", (0, 0))
     with Cut(str(tmp_path), jobs=0) as namespace:
         namespace.fates = []
         write(namespace, ["t"])

@@ -30,8 +30,8 @@ import tiltyard
 from tests.conformance.test_publish import ROWS, Answers, Stop, write
 from tests.identity.test_serving import certificate
 from tests.services.server import ServerProcess
-from tiltyard.publishing import ending
-from tiltyard.publishing.sending import NotHeardError, sender
+from tiltyard.publishing import commit
+from tiltyard.publishing.batch_call import NotHeardError, sender
 from tiltyard.runtime.failpoints import Point
 from tiltyard.tables.commits import finalizing
 
@@ -63,7 +63,7 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setattr(ending, "PAUSES", (0, 0))
+    monkeypatch.setattr(commit, "PAUSES", (0, 0))
     home = Home(tmp_path / "root")
     with home.client:
         yield home
@@ -121,7 +121,7 @@ def test_publish_whose_manifests_cannot_be_placed_is_not_taken_for_refused(
 
     with monkeypatch.context() as patch:
         for name in ("move", "finalize", "restore"):
-            patch.setattr(f"tiltyard.storage.placing.Manifests.{name}", refused)
+            patch.setattr(f"tiltyard.storage.manifest_store.Manifests.{name}", refused)
         with pytest.raises(tiltyard.PublishUncertainError), tiltyard.publish(home.client) as tables:
             write(tables, ["a"], "append")
             write(tables, ["new"])

@@ -9,7 +9,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.modes import CreateMode
 from tiltyard.store import GRANTS, Owner
-from tiltyard.store.grants import NAMESPACE, SERVER, TABLE
+from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

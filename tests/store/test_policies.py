@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.store import GRANTS
-from tiltyard.store.policies import PolicyRecord
+from tiltyard.store.access.policies import PolicyRecord
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

@@ -10,14 +10,14 @@ import pytest
 from lance_namespace.errors import NamespaceNotFoundError, ServiceUnavailableError
 
 from tiltyard.store import NewVersion, open_store, schema, wall_clock
-from tiltyard.store.database import UniqueError
+from tiltyard.store.backend import UniqueError
 from tiltyard.store.postgres import PostgresDatabase, translate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.services.postgres import PostgresServer
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
 
 INSERT = "INSERT INTO secrets (name, value) VALUES (?, '')"
 KILL_ME = "SELECT pg_terminate_backend(pg_backend_pid())"

@@ -18,15 +18,15 @@ import uvloop
 from lance_namespace.errors import ServiceUnavailableError
 
 from tiltyard.store import schema, wall_clock
-from tiltyard.store.database import UniqueError
-from tiltyard.store.sqlite import SqliteDatabase
-from tiltyard.store.sqlite_connection import SqliteConnection
+from tiltyard.store.backend import UniqueError
+from tiltyard.store.sqlite.connection import SqliteConnection
+from tiltyard.store.sqlite.database import SqliteDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
 
 INSERT = "INSERT INTO secrets (name, value) VALUES (?, '')"
 NAMES = "SELECT name FROM secrets ORDER BY name"

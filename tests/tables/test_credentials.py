@@ -17,7 +17,7 @@ from tests.services.wire import stream
 import tiltyard
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.privileges import parse_privileges
-from tiltyard.store.grants import SERVER
+from tiltyard.store.access.grants import SERVER
 from tiltyard.tables import credentials
 from tiltyard.tables.credentials import Raw
 

@@ -22,7 +22,7 @@ from tiltyard.context import Context
 from tiltyard.model.computed_columns import Declaration, declared
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
-from tiltyard.store.grants import TABLE
+from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits import commit
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table

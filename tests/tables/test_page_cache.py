@@ -15,9 +15,9 @@ import pytest
 from lance_namespace.errors import UnsupportedOperationError
 from tests.tables.querying import Table, rows
 
-from tiltyard.storage import page_cache, pages
-from tiltyard.storage.page_cache import PageCache
-from tiltyard.storage.pages import Rows
+from tiltyard.storage import column_cache, column_pages
+from tiltyard.storage.column_cache import PageCache
+from tiltyard.storage.column_pages import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,8 +94,8 @@ def test_columns_come_in_once_queries_have_paid_for_them(
     cache: PageCache, uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
 ) -> None:
     dataset = lance.dataset(uri)
-    size = 600 * (8 + pages._GUESSED_WIDTH)
-    monkeypatch.setattr(page_cache, "_WORTH", size // 3 + 1)
+    size = 600 * (8 + column_pages._GUESSED_WIDTH)
+    monkeypatch.setattr(column_cache, "_WORTH", size // 3 + 1)
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(2)] == [None, None]
     assert not reads
     assert cache.rows(PLACE, dataset, NAMES) is None  # the third has paid, and does not wait
@@ -284,7 +284,7 @@ def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: PageCache
 
 
 def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
-    monkeypatch.setattr(pages, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
+    monkeypatch.setattr(column_pages, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
     cache, dataset = PageCache(8_000), lance.dataset(uri)
     assert cache.rows(PLACE, dataset, NAMES) is None
     until = time.monotonic() + 30
@@ -341,7 +341,7 @@ def test_what_cannot_be_read_is_said_and_left_to_lance(
     monkeypatch.setattr(PageCache, "_columns", broken)
     dataset = lance.dataset(uri)
     now = [100.0]
-    monkeypatch.setattr(page_cache, "monotonic", lambda: now[0])
+    monkeypatch.setattr(column_cache, "monotonic", lambda: now[0])
     with caplog.at_level(logging.WARNING):
         cache.rows(PLACE, dataset, NAMES)
         until = time.monotonic() + 30
@@ -350,9 +350,9 @@ def test_what_cannot_be_read_is_said_and_left_to_lance(
             time.sleep(0.01)
     assert "not kept in memory" in caplog.text
     monkeypatch.undo()
-    monkeypatch.setattr(page_cache, "monotonic", lambda: now[0])
+    monkeypatch.setattr(column_cache, "monotonic", lambda: now[0])
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(5)] == [None] * 5
-    now[0] += page_cache._REST_SECONDS
+    now[0] += column_cache._REST_SECONDS
     within(30, lambda: cache.rows(PLACE, dataset, NAMES))
 
 

@@ -24,7 +24,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
 from tiltyard.store import VersionRecord
-from tiltyard.store.tables import Tables
+from tiltyard.store.tables.tables import Tables
 from tiltyard.tables.commits import batch_commit, batched_commits, commit, commit_requests, finalizing
 from tiltyard.tables.versions import versions
 

@@ -29,7 +29,7 @@ from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.store import NewRequest
-from tiltyard.store.grants import TABLE
+from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.recovery import recovered
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns

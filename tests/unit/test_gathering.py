@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.storage.gathering import Gathering
+from tiltyard.storage.group_commit import Gathering
 from tiltyard.storage.locks import Locks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.storage.gathering import Waiting
+    from tiltyard.storage.group_commit import Waiting
 
 
 def test_submit_alone_runs_at_once() -> None:
@@ -101,8 +101,8 @@ def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
 
 
 def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_SECONDS", 10)
-    monkeypatch.setattr("tiltyard.storage.gathering.HOPING_GAP_SECONDS", 2)
+    monkeypatch.setattr("tiltyard.storage.group_commit.HOPING_SECONDS", 10)
+    monkeypatch.setattr("tiltyard.storage.group_commit.HOPING_GAP_SECONDS", 2)
     gathering, sizes = Gathering(), list[int]()
     begun, in_line = threading.Event(), threading.Barrier(3)
 

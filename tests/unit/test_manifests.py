@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.manifests import check_manifest, needed_files
+from tiltyard.storage.manifest_format import check_manifest, needed_files
 
 FOOTER = struct.Struct("<QHH4s")
 

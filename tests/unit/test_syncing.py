@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage import files, syncing
+from tiltyard.storage import files, fsync
 
 
-@pytest.mark.parametrize("number", [1, 2 * syncing._MANY])
+@pytest.mark.parametrize("number", [1, 2 * fsync._MANY])
 def test_sync_takes_files_and_folders_that_are_there_and_those_that_are_gone(tmp_path: Path, number: int) -> None:
     places = [tmp_path / f"{turn}" for turn in range(number)]
     for place in places[1:]:
         place.write_bytes(b"x")
-    syncing.Disks().sync([*map(str, places), str(tmp_path), str(tmp_path / "gone" / "file")])
+    fsync.Disks().sync([*map(str, places), str(tmp_path), str(tmp_path / "gone" / "file")])
 
 
 def test_sync_of_many_files_syncs_each_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(syncing, "_sync_disk", synced.append)
-    monkeypatch.setattr(syncing, "_LIBC", object())
+    monkeypatch.setattr(fsync, "_sync_disk", synced.append)
+    monkeypatch.setattr(fsync, "_LIBC", object())
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    syncing.Disks().sync([f"{tmp_path}/{name}/{turn}" for name in ("a", "b", "gone") for turn in range(syncing._MANY)])
+    fsync.Disks().sync([f"{tmp_path}/{name}/{turn}" for name in ("a", "b", "gone") for turn in range(fsync._MANY)])
     assert len(synced) == 1
     assert synced[0].startswith(str(tmp_path))
 
@@ -33,8 +33,8 @@ def test_sync_of_many_files_syncs_each_disk_once(tmp_path: Path, monkeypatch: py
 def test_sync_of_many_files_without_a_way_to_sync_a_disk_syncs_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(syncing, "_LIBC", None)
-    syncing.Disks().sync([str(tmp_path / f"{turn}") for turn in range(syncing._MANY)])
+    monkeypatch.setattr(fsync, "_LIBC", None)
+    fsync.Disks().sync([str(tmp_path / f"{turn}") for turn in range(fsync._MANY)])
 
 
 def test_read_plain_refuses_links_on_the_way_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +69,10 @@ def test_disk_is_told_of_new_files_while_they_are_written_and_of_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told()
-    monkeypatch.setattr(syncing, "_LIBC", told)
-    monkeypatch.setattr(syncing, "WRITE_BACK_SECONDS", 0.001)
+    monkeypatch.setattr(fsync, "_LIBC", told)
+    monkeypatch.setattr(fsync, "WRITE_BACK_SECONDS", 0.001)
     (tmp_path / "old").touch()
-    with syncing.Disks().writing_back(str(tmp_path)):
+    with fsync.Disks().writing_back(str(tmp_path)):
         for name in ("one", "two"):
             (tmp_path / name).touch()
         until = time.monotonic() + 60
@@ -84,9 +84,9 @@ def test_disk_is_told_of_new_files_while_they_are_written_and_of_no_others(
     assert "late" not in told.files
 
 
-@pytest.mark.skipif(not hasattr(syncing._LIBC, "sync_file_range"), reason="only Linux can be told")
+@pytest.mark.skipif(not hasattr(fsync._LIBC, "sync_file_range"), reason="only Linux can be told")
 def test_disk_can_be_told_of_a_file_and_of_one_that_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"x" * 10_000)
-    assert syncing._begin_to_write(str(file))
-    assert not syncing._begin_to_write(str(tmp_path / "none"))
+    assert fsync._begin_to_write(str(file))
+    assert not fsync._begin_to_write(str(tmp_path / "none"))

@@ -13,7 +13,13 @@ from lance_namespace.errors import ServiceUnavailableError
 
 from tests.services.guarded_s3 import ROLE, allows
 from tiltyard.storage.vending import Credentials, Folder, Shared, refresh_offset
-from tiltyard.storage.vending.policies import azure_permissions, gcs_condition, gcs_permissions, s3_literal, s3_policy
+from tiltyard.storage.vending.session_policies import (
+    azure_permissions,
+    gcs_condition,
+    gcs_permissions,
+    s3_literal,
+    s3_policy,
+)
 
 HOUR = 3600 * 1000
 NAMES = st.text(st.sampled_from("ab*?${}\"'\\/t.2é"), min_size=1, max_size=12).filter(lambda name: name.strip("/"))

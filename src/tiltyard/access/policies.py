@@ -18,7 +18,7 @@ from tiltyard.access.predicates import Token, tokens
 
 if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
-    from tiltyard.store.policies import PolicyRecord
+    from tiltyard.store.access.policies import PolicyRecord
 
 
 class MaskKind(StrEnum):

@@ -13,7 +13,7 @@ from tiltyard.access.grantees import members
 from tiltyard.access.policies import Narrowing, narrowing
 from tiltyard.model.privileges import Privilege, implied
 from tiltyard.store import GRANTS
-from tiltyard.store.grants import SERVER, TABLE
+from tiltyard.store.access.grants import SERVER, TABLE
 
 if TYPE_CHECKING:
     from tiltyard.model.principals import Principal

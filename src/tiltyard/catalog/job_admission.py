@@ -17,7 +17,7 @@ from tiltyard.access.visibility import check_record, check_server, rights_of, se
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER, Principal
 from tiltyard.model.privileges import Privilege
-from tiltyard.store.grants import TABLE
+from tiltyard.store.access.grants import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.store.policies import PolicyRecord
+    from tiltyard.store.access.policies import PolicyRecord
 
 MOST_POLICIES = 100
 """On one table: their filters are joined in every query."""

@@ -1,7 +1,7 @@
 """Materialized views as their table's schema declares them, and the tables that a view's query reads.
 
 The definition is text to the server: the job `refresh` carries it out. What was declared, and by whom, the catalog
-remembers apart (`store/views`), since whoever can write a table can write its metadata.
+remembers apart (`store/tables/views`), since whoever can write a table can write its metadata.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from tiltyard.publishing.batch_call import Send, sender
 from tiltyard.publishing.changes import Changes, Path, fields_of, path_of, shown
-from tiltyard.publishing.ending import commit, latest_version, roll_back
+from tiltyard.publishing.commit import commit, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
-from tiltyard.publishing.passing import complete
-from tiltyard.publishing.sending import Send, sender
+from tiltyard.publishing.passthrough import complete
 from tiltyard.publishing.staged import Line, Staged, Table
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import MAIN_BRANCH, check_name
+from tiltyard.storage.column_cache import PageCache, place_of
+from tiltyard.storage.commit_route import Road
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.facts import Facts
 from tiltyard.storage.locations import canonical, is_local, is_within
-from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
-from tiltyard.storage.page_cache import PageCache, place_of
-from tiltyard.storage.road import Road
+from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.version_cache import Facts
 
 _MOST_HANDLES = 1024
 _MOST_STEPS = 64

@@ -19,7 +19,8 @@ from tiltyard.runtime.outage_log import StorageUnavailableError
 from tiltyard.storage.datasets import Datasets
 from tiltyard.storage.errors import lance_errors, translated
 from tiltyard.storage.files import Files, FileStat, LocalFiles
-from tiltyard.storage.gathering import Gathering
+from tiltyard.storage.fsync import Disks
+from tiltyard.storage.group_commit import Gathering
 from tiltyard.storage.locations import (
     SUFFIX,
     as_on_disk,
@@ -33,10 +34,9 @@ from tiltyard.storage.locations import (
     new_folder,
 )
 from tiltyard.storage.locks import Locks
-from tiltyard.storage.manifests import FINAL
-from tiltyard.storage.places import Places, StorageError
-from tiltyard.storage.placing import Manifests, read_named
-from tiltyard.storage.syncing import Disks
+from tiltyard.storage.manifest_format import FINAL
+from tiltyard.storage.manifest_store import Manifests, read_named
+from tiltyard.storage.roots import Places, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -18,15 +18,15 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors, may_have_committed
-from tiltyard.storage.manifests import column_ids
+from tiltyard.storage.manifest_format import column_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lance.fragment import FragmentMetadata
 
+    from tiltyard.storage.commit_route import Road
     from tiltyard.storage.files import Files
-    from tiltyard.storage.road import Road
     from tiltyard.storage.storage import Storage
 
 Rows = Any  # a table or a reader of record batches

@@ -1,11 +1,11 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.store.access.grants import GrantRecord, Owner
+from tiltyard.store.access.identity_records import KeyRecord, PrincipalRecord, SigningKey
+from tiltyard.store.access.principals import IDENTITY
+from tiltyard.store.access.roles import GRANTS
 from tiltyard.store.audit import AuditFilter, AuditRecord
-from tiltyard.store.folders import CREATING, DROPPED, RESERVED
-from tiltyard.store.grants import GrantRecord, Owner
-from tiltyard.store.identity_records import KeyRecord, PrincipalRecord, SigningKey
-from tiltyard.store.principals import IDENTITY
 from tiltyard.store.records import (
     Claim,
     DoomedFolder,
@@ -25,10 +25,10 @@ from tiltyard.store.records import (
     UploadRecord,
     VersionRecord,
 )
-from tiltyard.store.roles import GRANTS
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, is_there, open_store, upgrade
-from tiltyard.store.versions import FinalManifest
+from tiltyard.store.tables.deleted_folders import CREATING, DROPPED, RESERVED
+from tiltyard.store.tables.versions import FinalManifest
 
 __all__ = [
     "CREATING",

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from tiltyard.model.ids import DEFAULT_DELIMITER
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import Properties, decode, encode
-from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.database import Row
+    from tiltyard.store.backend import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError
 
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
 from tiltyard.store.records import Claim, NewRequest, RequestRecord
-from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

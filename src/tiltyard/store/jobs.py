@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from lance_namespace.errors import ConcurrentModificationError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
 from tiltyard.store.records import TransactionRecord
-from tiltyard.store.scope import Scope, reads, writes
 
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,

@@ -15,15 +15,15 @@ from lance_namespace.errors import (
 
 from tiltyard.model.ids import check_composed
 from tiltyard.model.modes import CreateMode
-from tiltyard.store.database import ForeignKeyError
-from tiltyard.store.grants import NAMESPACE, TABLE, forget, own
+from tiltyard.store.access.grants import NAMESPACE, TABLE, forget, own
+from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
 from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
-from tiltyard.store.removals import keep_tree
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.tables.trash import keep_tree
 
 if TYPE_CHECKING:
-    from tiltyard.store.grants import Owner
+    from tiltyard.store.access.grants import Owner
 
 INSERT = f"""
     INSERT INTO namespaces (parent_id, name, properties, created_at) VALUES (?, ?, ?, ?)

@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError, NamespaceNotFoundError, Ta
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
     from tiltyard.store.records import Path
 
 ROOT = 1

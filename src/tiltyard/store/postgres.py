@@ -13,7 +13,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from tiltyard.store.database import Connection, ForeignKeyError, NullError, Row, Soon, UniqueError
+from tiltyard.store.backend import Connection, ForeignKeyError, NullError, Row, Soon, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.store import schema
+from tiltyard.store.access.generations import Generations
+from tiltyard.store.access.grants import Grants
+from tiltyard.store.access.policies import Policies
+from tiltyard.store.access.principals import Principals
+from tiltyard.store.access.roles import Roles
+from tiltyard.store.access.signing_keys import SigningKeys
+from tiltyard.store.access.visible_lists import Visibility
 from tiltyard.store.audit import Audit
-from tiltyard.store.deleted_versions import DeletedVersions
-from tiltyard.store.folders import Folders
-from tiltyard.store.generations import Generations
-from tiltyard.store.grants import Grants
 from tiltyard.store.idempotency import Requests
 from tiltyard.store.jobs import Jobs
 from tiltyard.store.namespaces import Namespaces
-from tiltyard.store.policies import Policies
-from tiltyard.store.principals import Principals
-from tiltyard.store.removals import Removals
-from tiltyard.store.roles import Roles
-from tiltyard.store.signing_keys import SigningKeys
-from tiltyard.store.sqlite import SqliteDatabase
-from tiltyard.store.tables import Tables
+from tiltyard.store.sqlite.database import SqliteDatabase
+from tiltyard.store.tables.deleted_folders import Folders
+from tiltyard.store.tables.deleted_versions import DeletedVersions
+from tiltyard.store.tables.maintenance import Upkeep
+from tiltyard.store.tables.tables import Tables
+from tiltyard.store.tables.trash import Removals
+from tiltyard.store.tables.uploads import Uploads
+from tiltyard.store.tables.versions import Versions
+from tiltyard.store.tables.views import Views
 from tiltyard.store.transactions import Transactions
-from tiltyard.store.upkeep import Upkeep
-from tiltyard.store.uploads import Uploads
-from tiltyard.store.versions import Versions
-from tiltyard.store.views import Views
-from tiltyard.store.visibility import Visibility
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from tiltyard.store.database import Database, Soon
-    from tiltyard.store.scope import Clock
-from tiltyard.store.secrets import Secrets
+    from tiltyard.store.backend import Database, Soon
+    from tiltyard.store.connection_scope import Clock
+from tiltyard.store.access.secrets import Secrets
 
 T = TypeVar("T")
 

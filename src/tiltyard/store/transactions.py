@@ -11,9 +11,9 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
 from tiltyard.store.records import Properties, TransactionRecord, encode
-from tiltyard.store.scope import Scope, reads, writes
 
 Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, Properties]]
 

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tiltyard.storage.vending.folder import Credentials, Folder, Vendor
-from tiltyard.storage.vending.sharing import Shared, refresh_offset
+from tiltyard.storage.vending.credential_cache import Shared, refresh_offset
+from tiltyard.storage.vending.vended_credentials import Credentials, Folder, Vendor
 
 if TYPE_CHECKING:
     from tiltyard.model.storage_settings import NamedStorage, Secrets

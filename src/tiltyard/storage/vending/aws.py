@@ -9,8 +9,8 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tiltyard.storage.vending.folder import Credentials, Folder, NoCredentialsError
-from tiltyard.storage.vending.policies import s3_policy
+from tiltyard.storage.vending.session_policies import s3_policy
+from tiltyard.storage.vending.vended_credentials import Credentials, Folder, NoCredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from azure.core.exceptions import AzureError
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.filedatalake import DataLakeServiceClient, generate_directory_sas
 
-from tiltyard.storage.vending.folder import Credentials, Folder, NoCredentialsError
-from tiltyard.storage.vending.policies import azure_permissions
+from tiltyard.storage.vending.session_policies import azure_permissions
+from tiltyard.storage.vending.vended_credentials import Credentials, Folder, NoCredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import Request
 from google.oauth2 import service_account
 
-from tiltyard.storage.vending.folder import Credentials, Folder, NoCredentialsError
-from tiltyard.storage.vending.policies import gcs_condition, gcs_permissions
+from tiltyard.storage.vending.session_policies import gcs_condition, gcs_permissions
+from tiltyard.storage.vending.vended_credentials import Credentials, Folder, NoCredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context
-    from tiltyard.store.deleted_versions import Range
+    from tiltyard.store.tables.deleted_versions import Range
 
 
 @operation(needs=on_table(Privilege.WRITE), together=create_table_versions)

@@ -13,8 +13,8 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.storage.manifests import versions_folder
-from tiltyard.storage.road import Check, Road
+from tiltyard.storage.commit_route import Check, Road
+from tiltyard.storage.manifest_format import versions_folder
 from tiltyard.tables.commits.commit import commit_staged
 from tiltyard.tables.commits.commit_requests import wire_version
 from tiltyard.tables.versions.versions import describe_version, latest_manifest, list_versions

@@ -21,7 +21,7 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifests import NamingScheme, manifest_name, scheme_of, versions_folder
+from tiltyard.storage.manifest_format import NamingScheme, manifest_name, scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
 from tiltyard.tables.versions.records import branch_key, forget_branch

@@ -19,7 +19,7 @@ from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifests import branch_reference, needed_files
+from tiltyard.storage.manifest_format import branch_reference, needed_files
 from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, VersionRecord
 from tiltyard.tables.versions.records import is_nowhere, stored_versions
 

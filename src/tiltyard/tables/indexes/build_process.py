@@ -24,7 +24,7 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError, ServiceUnavai
 from tiltyard.tables.indexes.builder import COMMIT_CALLS, ProcessOrder
 
 if TYPE_CHECKING:
-    from tiltyard.storage.road import Road
+    from tiltyard.storage.commit_route import Road
 
 log = logging.getLogger("tiltyard.indexes")
 

@@ -25,8 +25,8 @@ from tiltyard.model.index_types import IndexType, index_type, lance_name, parame
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
+from tiltyard.storage.column_cache import place_of
 from tiltyard.storage.errors import lance_errors, no_column
-from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB, describe, index_job
 from tiltyard.tables.indexes.build_queue import (
     Orders,

@@ -24,8 +24,8 @@ from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifests import is_detached, versions_folder
-from tiltyard.store.grants import TABLE
+from tiltyard.storage.manifest_format import is_detached, versions_folder
+from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.finalizing import finalize_pending, in_place, pending_versions
 from tiltyard.tables.maintenance.references import (
     Kind,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifests import FINAL, versions_folder
+from tiltyard.storage.manifest_format import FINAL, versions_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access import narrowing_of
 from tiltyard.model.ids import table_id
-from tiltyard.storage.page_cache import place_of
+from tiltyard.storage.column_cache import place_of
 from tiltyard.tables.opening import open_at_hand
 from tiltyard.tables.query.plan import column_names
 

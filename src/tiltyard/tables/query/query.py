@@ -21,9 +21,9 @@ from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
+from tiltyard.storage.column_cache import place_of
 from tiltyard.storage.datasets import rows_of
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.page_cache import place_of
 from tiltyard.tables.opening import open_at_hand, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search

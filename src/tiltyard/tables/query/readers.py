@@ -17,8 +17,8 @@ from tiltyard.tables.query.point_lookups import unlimited
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tiltyard.storage.page_cache import PageCache, Place
-    from tiltyard.storage.pages import Rows
+    from tiltyard.storage.column_cache import PageCache, Place
+    from tiltyard.storage.column_pages import Rows
     from tiltyard.tables.query.plan import Search
 
 _SCORES = ("_distance", "_score")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.gathering import Waiting
+    from tiltyard.storage.group_commit import Waiting
     from tiltyard.store import Claim
     from tiltyard.tables.rows.write_target import Target
 

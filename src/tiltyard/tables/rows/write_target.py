@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.storage.road import Road
+    from tiltyard.storage.commit_route import Road
     from tiltyard.store import TableRecord
 
 _RETRIES = 100  # within the time that conflicts may take

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
-    from tiltyard.storage.manifests import Code
+    from tiltyard.storage.manifest_format import Code
     from tiltyard.store import TableRecord
 
 _MARK = PREFIX.encode()

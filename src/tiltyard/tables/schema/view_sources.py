@@ -27,7 +27,7 @@ from tiltyard.model.principals import Principal
 from tiltyard.model.table_history import read_transactions
 from tiltyard.model.view_definitions import Made, ViewDefinition, sources_of
 from tiltyard.storage.errors import lance_errors
-from tiltyard.store.views import ViewRecord
+from tiltyard.store.tables.views import ViewRecord
 
 if TYPE_CHECKING:
     import lance

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifests import LAST_VERSION, NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion
 
 if TYPE_CHECKING:

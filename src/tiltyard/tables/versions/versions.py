@@ -19,9 +19,9 @@ from tiltyard.model.ids import MAIN_BRANCH, check_name, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.facts import VersionFacts
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifests import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
+from tiltyard.storage.version_cache import VersionFacts
 from tiltyard.tables.commits.commit_requests import wire_version
 from tiltyard.tables.commits.finalizing import finalize_pending, is_noted
 from tiltyard.tables.opening import find_table, open_for_reading

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from tiltyard.storage.vending.folder import Folder
+from tiltyard.storage.vending.vended_credentials import Folder
 
 _SPECIAL = re.compile(r"[*?$]")
 _PARTITION = re.compile(r"arn:(aws[a-z-]*):")

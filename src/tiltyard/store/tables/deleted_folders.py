@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.apart import overlap
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import DoomedFolder
-from tiltyard.store.removals import forget_expired, forget_removed
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.tables.location_overlap import overlap
+from tiltyard.store.tables.trash import forget_expired, forget_removed
 
 CREATING = "creating"
 DROPPED = "dropped"

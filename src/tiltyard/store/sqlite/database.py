@@ -8,14 +8,14 @@ from uuid import uuid4
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.store.sqlite_connection import SqliteConnection
-from tiltyard.store.sqlite_writer import Writer
+from tiltyard.store.sqlite.connection import SqliteConnection
+from tiltyard.store.sqlite.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tiltyard.store.database import Connection, Soon
+    from tiltyard.store.backend import Connection, Soon
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiltyard.store.connection_scope import Scope, reads
 from tiltyard.store.jobs import LAST
 from tiltyard.store.paths import among
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
-from tiltyard.store.removals import NEWEST
-from tiltyard.store.scope import Scope, reads
-from tiltyard.store.tables import WITH_ANCESTORS, listed
+from tiltyard.store.tables.tables import WITH_ANCESTORS, listed
+from tiltyard.store.tables.trash import NEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import Path
-from tiltyard.store.scope import Scope, reads, writes
 
 # The folders of all tables that there are or that wait to be deleted, and those that can be brought back.
 KNOWN = (

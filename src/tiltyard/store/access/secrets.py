@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from tiltyard.store.scope import Scope, writes
+from tiltyard.store.connection_scope import Scope, writes
 
 SECRET_BYTES = 32
 INSERT = "INSERT INTO secrets (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"

@@ -9,7 +9,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.store.paths import among, folders_above
 
 if TYPE_CHECKING:
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
 
 # One after the other, until the transaction ends: each then sees what the one before has entered.
 IN_TURN = "SELECT id FROM namespaces WHERE id = 1 /*+ FOR NO KEY UPDATE */"

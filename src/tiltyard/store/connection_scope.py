@@ -7,7 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from tiltyard.store.database import Connection, Database
+    from tiltyard.store.backend import Connection, Database
 
 P = ParamSpec("P")
 T = TypeVar("T")

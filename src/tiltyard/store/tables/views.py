@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.connection_scope import Scope, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

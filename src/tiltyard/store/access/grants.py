@@ -13,15 +13,15 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from tiltyard.store.generations import COUNT_UP
+from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
-from tiltyard.store.roles import GRANTS
-from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
     from tiltyard.store.records import Path
 
 SERVER, NAMESPACE, TABLE = "server", "namespace", "table"

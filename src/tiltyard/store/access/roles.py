@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.store.database import ForeignKeyError
-from tiltyard.store.generations import COUNT_UP
+from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
-from tiltyard.store.scope import Scope, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.store.sqlite_connection import SqliteConnection
+from tiltyard.store.sqlite.connection import SqliteConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
 
 T = TypeVar("T")
 

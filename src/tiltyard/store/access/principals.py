@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.store.generations import COUNT_UP
-from tiltyard.store.identity_records import KeyRecord, PrincipalRecord
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.access.identity_records import KeyRecord, PrincipalRecord
+from tiltyard.store.connection_scope import Scope, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

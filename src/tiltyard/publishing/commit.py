@@ -18,15 +18,15 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
+from tiltyard.publishing.batch_call import NOT_HEARD, is_refusal
 from tiltyard.publishing.changes import shown
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
-from tiltyard.publishing.sending import NOT_HEARD, is_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tiltyard.publishing.batch_call import Send
     from tiltyard.publishing.changes import Changes, Path
-    from tiltyard.publishing.sending import Send
     from tiltyard.publishing.staged import Line, Table
 
 log = logging.getLogger("tiltyard.publishing")

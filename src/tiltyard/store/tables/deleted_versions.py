@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.connection_scope import Scope, reads, writes
 
 Range: TypeAlias = tuple[int, int]
 """Versions from the first number to before the second."""

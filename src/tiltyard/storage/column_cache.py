@@ -20,15 +20,15 @@ import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
 from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.storage.column_pages import MOST_FRAGMENTS, Page, Rows, version_of
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.pages import MOST_FRAGMENTS, Page, Rows, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import lance
 
-    from tiltyard.storage.pages import Fragment, Key, Names, Version
+    from tiltyard.storage.column_pages import Fragment, Key, Names, Version
 
 _log = logging.getLogger(__name__)
 

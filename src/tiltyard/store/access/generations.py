@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiltyard.store.scope import Scope, reads
+from tiltyard.store.connection_scope import Scope, reads
 
 READ = "SELECT number FROM generations WHERE name = ?"
 COUNT_UP = "UPDATE generations SET number = number + 1 WHERE name = ?"

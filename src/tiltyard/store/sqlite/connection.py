@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 
-from tiltyard.store.database import ForeignKeyError, NullError, Row, UniqueError
+from tiltyard.store.backend import ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

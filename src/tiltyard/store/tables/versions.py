@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
-from tiltyard.store.database import ForeignKeyError, NullError, Row
+from tiltyard.store.backend import ForeignKeyError, NullError, Row
+from tiltyard.store.connection_scope import Scope, reads, writes, writes_alone
 from tiltyard.store.paths import among
 from tiltyard.store.records import NewVersion, VersionRecord, encode
-from tiltyard.store.scope import Scope, reads, writes, writes_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,10 +17,9 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import check_composed
-from tiltyard.store.apart import check_apart, check_not_doomed
-from tiltyard.store.database import ForeignKeyError, UniqueError
-from tiltyard.store.folders import CREATING, DOOM, DROPPED, RESERVED
-from tiltyard.store.grants import TABLE, forget, own
+from tiltyard.store.access.grants import TABLE, forget, own
+from tiltyard.store.backend import ForeignKeyError, UniqueError
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import (
     NESTED,
     ROOT,
@@ -35,14 +34,15 @@ from tiltyard.store.paths import (
     split,
 )
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
-from tiltyard.store.removals import forget_removed, keep_table
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.tables.deleted_folders import CREATING, DOOM, DROPPED, RESERVED
+from tiltyard.store.tables.location_overlap import check_apart, check_not_doomed
+from tiltyard.store.tables.trash import forget_removed, keep_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tiltyard.store.database import Row
-    from tiltyard.store.grants import Owner
+    from tiltyard.store.access.grants import Owner
+    from tiltyard.store.backend import Row
 
 INSERT = f"""
     INSERT INTO tables

@@ -15,7 +15,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileTooLargeError, LocalFiles, WholeFile, check_size
 from tiltyard.storage.locations import check_no_links, file_in, is_local
-from tiltyard.storage.manifests import (
+from tiltyard.storage.manifest_format import (
     FINAL,
     LONGEST_NAME,
     Manifest,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tiltyard.storage.datasets import Datasets
     from tiltyard.storage.files import Files, FileStat
-    from tiltyard.storage.syncing import Disks
+    from tiltyard.storage.fsync import Disks
 
 T = TypeVar("T")
 

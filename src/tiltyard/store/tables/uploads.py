@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
-from tiltyard.store.database import ForeignKeyError
+from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import UploadPart, UploadRecord, encode
-from tiltyard.store.scope import Scope, reads, writes
 
 INSERT = f"INSERT INTO uploads ({UploadRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?)"
 DESCRIBE = f"SELECT {UploadRecord.COLUMNS} FROM uploads WHERE id = ?"

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import secrets
 
-from tiltyard.store.generations import COUNT_UP
-from tiltyard.store.identity_records import SigningKey
-from tiltyard.store.principals import IDENTITY
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.access.identity_records import SigningKey
+from tiltyard.store.access.principals import IDENTITY
+from tiltyard.store.connection_scope import Scope, reads, writes
 
 VALUE_BYTES = 32
 ID_BYTES = 8

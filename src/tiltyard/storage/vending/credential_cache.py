@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.storage.vending.folder import Credentials, Folder
+from tiltyard.storage.vending.vended_credentials import Credentials, Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.storage.vending.folder import Vendor
+    from tiltyard.storage.vending.vended_credentials import Vendor
 
 log = logging.getLogger("tiltyard.storage")
 

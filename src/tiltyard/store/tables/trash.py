@@ -20,10 +20,11 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.store.apart import check_apart, check_not_doomed
-from tiltyard.store.database import ForeignKeyError
-from tiltyard.store.generations import COUNT_UP
-from tiltyard.store.grants import NAMESPACE, TABLE, forget
+from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.access.grants import NAMESPACE, TABLE, forget
+from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.backend import ForeignKeyError
+from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import namespace_id, no_namespace, shown, split
 from tiltyard.store.records import (
     NamespaceRecord,
@@ -34,11 +35,10 @@ from tiltyard.store.records import (
     VersionRecord,
     encode,
 )
-from tiltyard.store.roles import GRANTS
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.tables.location_overlap import check_apart, check_not_doomed
 
 if TYPE_CHECKING:
-    from tiltyard.store.database import Connection
+    from tiltyard.store.backend import Connection
 
 HOLD_TABLE = "SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) /*+ FOR UPDATE */"
 KEPT = "id, namespace_id, name, location, properties, managed, declared, registered, created_at"

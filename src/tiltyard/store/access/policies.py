@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiltyard.store.generations import COUNT_UP
-from tiltyard.store.roles import GRANTS
-from tiltyard.store.scope import Scope, reads, writes
+from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.connection_scope import Scope, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

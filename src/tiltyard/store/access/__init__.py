@@ -1,0 +1,1 @@
+"""Access control in the catalog's database: principals, keys, roles, grants, policies."""

@@ -1,0 +1,1 @@
+"""The catalog in SQLite: readers, one writer with group commit."""

@@ -1,0 +1,1 @@
+"""Tables in the catalog's database: entries, versions, folders to delete, trash, uploads."""

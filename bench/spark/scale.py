@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bench.results import replaced
-from tiltyard.pipeline import upsert
-from tiltyard.pipeline.backfill import CHECKPOINT_SECONDS
-from tiltyard.pipeline.building import ROWS_OF_A_MERGE, ROWS_OF_A_SEGMENT
-from tiltyard.pipeline.matching import KEYS_AT_ONCE
-from tiltyard.pipeline.opening import READ_AHEAD
-from tiltyard.pipeline.sources import TASK_BYTES
+from tiltyard.pipeline.backfill.job import CHECKPOINT_SECONDS
+from tiltyard.pipeline.indexes.tasks import ROWS_OF_A_MERGE, ROWS_OF_A_SEGMENT
+from tiltyard.pipeline.sources.files import TASK_BYTES
+from tiltyard.pipeline.sources.filesystem import READ_AHEAD
+from tiltyard.pipeline.upsert.job import ROWS_OF_A_TASK
+from tiltyard.pipeline.upsert.tasks import KEYS_AT_ONCE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"
 MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("constants", "figures")}
@@ -133,7 +133,7 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
 
 def _upsert(plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float) -> Figures:
     keys = plan.rows * plan.share
-    tasks = math.ceil(plan.rows / upsert.ROWS_OF_A_TASK)
+    tasks = math.ceil(plan.rows / ROWS_OF_A_TASK)
     seen = plan.rows / tasks
     rounds = math.ceil(keys / KEYS_AT_ONCE)
     own = tasks * (keys / its.keys.value + rounds * seen / its.probes.value)

@@ -20,18 +20,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from bench.spark.data import SCHEMA
 from bench.spark.lines import answer
 from bench.spark.single import index as index_alone
-from tiltyard.pipeline.backfill import backfill
-from tiltyard.pipeline.casts import Chosen
-from tiltyard.pipeline.connecting import connection, table
-from tiltyard.pipeline.frames import write_frame
-from tiltyard.pipeline.index import index
-from tiltyard.pipeline.ingest import ingest
-from tiltyard.pipeline.landing import WriteMode
-from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.backfill.job import backfill
+from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.indexes.job import index
+from tiltyard.pipeline.ingest.job import ingest
+from tiltyard.pipeline.process_tuning import keep_memory
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
-from tiltyard.pipeline.settling import keep_memory
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.upsert.job import upsert
+from tiltyard.pipeline.writing.casts import Chosen
+from tiltyard.pipeline.writing.dataframes import write_frame
+from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.target_table import WriteMode
 
 MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")
 spark = spark_session(MASTER, config={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})

@@ -12,8 +12,8 @@ from lance_namespace.errors import LanceNamespaceError
 from tests.access.conftest import Catalog
 from tests.services.secured import secured_server
 from tiltyard.cli import main
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.operation_calls import Calls
 
 
 def submitted(catalog: Catalog, who: str | None, name: str, table: tuple[str, ...] = ()) -> str:

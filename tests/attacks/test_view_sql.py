@@ -141,7 +141,7 @@ def test_driver_has_no_secret_where_others_may_look(server: ServerProcess) -> No
         seen[pid] = words.decode().replace("\0", " ")
         assert MARK.encode() not in words, seen[pid]
         assert MARK.encode() not in variables, seen[pid]
-    for what in ("tiltyard.pipeline.driver", "org.apache.spark.deploy.SparkSubmit", "pyspark.daemon"):
+    for what in ("tiltyard.pipeline.driver.process", "org.apache.spark.deploy.SparkSubmit", "pyspark.daemon"):
         assert any(what in words for words in seen.values()), (what, seen)
     logs = [file for file in (Path(server.root) / "_spark-events").rglob("*") if file.is_file()]
     assert any(b"SparkListenerEnvironmentUpdate" in file.read_bytes() for file in logs)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.spark.toys import install
-from tiltyard.pipeline.connecting import Connection, connection
+from tiltyard.pipeline.catalog_client import Connection, connection
 from tiltyard.pipeline.session import spark_session
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tiltyard.pipeline.backfill import backfill
-from tiltyard.pipeline.connecting import connection, table
-from tiltyard.pipeline.frames import write_frame
-from tiltyard.pipeline.ingest import ingest
-from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.backfill.job import backfill
+from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import is_connect, slots, spark_session
-from tiltyard.pipeline.tasks import run_tasks
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.spark_tasks import run_tasks
+from tiltyard.pipeline.upsert.job import upsert
+from tiltyard.pipeline.writing.dataframes import write_frame
+from tiltyard.pipeline.writing.recipes import Asked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,10 @@ import signal
 import sys
 
 from tests.spark.conftest import FEW_PARTITIONS
-from tiltyard.pipeline import building
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection
-from tiltyard.pipeline.driving import CatalogRun, QueuedJob, claim, drive, new_owner
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim, drive, new_owner
+from tiltyard.pipeline.indexes import tasks
+from tiltyard.pipeline.operation_calls import Calls
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.views import planning
 
@@ -39,7 +39,7 @@ class DyingRun(CatalogRun):
 
 def main(url: str, job_id: str, prefix: str, count: int) -> None:
     """Drive until death."""
-    building.ROWS_OF_A_SEGMENT, planning.ROWS_OF_A_PART = ROWS_OF_A_SEGMENT, ROWS_OF_A_PART
+    tasks.ROWS_OF_A_SEGMENT, planning.ROWS_OF_A_PART = ROWS_OF_A_SEGMENT, ROWS_OF_A_PART
     where, owner = connection(url), new_owner()
     told = claim(Calls(where), job_id, owner, LEASE_MS)
     run = DyingRun(Calls(where), told, owner, prefix, count)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from tiltyard.pipeline import tasks
+from tiltyard.pipeline import spark_tasks
 
 LOADING = """
 import pickle, sys
@@ -29,7 +29,7 @@ Sent = list[tuple[bytes, tuple[bytes, ...]]]
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """What is sent from now on: functions and their payloads; those of partitions have none."""
     found: Sent = []
-    of_payloads, of_partitions = tasks._partition, tasks._on_partition
+    of_payloads, of_partitions = spark_tasks._partition, spark_tasks._on_partition
 
     def with_payloads(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
         function = of_payloads(work, payloads, variables)
@@ -41,8 +41,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
         found.append((cloudpickle.dumps(function), ()))
         return function
 
-    monkeypatch.setattr(tasks, "_partition", with_payloads)
-    monkeypatch.setattr(tasks, "_on_partition", on_partition)
+    monkeypatch.setattr(spark_tasks, "_partition", with_payloads)
+    monkeypatch.setattr(spark_tasks, "_on_partition", on_partition)
     return found
 
 

@@ -20,11 +20,11 @@ from tests.spark import functions
 from tests.spark.functions import Counting, Late
 from tiltyard.model.computed_columns import Computed, Declaration
 from tiltyard.model.table_history import read_transactions
-from tiltyard.pipeline import backfill as backfilling
-from tiltyard.pipeline.backfill import backfill
-from tiltyard.pipeline.connecting import Connection, Table, connection, table
+from tiltyard.pipeline.backfill import job as backfilling
+from tiltyard.pipeline.backfill.job import backfill
+from tiltyard.pipeline.catalog_client import Connection, Table, connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.strict import StrictTable
+from tiltyard.pipeline.writing.commit import StrictTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -280,7 +280,7 @@ def test_backfill_canceled_keeps_its_checkpoints(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tiltyard.pipeline.backfill.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("tiltyard.pipeline.backfill.job.CHECKPOINT_SECONDS", 0)
     counting = Counting(tmp_path)
     declare(found, counting)
     run = LocalRun()

@@ -15,12 +15,12 @@ from lance_namespace.errors import (
 )
 
 from tests.spark.views import contents, numbers, write
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import Connection, table
-from tiltyard.pipeline.driving import CatalogRun, QueuedJob, claim, drive, new_owner, submit
+from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim, drive, new_owner, submit
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.landing import WriteMode, land
+from tiltyard.pipeline.operation_calls import Calls
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.writing.target_table import WriteMode, land
 
 Fresh = Callable[[str], str]
 

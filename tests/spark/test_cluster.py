@@ -23,10 +23,10 @@ from tests.services.server import ServerProcess
 from tests.services.spark_cluster import spark_cluster
 from tests.spark.on_cluster import FOLDER, notes
 from tests.spark.watching import children, wait_for
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection, table
-from tiltyard.pipeline.driving import LEASE_MS, submit
+from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.driver.lease import LEASE_MS, submit
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.operation_calls import Calls
 
 ROWS, FILES = 3000, 6
 DIMENSION = 600
@@ -156,7 +156,7 @@ def test_ingest_on_a_cluster_whose_driver_or_server_is_killed_brings_each_row_on
     job_id = begun(server, "ingest", **asked)
     wait_for(lambda: int(told(server, job_id)["properties"].get("tasks", 0)) >= 2, 120)  # type: ignore[attr-defined]  # a mapping
     if killed == "driver":
-        [driver] = [pid for pid, words in children(server.process.pid) if "tiltyard.pipeline.driver" in words]
+        [driver] = [pid for pid, words in children(server.process.pid) if "tiltyard.pipeline.driver.process" in words]
         os.kill(driver, signal.SIGKILL)
         wait_for(lambda: told(server, job_id)["attempts"] == 2, 120)
         attempts = (2,)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.services.spark_cluster import connect_server
-from tiltyard.pipeline.connecting import table
+from tiltyard.pipeline.catalog_client import table
 
 
 def rows(ids: range, value: str) -> pa.Table:

@@ -14,12 +14,12 @@ from lance_namespace import ListTablesRequest
 from pyspark.errors import PySparkException
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.connecting import table as table_of
+from tiltyard.pipeline.catalog_client import table as table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 Fresh = Callable[[str], str]
 

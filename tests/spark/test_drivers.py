@@ -18,10 +18,10 @@ from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
 from tiltyard.access import Privilege
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection
-from tiltyard.pipeline.driving import submit
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.driver.lease import submit
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.operation_calls import Calls
 from tiltyard.store import open_store
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -253,7 +253,7 @@ def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
 
 SIGNALED_AS_IT_ENDS = """
 import atexit, os, signal
-from tiltyard.pipeline.driver import main
+from tiltyard.pipeline.driver.process import main
 atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
 main()
 """
@@ -289,7 +289,7 @@ def test_driver_whose_worker_was_killed_says_so_in_one_line(
     calls, owner = Calls(connection(server.url)), "driver-of-a-dead-worker"
     job_id = submit(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
     pipe, variables = subprocess.PIPE, {**os.environ, **environ}
-    words = [sys.executable, "-m", "tiltyard.pipeline.driver"]
+    words = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
     driver = subprocess.Popen(words, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert driver.stdin is not None and driver.stdout is not None and driver.stderr is not None
     driver.stdin.write(json.dumps({"uri": server.url}) + "\n" + json.dumps({"job": job_id, "owner": owner}) + "\n")
@@ -306,6 +306,6 @@ def test_driver_whose_worker_was_killed_says_so_in_one_line(
 
 def test_driver_takes_no_orders_from_its_environment(server: ServerProcess) -> None:
     given = {**os.environ, "TILTYARD_JOB_CATALOG": json.dumps({"uri": server.url})}
-    words = [sys.executable, "-m", "tiltyard.pipeline.driver"]
+    words = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
     stopped = subprocess.run(words, check=False, env=given, input="", capture_output=True, text=True, timeout=120)
     assert stopped.returncode == 1 and "TILTYARD_JOB_CATALOG_FILE" in stopped.stderr

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
-from tiltyard.pipeline.connecting import Table, connection, table
+from tiltyard.pipeline.catalog_client import Table, connection, table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

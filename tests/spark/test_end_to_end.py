@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 from tests.services.server import ServerProcess
 from tests.spark.views import spec, words
 from tests.spark.watching import transaction, wait_for
-from tiltyard.pipeline.connecting import connection, table
+from tiltyard.pipeline.catalog_client import connection, table
 
 IMAGE = "registry.example/functions:1"
 CONF = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false", "spark.driver.memory": "512m"}

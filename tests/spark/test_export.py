@@ -14,18 +14,18 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.s3 import s3_server
-from tiltyard.pipeline.connecting import connection
-from tiltyard.pipeline.connecting import table as table_of
-from tiltyard.pipeline.export import export
-from tiltyard.pipeline.ingest import ingest
-from tiltyard.pipeline.opening import list_files, open_file
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.export.job import export
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.sources.filesystem import list_files, open_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.services.server import ServerProcess
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 ROWS = pa.table(
     {

@@ -8,11 +8,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-from tiltyard.pipeline.building import Model
-from tiltyard.pipeline.changes import fragments_of
-from tiltyard.pipeline.finished import Finished
-from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.indexes.checkpoint import Finished
+from tiltyard.pipeline.indexes.tasks import Model
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.table_location import Connection, Place
+from tiltyard.pipeline.version_diff import fragments_of
 
 MODEL = Model("_indices/trained", 1, 0)
 

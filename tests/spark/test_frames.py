@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
-from tiltyard.pipeline.casts import Chosen
-from tiltyard.pipeline.checks import parse_check
-from tiltyard.pipeline.code import find_code
-from tiltyard.pipeline.connecting import table as table_of
-from tiltyard.pipeline.frames import write_frame
-from tiltyard.pipeline.landing import WriteMode
-from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.types import parse_type
+from tiltyard.pipeline.type_names import parse_type
+from tiltyard.pipeline.user_functions import find_code
+from tiltyard.pipeline.writing.casts import Chosen
+from tiltyard.pipeline.writing.dataframes import write_frame
+from tiltyard.pipeline.writing.quality_checks import parse_check
+from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.target_table import WriteMode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 Fresh = Callable[[str], str]
 

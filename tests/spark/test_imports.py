@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.sent import Sent, clients_imported, recorded
-from tiltyard.pipeline import building
-from tiltyard.pipeline import delete as deleting
-from tiltyard.pipeline import optimize as optimizing
-from tiltyard.pipeline import upsert as upserting
-from tiltyard.pipeline.connecting import Connection, table
+from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.delete import job as deleting
+from tiltyard.pipeline.indexes import tasks
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.upsert import job as upserting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     for module, limits in (
         (upserting, ("BYTES_IN_THE_DRIVER", "ROWS_IN_THE_DRIVER")),
         (deleting, ("ROWS_IN_THE_DRIVER",)),
-        (building, ("ROWS_IN_THE_DRIVER",)),
+        (tasks, ("ROWS_IN_THE_DRIVER",)),
         (optimizing, ("BYTES_IN_THE_DRIVER",)),
     ):
         for limit in limits:

@@ -13,13 +13,13 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline import building
-from tiltyard.pipeline import index as indexing
-from tiltyard.pipeline import optimize as optimizing
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import Connection, Table, connection, table
-from tiltyard.pipeline.index import index
-from tiltyard.pipeline.optimize import optimize
+from tiltyard.pipeline.catalog_client import Connection, Table, connection, table
+from tiltyard.pipeline.indexes import job as indexing
+from tiltyard.pipeline.indexes import tasks
+from tiltyard.pipeline.indexes.job import index
+from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.optimize import job as optimizing
+from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_index_of_scalars_answers_like_none(
     kind: str,
     condition: str,
 ) -> None:
-    monkeypatch.setattr(building, "ROWS_IN_THE_DRIVER", 0)
+    monkeypatch.setattr(tasks, "ROWS_IN_THE_DRIVER", 0)
     expected = found.dataset().to_table(filter=condition).sort_by("id")
     figures = index(LocalRun(), catalog, spark, name, column, kind)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)

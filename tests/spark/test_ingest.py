@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
-from tiltyard.pipeline import sources
-from tiltyard.pipeline.connecting import table as table_of
-from tiltyard.pipeline.ingest import ingest
+from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.sources import files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 Fresh = Callable[[str], str]
 
@@ -116,7 +116,7 @@ def test_ingest_other_formats_are_the_same_rows(
 def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
     put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "FILES_HERE", 1)
+    monkeypatch.setattr(files, "FILES_HERE", 1)
     name = fresh("differ")
     for year, columns in ((2013, {"id": pa.array([1], pa.int32())}), (2014, {"id": [1 << 40], "tail": ["N1"]})):
         (tmp_path / f"year={year}").mkdir()

@@ -13,11 +13,11 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.connecting import Connection, Table, table
-from tiltyard.pipeline.ingest import ingest
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.catalog_client import Connection, Table, table
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ import pytest
 from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, job_commands, transaction, wait_for
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.operation_calls import Calls
 
 
 @pytest.fixture(scope="module")

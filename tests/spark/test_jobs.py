@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.cli import main
 from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
-from tiltyard.pipeline.connecting import connection
+from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.jobs import find_job, job
 from tiltyard.pipeline.runs import LocalRun
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from tests.services.server import ServerProcess
 from tests.spark.watching import job_commands, transaction, wait_for
 from tiltyard.cli import main
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection, table
+from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.operation_calls import Calls
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection
-from tiltyard.pipeline.maintaining import Thresholds, maintain
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.optimize.maintenance import Thresholds, maintain
 
 
 @pytest.fixture

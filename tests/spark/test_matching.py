@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from tiltyard.pipeline import fragments
-from tiltyard.pipeline.connecting import connection
-from tiltyard.pipeline.fragments import Target, opened, write
-from tiltyard.pipeline.matching import Keys
-from tiltyard.pipeline.places import EXPIRES, Place
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.table_location import EXPIRES, Place
+from tiltyard.pipeline.upsert.tasks import Keys
+from tiltyard.pipeline.writing import fragments
+from tiltyard.pipeline.writing.fragments import Target, opened, write
 
 
 def test_keys_are_read_with_credentials_that_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tiltyard.cli import main
-from tiltyard.pipeline.connecting import Connection, table
+from tiltyard.pipeline.catalog_client import Connection, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

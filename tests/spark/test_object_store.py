@@ -14,12 +14,12 @@ from pyarrow import fs
 
 from tests.services.s3 import S3Server, s3_server
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.backfill import backfill
-from tiltyard.pipeline.connecting import connection, table
-from tiltyard.pipeline.index import index
-from tiltyard.pipeline.ingest import ingest
+from tiltyard.pipeline.backfill.job import backfill
+from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.indexes.job import index
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,9 +18,9 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
-from tiltyard.pipeline.connecting import Connection, table
-from tiltyard.pipeline.plans import publishing, running
-from tiltyard.pipeline.plans.files import read_plan
+from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.plans import job, publishing
+from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run_here(run: LocalRun, catalog: Connection, spark: SparkSession, file: Path
     """Drive a pipeline with a run of our own."""
     plan = read_plan(file, {})
     told = msgspec.json.encode(plan).decode()
-    return dict(running.pipeline(run, catalog, spark, told, udf=plan.functions))
+    return dict(job.pipeline(run, catalog, spark, told, udf=plan.functions))
 
 
 def opened(catalog: Connection, name: str, version: int | str | None = None) -> lance.LanceDataset:
@@ -185,7 +185,7 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
     class DiedError(BaseException):
         pass
 
-    publish_all = running.publish_all
+    publish_all = job.publish_all
 
     def dying(*given: Any) -> Any:
         if late:
@@ -194,7 +194,7 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
 
     run, file = LocalRun(), laid_out(tmp_path, names)
     with monkeypatch.context() as patch:
-        patch.setattr(running, "publish_all", dying)
+        patch.setattr(job, "publish_all", dying)
         with pytest.raises(DiedError):
             run_here(run, catalog, spark, file)
     assert [table(catalog, name).latest_version() for name in names] == ([2, 3] if late else [0, 0])
@@ -209,7 +209,7 @@ def test_pipeline_that_calls_code_which_it_was_not_given_leave_for_is_refused(
 ) -> None:
     plan = json.dumps({"tables": {"any": {"files": "any.parquet", "udf": "os:getcwd"}}})
     with pytest.raises(InvalidInputError, match="calls os:getcwd, which --udf does not name"):
-        running.pipeline(LocalRun(), catalog, spark, plan)
+        job.pipeline(LocalRun(), catalog, spark, plan)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tests.spark.views import contents, create_view, numbers, write
-from tiltyard.pipeline.connecting import Connection, table
-from tiltyard.pipeline.refresh import refresh
+from tiltyard.pipeline.catalog_client import Connection, table
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.views.job import refresh
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,9 +16,9 @@ from tests.services.server import ServerProcess
 from tests.spark.sent import clients_imported, recorded
 from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
 from tiltyard.model.jobs import UDFS
-from tiltyard.pipeline.connecting import Connection, connection
-from tiltyard.pipeline.refresh import refresh
+from tiltyard.pipeline.catalog_client import Connection, connection
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.views.job import refresh
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

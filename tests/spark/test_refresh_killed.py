@@ -19,12 +19,12 @@ from tests.services.server import ServerProcess
 from tests.spark.dying import ROWS_OF_A_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tests.spark.watching import wait_for
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import Connection, connection, table
-from tiltyard.pipeline.driving import CatalogRun, claim, drive, new_owner, submit
+from tiltyard.pipeline.catalog_client import Connection, connection, table
+from tiltyard.pipeline.driver.lease import CatalogRun, claim, drive, new_owner, submit
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.refresh import refresh
+from tiltyard.pipeline.operation_calls import Calls
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.views.job import refresh
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

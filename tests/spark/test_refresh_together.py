@@ -11,10 +11,10 @@ import lance
 import pytest
 
 from tests.spark.views import contents, create_view, numbers, write
-from tiltyard.pipeline.connecting import Connection, table
-from tiltyard.pipeline.refresh import refresh
+from tiltyard.pipeline.catalog_client import Connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.views import planning
+from tiltyard.pipeline.views.job import refresh
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

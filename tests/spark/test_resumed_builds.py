@@ -18,13 +18,13 @@ from lance.optimize import Compaction
 from tests.services.server import ServerProcess
 from tests.spark.dying import LEASE_MS, ROWS_OF_A_SEGMENT
 from tests.spark.test_index import DIMENSION, ROWS, rows
-from tiltyard.pipeline import building
-from tiltyard.pipeline import index as indexing
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import Connection, Table, table
-from tiltyard.pipeline.driving import CatalogRun, claim, drive, new_owner, submit
-from tiltyard.pipeline.index import index
+from tiltyard.pipeline.catalog_client import Connection, Table, table
+from tiltyard.pipeline.driver.lease import CatalogRun, claim, drive, new_owner, submit
+from tiltyard.pipeline.indexes import job as indexing
+from tiltyard.pipeline.indexes import tasks
+from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.operation_calls import Calls
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_index_whose_driver_was_killed_builds_only_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job_id = killed(served, environ, found, "index", "segment-", **VECTORS)
-    monkeypatch.setattr(building, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
+    monkeypatch.setattr(tasks, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
     figures, before, after = resumed(found, spark, job_id)
     assert "model" in before and "model" not in after
     once = fragments_of(segments(before)) + [one for one in fragments_of(segments(after)) if len(one) == 1]
@@ -123,7 +123,7 @@ def test_optimize_whose_driver_was_killed_rewrites_only_what_is_left(
 def test_index_beside_a_compaction_builds_only_what_was_replaced(
     spark: SparkSession, catalog: Connection, found: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
+    monkeypatch.setattr(tasks, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
     commit = indexing._commit
     once = iter([None])
 

@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.connecting import Table
-from tiltyard.pipeline.connecting import table as table_of
-from tiltyard.pipeline.ingest import ingest
+from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 Fresh = Callable[[str], str]
 ROWS, FIRST = 400, 250

@@ -7,7 +7,7 @@ from bench.spark.scale import MARKS, PAGE, Constants, Plan, page, parts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.pipeline.changes import grouped
+from tiltyard.pipeline.version_diff import grouped
 
 
 @pytest.mark.parametrize("name", MARKS)

@@ -16,19 +16,19 @@ from lance_namespace.errors import ServiceUnavailableError
 from pyspark.errors import PySparkException
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.connecting import Table
-from tiltyard.pipeline.connecting import table as table_of
+from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.datasource.options import Options
+from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.writing import TableWriter
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.spark_types import spark_schema
-from tiltyard.pipeline.strict import StrictTable
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.upsert.job import upsert
+from tiltyard.pipeline.writing.commit import StrictTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 Fresh = Callable[[str], str]
 VECTOR = pa.list_(pa.float32(), 2)

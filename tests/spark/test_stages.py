@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.tasks import run_partitions
+from tiltyard.pipeline.spark_tasks import run_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.tasks import run_tasks
+from tiltyard.pipeline.spark_tasks import run_tasks
+from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

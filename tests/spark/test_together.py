@@ -14,18 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark import functions
-from tiltyard.pipeline.backfill import backfill
-from tiltyard.pipeline.connecting import Table
-from tiltyard.pipeline.connecting import table as table_of
-from tiltyard.pipeline.index import index
-from tiltyard.pipeline.optimize import optimize
+from tiltyard.pipeline.backfill.job import backfill
+from tiltyard.pipeline.catalog_client import Table
+from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.indexes.job import index
+from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.upsert.job import upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 OLD, UPSERTED, DELETED, APPENDED = range(2000), range(1900, 2100), range(300, 340), 10_000
 

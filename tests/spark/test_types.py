@@ -19,16 +19,16 @@ from pyspark.errors import PySparkException
 
 from tests.services.server import ServerProcess
 from tests.spark.every_type import every_type
-from tiltyard.pipeline.connecting import table as table_of
-from tiltyard.pipeline.frames import write_frame
-from tiltyard.pipeline.ingest import ingest
-from tiltyard.pipeline.recipes import Asked
+from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
+from tiltyard.pipeline.writing.dataframes import write_frame
+from tiltyard.pipeline.writing.recipes import Asked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 Fresh = Callable[[str], str]
 

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline import upsert as upserting
-from tiltyard.pipeline.connecting import Connection, Table, table
-from tiltyard.pipeline.delete import delete
+from tiltyard.pipeline.catalog_client import Connection, Table, table
+from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.strict import StrictTable
-from tiltyard.pipeline.upsert import upsert
+from tiltyard.pipeline.upsert import job as upserting
+from tiltyard.pipeline.upsert.job import upsert
+from tiltyard.pipeline.writing.commit import StrictTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

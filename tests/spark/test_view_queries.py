@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.fragments import Rows
-from tiltyard.pipeline.places import Connection, Place
-from tiltyard.pipeline.showing import shown
+from tiltyard.pipeline.datasource.lance_frames import shown
 from tiltyard.pipeline.sql.sessions import own_session
-from tiltyard.pipeline.views.queries import check_reads_only, needed_columns, planned, why_not_by_rows
+from tiltyard.pipeline.table_location import Connection, Place
+from tiltyard.pipeline.views.query_analysis import check_reads_only, needed_columns, planned, why_not_by_rows
+from tiltyard.pipeline.writing.fragments import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

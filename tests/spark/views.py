@@ -17,7 +17,7 @@ import pyarrow as pa
 from lance_namespace import CreateMaterializedViewRequest
 from pyspark import cloudpickle
 
-from tiltyard.pipeline.connecting import Connection, table
+from tiltyard.pipeline.catalog_client import Connection, table
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 

@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.config import ConfigError, Settings, load_settings
 from tiltyard.model.java_properties import properties_text
 from tiltyard.model.spark_properties import NUMBERS, SIZES, SWITCHES, check_spark_properties
-from tiltyard.pipeline import environment as driver
+from tiltyard.pipeline.driver import environment as driver
 from tiltyard.worker.driver_config import environment, orders, spark_conf
 from tiltyard.worker.driver_environment import handed, inherited
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.pipeline.checks import parse_check
-from tiltyard.pipeline.csv_records import Dialect, csv_parser, parse_block, read_blocks
-from tiltyard.pipeline.json_lines import json_evidence, json_parser, json_schema, parse_lines
-from tiltyard.pipeline.lines import Bad, blocks
-from tiltyard.pipeline.reading import Piece
-from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.sources import balanced
-from tiltyard.pipeline.types import parse_type
+from tiltyard.pipeline.sources.csv_records import Dialect, csv_parser, parse_block, read_blocks
+from tiltyard.pipeline.sources.files import balanced
+from tiltyard.pipeline.sources.json_lines import json_evidence, json_parser, json_schema, parse_lines
+from tiltyard.pipeline.sources.readers import Piece
+from tiltyard.pipeline.sources.text_blocks import Bad, blocks
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.type_names import parse_type
+from tiltyard.pipeline.writing.quality_checks import parse_check
 
 
 @given(

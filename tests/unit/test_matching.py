@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from tiltyard.pipeline.matching import count_keys, find_positions, pack_positions
+from tiltyard.pipeline.upsert.tasks import count_keys, find_positions, pack_positions
 
 
 @pytest.mark.parametrize(

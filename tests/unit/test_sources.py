@@ -16,18 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiltyard.pipeline import inspection, sources
-from tiltyard.pipeline.casts import Chosen, check_zones
-from tiltyard.pipeline.csv_records import split_records
-from tiltyard.pipeline.lines import Bad
-from tiltyard.pipeline.merging import SchemaMode, common_type
-from tiltyard.pipeline.places import scanned
 from tiltyard.pipeline.plans.model import PlanError, plan_of
-from tiltyard.pipeline.reading import Format
-from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.sources import Wanted, find_source
-from tiltyard.pipeline.text_sources import guesses, read_for_table
-from tiltyard.pipeline.types import parse_type, show_type
+from tiltyard.pipeline.sources import files, inspection
+from tiltyard.pipeline.sources.csv_records import split_records
+from tiltyard.pipeline.sources.files import Wanted, find_source
+from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.sources.schema_merge import SchemaMode, common_type
+from tiltyard.pipeline.sources.text_blocks import Bad
+from tiltyard.pipeline.sources.text_schema import guesses, read_for_table
+from tiltyard.pipeline.table_location import scanned
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.type_names import parse_type, show_type
+from tiltyard.pipeline.writing.casts import Chosen, check_zones
 
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
@@ -244,7 +244,7 @@ def test_csv_only_the_empty_unquoted_field_is_null(tmp_path: Path) -> None:
 
 
 def test_csv_column_of_nulls_takes_a_quoted_empty_text_behind_the_head(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    monkeypatch.setattr(files, "HEAD_BYTES", 64)
     file = csv(tmp_path, "a,b\n" + "1,\n" * 100 + '2,""\n')
     source = find_source(Wanted(str(file)))
     assert source.reading.schema.field("b").type == pa.string()
@@ -283,7 +283,7 @@ def test_csv_types_give_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    monkeypatch.setattr(files, "HEAD_BYTES", 64)
     for early, late in [
         ("12345", "01234"),
         ("5", "+5"),
@@ -304,7 +304,7 @@ def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: 
 
 
 def test_types_are_guessed_from_within_large_files_too(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    monkeypatch.setattr(files, "HEAD_BYTES", 64)
     monkeypatch.setattr(inspection, "RANGE_BYTES", 300)
     numbers = [str(n) for n in range(100, 200)] + ["01234"] * 100
     assert read(csv(tmp_path, "a,b\n" + "".join(f"{n},\n" for n in numbers)))["a"].to_pylist() == numbers
@@ -313,7 +313,7 @@ def test_types_are_guessed_from_within_large_files_too(tmp_path: Path, monkeypat
 
 
 def test_first_line_that_is_longer_than_the_head_is_read_whole(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    monkeypatch.setattr(files, "HEAD_BYTES", 64)
     names = [f"column{n}" for n in range(200)]
     assert read(csv(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names))).column_names == names
     assert read(jsonl(tmp_path, json.dumps({"a": "x" * 999})))["a"].to_pylist() == ["x" * 999]
@@ -455,7 +455,7 @@ def test_json_types_give_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_json_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sources, "HEAD_BYTES", 64)
+    monkeypatch.setattr(files, "HEAD_BYTES", 64)
     for early, late in [
         ("5", "12345678901234567890"),
         ("0.5", "12345678901234567890"),
@@ -537,4 +537,4 @@ def test_many_files_are_looked_at_in_parts_with_the_same_result(tmp_path: Path) 
 
     wanted = Wanted(str(tmp_path))
     assert find_source(wanted, look) == find_source(wanted) and parts == [64, 64, 21]
-    assert find_source(wanted).reading.format is Format.JSON and sources.FILES_HERE > 150
+    assert find_source(wanted).reading.format is Format.JSON and files.FILES_HERE > 150

@@ -253,7 +253,7 @@ def maintain(tables: tuple[str, ...], small_fragments: int, unindexed: float, **
       tiltyard maintain --uri http://127.0.0.1:2333 films --every 3600
     """
     from tiltyard.cli.maintenance import run_maintain
-    from tiltyard.pipeline.maintaining import Thresholds
+    from tiltyard.pipeline.optimize.maintenance import Thresholds
 
     run_maintain(refuse, tables, thresholds=Thresholds(small_fragments, unindexed), **wishes)
 

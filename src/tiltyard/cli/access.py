@@ -17,8 +17,8 @@ from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.places import Connection
+from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.table_location import Connection
 from tiltyard.runtime.fatal import Refuse
 from tiltyard.server.serve import open_or_refuse
 

@@ -14,9 +14,9 @@ from lance_namespace.errors import InvalidTableStateError
 from tiltyard.cli.bar import progress_bar
 from tiltyard.cli.interruption import interruptible
 from tiltyard.cli.jobs import Reach, drive_here, reach_options, refusing
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.driving import claim, new_owner
+from tiltyard.pipeline.driver.lease import claim, new_owner
 from tiltyard.pipeline.jobs import find_job
+from tiltyard.pipeline.operation_calls import Calls
 from tiltyard.runtime.fatal import Refuse
 
 LOOK_SECONDS = 0.5

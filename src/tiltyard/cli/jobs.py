@@ -15,22 +15,22 @@ from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
 from tiltyard.cli.bar import progress_bar
 from tiltyard.cli.interruption import Interruption, end, interruptible
 from tiltyard.model.jobs import pipeline_jobs
-from tiltyard.pipeline.applications import application_facts
-from tiltyard.pipeline.calls import Calls
-from tiltyard.pipeline.connecting import connection
-from tiltyard.pipeline.driving import LEASE_MS, CatalogRun, QueuedJob, drive, new_owner, reason, submit
+from tiltyard.pipeline.catalog_client import connection
+from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, QueuedJob, drive, new_owner, reason, submit
+from tiltyard.pipeline.driver.spark_ui import application_facts
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
+from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.process_tuning import keep_memory
 from tiltyard.pipeline.progress import Figures
-from tiltyard.pipeline.refusing import RefusedError
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
-from tiltyard.pipeline.settling import keep_memory
+from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.fatal import Refuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.places import Connection
+    from tiltyard.pipeline.table_location import Connection
 
 FIRST_SECONDS = 5.0
 """How long a command asks a server that does not answer, before it has begun anything."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from tiltyard.cli.jobs import Reach, refusing
-from tiltyard.pipeline.maintaining import Thresholds, maintain
+from tiltyard.pipeline.optimize.maintenance import Thresholds, maintain
 
 Refuse = Callable[[str], None]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tiltyard.cli.jobs import Reach, modes, pairs, reach_options, refusing, run_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.plans.files import described, read_plan
+from tiltyard.pipeline.plans.plan_file import described, read_plan
 from tiltyard.runtime.fatal import Refuse
 
 

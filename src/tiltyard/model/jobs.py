@@ -37,15 +37,15 @@ class Job:
 
 
 PIPELINE_JOBS: Mapping[str, str] = {
-    "ingest": "tiltyard.pipeline.ingest",
-    "index": "tiltyard.pipeline.index",
-    "optimize": "tiltyard.pipeline.optimize",
-    "pipeline": "tiltyard.pipeline.plans.running",
-    "backfill": "tiltyard.pipeline.backfill",
-    "delete": "tiltyard.pipeline.delete",
-    "export": "tiltyard.pipeline.export",
-    "refresh": "tiltyard.pipeline.refresh",
-    "upsert": "tiltyard.pipeline.upsert",
+    "ingest": "tiltyard.pipeline.ingest.job",
+    "index": "tiltyard.pipeline.indexes.job",
+    "optimize": "tiltyard.pipeline.optimize.job",
+    "pipeline": "tiltyard.pipeline.plans.job",
+    "backfill": "tiltyard.pipeline.backfill.job",
+    "delete": "tiltyard.pipeline.delete.job",
+    "export": "tiltyard.pipeline.export.job",
+    "refresh": "tiltyard.pipeline.views.job",
+    "upsert": "tiltyard.pipeline.upsert.job",
 }
 """The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""
 

@@ -43,7 +43,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.model.jobs import pipeline_jobs
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiltyard.model.java_properties import properties_text
-from tiltyard.pipeline.environment import withheld
+from tiltyard.pipeline.driver.environment import withheld
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

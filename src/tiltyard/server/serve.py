@@ -232,7 +232,7 @@ def spark_drivers(services: Services) -> Drivers | None:
     """What runs jobs of the pipeline here; None where that is off, or Spark is missing: others may have it."""
     if services.settings.spark == "off":
         return None
-    from tiltyard.pipeline.applications import check_spark
+    from tiltyard.pipeline.driver.spark_ui import check_spark
     from tiltyard.pipeline.java import SparkMissingError
 
     try:

@@ -20,8 +20,8 @@ from tiltyard.model.spark_properties import check_spark_properties
 from tiltyard.store import TransactionRecord
 from tiltyard.worker.driver_environment import handed, inherited
 
-DRIVER = "tiltyard.pipeline.driver"
-SUBMITTED = Path(__file__).parent.parent / "pipeline" / "submitted" / "spark_driver.py"
+DRIVER = "tiltyard.pipeline.driver.process"
+SUBMITTED = Path(__file__).parent.parent / "pipeline" / "driver" / "submitted" / "spark_driver.py"
 """Files and modules of a driver, which is a client in a process of its own: nothing here imports them."""
 
 ORDERS, PROPERTIES = "orders.json", "spark.properties"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tiltyard.pipeline.places import Place, check_values, scanned
-from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.settling import settle
-from tiltyard.pipeline.spark_types import batch_schema, for_spark
+from tiltyard.pipeline.datasource.spark_types import batch_schema, for_spark
+from tiltyard.pipeline.process_tuning import settle
+from tiltyard.pipeline.table_location import Place, check_values, scanned
+from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     import lance
@@ -64,7 +64,7 @@ def pinned(options: Options) -> Pinned:
     # Planning alone needs the namespace client, whose import takes a second: tasks do without.
     from lance_namespace.errors import InvalidTableStateError  # noqa: PLC0415
 
-    from tiltyard.pipeline.connecting import connection, table  # noqa: PLC0415
+    from tiltyard.pipeline.catalog_client import connection, table  # noqa: PLC0415
 
     found = table(connection(options.uri, options.properties, options.storage), options.table)
     try:

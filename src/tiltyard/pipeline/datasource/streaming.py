@@ -19,10 +19,10 @@ from pyspark.sql.datasource import (
 )
 
 from tiltyard.model.table_history import read_transaction
-from tiltyard.pipeline.changes import changed_fragments, fragments_of
 from tiltyard.pipeline.datasource.reading import Group, Pinned, grouped, read_group
 from tiltyard.pipeline.datasource.writing import Message, TableWriter
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.version_diff import changed_fragments, fragments_of
 
 if TYPE_CHECKING:
     import lance

@@ -15,20 +15,20 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
-from tiltyard.pipeline.casts import Column, fitted_columns
-from tiltyard.pipeline.fragments import ROWS_PER_FILE, check_types, opened
-from tiltyard.pipeline.refusing import RefusedError
+from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema
+from tiltyard.pipeline.process_tuning import keep_memory
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.settling import keep_memory
-from tiltyard.pipeline.spark_types import arrow_schema, batch_schema
-from tiltyard.pipeline.writing import Recipe, write_rows
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.writing.casts import Column, fitted_columns
+from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_types, opened
+from tiltyard.pipeline.writing.tasks import Recipe, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from tiltyard.pipeline.connecting import Table
+    from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.datasource.options import Options
-    from tiltyard.pipeline.landing import Landing, WriteMode
+    from tiltyard.pipeline.writing.target_table import Landing, WriteMode
 
 
 @dataclass
@@ -43,8 +43,8 @@ class TableWriter(DataSourceArrowWriter):
     """Appends (a table that is not there is made), puts the rows in the place of all others, or upserts by a key."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool, run: str | None = None) -> None:
-        from tiltyard.pipeline.connecting import connection, table  # noqa: PLC0415  # tasks do without the client
-        from tiltyard.pipeline.landing import WriteMode, land  # noqa: PLC0415  # the same
+        from tiltyard.pipeline.catalog_client import connection, table  # noqa: PLC0415  # tasks do without the client
+        from tiltyard.pipeline.writing.target_table import WriteMode, land  # noqa: PLC0415  # the same
 
         self._stream, self._batch = options.given.get("stream"), options.number("batch")
         if self._batch is not None and not self._stream:
@@ -103,7 +103,7 @@ class TableWriter(DataSourceArrowWriter):
             TableAlreadyExistsError,
         )
 
-        from tiltyard.pipeline.upsert import upsert_fragments  # noqa: PLC0415  # the same
+        from tiltyard.pipeline.upsert.job import upsert_fragments  # noqa: PLC0415  # the same
 
         landing = self._opened()
         try:
@@ -124,7 +124,7 @@ def _appending(found: Table) -> WriteMode:
     """Append, or create a table that is not there."""
     from lance_namespace.errors import TableNotFoundError  # noqa: PLC0415  # tasks do without the client
 
-    from tiltyard.pipeline.landing import WriteMode  # noqa: PLC0415  # the same
+    from tiltyard.pipeline.writing.target_table import WriteMode  # noqa: PLC0415  # the same
 
     try:
         found.describe()
@@ -143,7 +143,7 @@ def _key(options: Options, overwrite: bool) -> tuple[str, ...]:
 
 def _check_key(on: Sequence[str], landing: Landing) -> None:
     """Raise RefusedError or InvalidInputError if the table has no such columns."""
-    from tiltyard.pipeline.strict import checked_columns  # noqa: PLC0415  # tasks do without the client
+    from tiltyard.pipeline.writing.commit import checked_columns  # noqa: PLC0415  # tasks do without the client
 
     if not on:
         return

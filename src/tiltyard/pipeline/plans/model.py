@@ -10,20 +10,20 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.pipeline.building import Order
-from tiltyard.pipeline.casts import Chosen
-from tiltyard.pipeline.checks import parse_check
-from tiltyard.pipeline.code import find_code
-from tiltyard.pipeline.fragments import ROWS_PER_FILE
-from tiltyard.pipeline.index import find_order
-from tiltyard.pipeline.landing import WriteMode
-from tiltyard.pipeline.merging import SchemaMode
-from tiltyard.pipeline.partitions import HIVE
-from tiltyard.pipeline.reading import Format
-from tiltyard.pipeline.recipes import Asked
-from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.sources import Wanted
-from tiltyard.pipeline.types import parse_type
+from tiltyard.pipeline.indexes.job import find_order
+from tiltyard.pipeline.indexes.tasks import Order
+from tiltyard.pipeline.sources.files import Wanted
+from tiltyard.pipeline.sources.partitions import HIVE
+from tiltyard.pipeline.sources.readers import Format
+from tiltyard.pipeline.sources.schema_merge import SchemaMode
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.type_names import parse_type
+from tiltyard.pipeline.user_functions import find_code
+from tiltyard.pipeline.writing.casts import Chosen
+from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
+from tiltyard.pipeline.writing.quality_checks import parse_check
+from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.target_table import WriteMode
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 

@@ -16,14 +16,14 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
-from tiltyard.pipeline.building import built_segments, commit_empty_index
-from tiltyard.pipeline.index import fitted
-from tiltyard.pipeline.landing import WriteMode, first_version
-from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline.indexes.job import fitted
+from tiltyard.pipeline.indexes.tasks import built_segments, commit_empty_index
 from tiltyard.pipeline.plans.model import Index
 from tiltyard.pipeline.plans.rows import Filled
-from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.strict import RUN, version_of
+from tiltyard.pipeline.table_location import Connection, Place
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.writing.commit import RUN, version_of
+from tiltyard.pipeline.writing.target_table import WriteMode, first_version
 from tiltyard.publishing import Publication, publish
 from tiltyard.publishing.staged import OneVersion
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.connecting import Table
+    from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.runs import Run
 
 

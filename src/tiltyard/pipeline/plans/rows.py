@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline import connecting
-from tiltyard.pipeline.allowing import drives_for_others
-from tiltyard.pipeline.fragments import Rows, are_there
-from tiltyard.pipeline.frames import frame_recipe, write_partitions
-from tiltyard.pipeline.ingest import WITHDRAWN, for_landing, forgotten, source_recipe, write_source
-from tiltyard.pipeline.landing import Landing, land
-from tiltyard.pipeline.places import Connection
+from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.datasource.lance_frames import rows_of_version, shown
+from tiltyard.pipeline.ingest.job import WITHDRAWN, for_landing, forgotten, source_recipe, write_source
 from tiltyard.pipeline.plans.model import Plan, TablePlan
-from tiltyard.pipeline.plans.parts import PartOfRun
-from tiltyard.pipeline.recipes import check_written
-from tiltyard.pipeline.refusing import RefusedError
-from tiltyard.pipeline.showing import rows_of_version, shown
-from tiltyard.pipeline.sources import TASK_BYTES, find_source, look_in_tasks
+from tiltyard.pipeline.plans.partial_runs import PartOfRun
+from tiltyard.pipeline.sources.files import TASK_BYTES, find_source, look_in_tasks
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
 from tiltyard.pipeline.sql.sessions import quoted
-from tiltyard.pipeline.writing import Written
+from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.pipeline.udf_permission import drives_for_others
+from tiltyard.pipeline.writing.dataframes import frame_recipe, write_partitions
+from tiltyard.pipeline.writing.fragments import Rows, are_there
+from tiltyard.pipeline.writing.recipes import check_written
+from tiltyard.pipeline.writing.target_table import Landing, land
+from tiltyard.pipeline.writing.tasks import Written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ def fill(
 
     Raises InvalidInputError for what does not fit, RunCanceledError, what `land` raises.
     """
-    landing = land(run, connecting.table(where, name), plan.asked().mode)
+    landing = land(run, catalog_client.table(where, name), plan.asked().mode)
     try:
         filled = _kept(run, name, plan, landing)
         if filled is None or not are_there(landing.place, filled.fragments):
@@ -76,7 +76,7 @@ def filled_before(run: PartOfRun, where: Connection, name: str, plan: TablePlan)
 
     None if it was withdrawn.
     """
-    return _kept(run, name, plan, land(run, connecting.table(where, name), plan.asked().mode))
+    return _kept(run, name, plan, land(run, catalog_client.table(where, name), plan.asked().mode))
 
 
 def _kept(run: PartOfRun, name: str, plan: TablePlan, landing: Landing) -> Filled | None:
@@ -129,7 +129,7 @@ def views(where: Connection, spark: SparkSession, plan: Plan) -> Iterator[dict[s
     made: dict[str, DataFrame] = {}
     try:
         for name, source in plan.reads.items():
-            table = connecting.table(where, source)
+            table = catalog_client.table(where, source)
             dataset = table.dataset()
             tasks = rows_of_version(spark, table.place(), dataset)
             show(spark, made, name, shown(spark, dataset.schema, tasks))

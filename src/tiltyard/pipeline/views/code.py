@@ -15,8 +15,8 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind
-from tiltyard.pipeline.filling import Pickled
-from tiltyard.pipeline.views.expanding import Chunker, TableFunction
+from tiltyard.pipeline.backfill.tasks import Pickled
+from tiltyard.pipeline.views.tasks import Chunker, TableFunction
 
 
 def code_of(definition: ViewDefinition, view: pa.Schema, query: Sequence[str]) -> Chunker | TableFunction:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.pipeline.changes import fragments_of, same
+from tiltyard.pipeline.version_diff import fragments_of, same
 
 if TYPE_CHECKING:
     import lance

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import Made, Origin, ViewDefinition
-from tiltyard.pipeline.changes import fragments_of
+from tiltyard.pipeline.version_diff import fragments_of
 from tiltyard.pipeline.views.history import keeps_rows
 from tiltyard.pipeline.views.sources import NotByRowsError, Source, arrived
 

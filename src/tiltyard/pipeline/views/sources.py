@@ -16,9 +16,9 @@ from lance_namespace.errors import (
 
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import Origin
-from tiltyard.pipeline import connecting
-from tiltyard.pipeline.changes import fragments_of, same
-from tiltyard.pipeline.places import Connection, Place
+from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.table_location import Connection, Place
+from tiltyard.pipeline.version_diff import fragments_of, same
 from tiltyard.pipeline.views.history import keeps_rows
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reopened(where: Connection, origins: Mapping[str, Origin]) -> dict[str, Sour
 
 
 def _opened(where: Connection, name: str, allowed: Mapping[str, str] | None, version: int | None) -> Source:
-    table = connecting.table(where, name)
+    table = catalog_client.table(where, name)
     place = table.place()
     if allowed is not None and allowed.get(name) != place.uri:
         raise PermissionDeniedError(f"Another table is called {name} by now: ask for the refresh again.")
@@ -90,7 +90,7 @@ def _opened(where: Connection, name: str, allowed: Mapping[str, str] | None, ver
 
 
 def _is_latest(where: Connection, source: Source) -> bool:
-    return int(connecting.table(where, source.name).dataset().version) == int(source.dataset.version)
+    return int(catalog_client.table(where, source.name).dataset().version) == int(source.dataset.version)
 
 
 def arrived(source: Source, before: Origin | None) -> list[int]:

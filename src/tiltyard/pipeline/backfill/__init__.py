@@ -1,0 +1,1 @@
+"""Backfill: compute the values of a column, fragment by fragment."""

@@ -1,0 +1,159 @@
+"""Tables through the namespace client: the driver's side. All commits go through here, and so through the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import lance_namespace as upstream
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    InvalidTableStateError,
+    TableBranchNotFoundError,
+    TableNotFoundError,
+    TableTagNotFoundError,
+    TableVersionNotFoundError,
+)
+
+from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+from tiltyard.pipeline.table_location import Connection, Pairs, Place
+
+TWIN = "tiltyard.namespace.Namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a catalog, by its id. It can be pickled."""
+
+    connection: Connection
+    path: tuple[str, ...]
+
+    @property
+    def client(self) -> upstream.LanceNamespace:
+        """The namespace client of this process."""
+        return self.connection.client()
+
+    @property
+    def id(self) -> list[str]:
+        """The id, as requests carry it."""
+        return list(self.path)
+
+    @property
+    def _bound(self) -> str | None:
+        """Where it has to lie; None for wherever it does."""
+        return dict(self.connection.bound).get(str(self))
+
+    def describe(self, **fields: Any) -> upstream.DescribeTableResponse:
+        """What the namespace says of it.
+
+        Raises TableNotFoundError, ConcurrentModificationError if it is bound and has another name by now.
+        """
+        try:
+            told = self.client.describe_table(upstream.DescribeTableRequest(id=self.id, **fields))
+        except TableNotFoundError as error:
+            if self._bound is None:
+                raise
+            raise self._renamed() from error
+        if self._bound not in (None, told.location):
+            raise self._renamed()
+        return told
+
+    def _renamed(self) -> ConcurrentModificationError:
+        return ConcurrentModificationError(
+            f"{self} is not the table any more that this job was asked for: that one was renamed or dropped meanwhile. "
+            "Resume the job, and it goes on with its table under the name that it has then."
+        )
+
+    def dataset(
+        self,
+        version: int | str | None = None,
+        branch: str | None = None,
+        client: upstream.LanceNamespace | None = None,
+        block_size: int | None = None,
+    ) -> lance.LanceDataset:
+        """Open it so that commits go through the namespace; `version` may be a tag.
+
+        `client` stands in for the namespace's own, `block_size` as in `building.block_size`. Raises as `describe` does,
+        InvalidTableStateError (it is only declared), TableVersionNotFoundError, TableTagNotFoundError,
+        TableBranchNotFoundError.
+        """
+        options = dict(self.connection.storage) or None
+        try:
+            found = lance.dataset(
+                namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
+            )
+        except (OSError, ValueError) as error:
+            if "not found" not in str(error).lower() or self.latest_version():
+                raise
+            raise InvalidTableStateError(
+                f"{self} is only declared, and has neither columns nor rows yet: write to it first."
+            ) from error
+        if self._bound is not None:
+            self.describe()  # what was opened by its name is what has the name still
+        if branch:
+            at = version if isinstance(version, int) else None
+            return _checked_out(found, (branch, at), TableBranchNotFoundError(f"{self} has no branch '{branch}'."))
+        if version is None:
+            return found
+        missing = TableVersionNotFoundError(f"There is no version {version} of {self}.")
+        tag = TableTagNotFoundError(f"{self} has no tag '{version}'.")
+        return _checked_out(found, version, tag if isinstance(version, str) else missing)
+
+    def latest_version(self) -> int:
+        """Return the number of the newest version; 0 for a table that is only declared."""
+        request = upstream.ListTableVersionsRequest(id=self.id, descending=True, limit=1)
+        versions = self.client.list_table_versions(request).versions
+        return int(versions[0].version) if versions else 0
+
+    def place(self) -> Place:
+        """Where its files are, for tasks. Raises TableNotFoundError."""
+        told = self.describe()
+        if not told.location:
+            raise InvalidInputError(f"The namespace does not say where {self} lies.")
+        return self.placed(told.location, told.storage_options)
+
+    def placed(self, uri: str, options: Mapping[str, str] | None) -> Place:
+        """A place that a response named."""
+        return Place(uri, {**(options or {}), **dict(self.connection.storage)}, self.connection, self.path)
+
+    def __str__(self) -> str:
+        return DEFAULT_DELIMITER.join(self.path)
+
+
+def _checked_out(dataset: lance.LanceDataset, version: Any, missing: Exception) -> lance.LanceDataset:
+    """Another version of a dataset. Raises `missing` if it is not there, else what Lance raises."""
+    try:
+        return dataset.checkout_version(version)
+    except (OSError, ValueError) as error:
+        if "not found" not in str(error).lower():
+            raise
+        raise missing from error
+
+
+def connection(
+    uri: str, properties: Mapping[str, str] | None = None, storage: Mapping[str, str] | None = None
+) -> Connection:
+    """How to reach a catalog: `http(s)://…` is a server, all else the root of a catalog in this process.
+
+    `properties` are those of the client (`header.Authorization`, `db`, …).
+    """
+    given = dict(properties or {})
+    if uri.startswith(("http://", "https://")):
+        return Connection("rest", _pairs({"uri": uri, **given}), _pairs(storage or {}))
+    return Connection(TWIN, _pairs({"root": uri, "jobs": "0", **given}), _pairs(storage or {}))
+
+
+def table(where: Connection | str, name: str | tuple[str, ...]) -> Table:
+    """A table by its id (`films`, `library$books`). Raises InvalidInputError."""
+    found = where if isinstance(where, Connection) else connection(where)
+    path = parse_id(name, DEFAULT_DELIMITER) if isinstance(name, str) else name
+    if not path:
+        raise InvalidInputError("Name a table.")
+    return Table(found, path)
+
+
+def _pairs(options: Mapping[str, str]) -> Pairs:
+    return tuple(sorted((name, str(value)) for name, value in options.items()))

@@ -1,0 +1,1 @@
+"""Delete rows by a condition, in one commit."""

@@ -1,0 +1,1 @@
+"""Driver processes: run jobs for a worker, under a lease."""

@@ -1,0 +1,1 @@
+"""Export: a version of a table as Parquet files."""

@@ -1,0 +1,1 @@
+"""Index: train once, build segments in tasks, merge, commit."""

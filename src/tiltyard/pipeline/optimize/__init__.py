@@ -1,0 +1,1 @@
+"""Optimize: compact fragments, extend indexes, collect old versions."""

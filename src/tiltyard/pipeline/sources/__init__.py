@@ -1,0 +1,1 @@
+"""Sources of a job: find files, infer and merge their schemas, split them into tasks, read them."""

@@ -1,8 +1,0 @@
-"""The file that spark-submit is given: it drives one job (see `tiltyard.pipeline.driver`)."""
-
-from __future__ import annotations
-
-from tiltyard.pipeline.driver import main
-
-if __name__ == "__main__":
-    main()

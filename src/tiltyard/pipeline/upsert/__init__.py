@@ -1,0 +1,1 @@
+"""Upsert: replace rows by key and insert new ones, in one commit."""

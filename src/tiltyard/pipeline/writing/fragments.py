@@ -1,0 +1,135 @@
+"""Lance files written by tasks, that no version names until the driver commits them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import lance
+import pyarrow as pa
+from lance.file import LanceFileReader
+from lance.fragment import write_fragments
+from lance.schema import LanceSchema
+
+from tiltyard.model.arrow_compat import aligned, with_decimals
+from tiltyard.pipeline.sources.filesystem import delete_files, exists
+from tiltyard.pipeline.table_location import Place
+from tiltyard.pipeline.task_errors import RefusedError
+
+ROWS_PER_FILE = 1 << 20
+BATCH_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How tasks write a table: `schema` of all columns; `fresh` if the files are for a new table, or all of it.
+
+    Files that are added to a table take its field ids and its file format (`storage_version`).
+    """
+
+    place: Place
+    schema: pa.Schema
+    fresh: bool
+    storage_version: str | None = None
+    rows_per_file: int = ROWS_PER_FILE
+
+
+def check_types(schema: pa.Schema) -> None:
+    """Raise RefusedError for a column that Lance cannot store: its own error would not name it."""
+    for field in schema:
+        try:
+            LanceSchema.from_pyarrow(pa.schema([field]))
+        except ValueError as error:
+            raise RefusedError(
+                f"Column '{field.name}' is {field.type}, and Lance has no type for that: cast it, or leave it out."
+            ) from error
+
+
+def write(target: Target, batches: Iterable[pa.RecordBatch]) -> list[str]:
+    """Write batches of the target's schema; the fragments as JSON, [] for no rows. Raises what the batches raise."""
+    failure: list[BaseException] = []
+
+    def passed() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except BaseException as error:
+            failure.append(error)  # Lance makes a text of it
+            raise
+
+    rows = passed()
+    first = next(rows, None)
+    if first is None:
+        return []
+
+    decimals = with_decimals(target.schema)
+
+    def all_rows() -> Iterator[pa.RecordBatch]:
+        yield aligned(first, decimals)
+        for batch in rows:
+            yield aligned(batch, decimals)
+
+    reader = pa.RecordBatchReader.from_batches(target.schema, all_rows())
+    try:
+        written = write_fragments(
+            reader,
+            schema=target.schema,
+            mode="overwrite" if target.fresh else "append",
+            max_rows_per_file=target.rows_per_file,
+            data_storage_version=target.storage_version,
+            **target.place.writing(),
+        )
+    except Exception as error:
+        raise (failure[0] if failure else error) from error
+    return [json.dumps(fragment.to_json()) for fragment in written]
+
+
+def opened(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:
+    """Fragments from their JSON."""
+    return [lance.FragmentMetadata.from_json(fragment) for fragment in fragments]
+
+
+def files_of(fragments: Iterable[str]) -> list[str]:
+    """The data files of fragments, in their order, below the table's folder."""
+    return [f"data/{file['path']}" for fragment in fragments for file in json.loads(fragment)["files"]]
+
+
+def discard(place: Place, fragments: Iterable[str]) -> None:
+    """Delete the files of fragments that nobody will commit."""
+    delete_files([f"{place.uri}/{file}" for file in files_of(fragments)], place.options)
+
+
+def are_there(place: Place, fragments: Iterable[str]) -> bool:
+    """Whether all files of fragments that a run has kept are still there: nobody but `gc` takes them."""
+    return all(exists(f"{place.uri}/{file}", place.options) for file in files_of(fragments))
+
+
+def read_files(place: Place, fragments: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of fragments that are not committed."""
+    return read_data_files(place, files_of(fragments), columns)
+
+
+def read_data_files(
+    place: Place, files: Iterable[str], columns: Sequence[str], batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Rows of files below the table's folder (`data/…`); credentials that run out meanwhile are renewed."""
+    for file in files:
+        reader = LanceFileReader(f"{place.uri}/{file}", dict(place.options) or None, list(columns), **place.refreshes)
+        yield from reader.read_all(batch_size=batch_rows).to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A task: rows of fragments of a version, by their numbers, or else those of fragments that no version names."""
+
+    place: Place
+    version: int = 0
+    fragments: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, with these columns."""
+        if self.files:
+            yield from read_files(self.place, self.files, columns)
+        else:
+            yield from self.place.scanned(self.version, self.fragments, columns=list(columns))

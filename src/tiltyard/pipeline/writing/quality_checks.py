@@ -1,0 +1,115 @@
+"""Checks before publishing: what the new rows must be like, measured in tasks, judged by the driver.
+
+    rows >= 1000        rejected <= 10      not_null(id)      between(score, 0, 1)      unique(id)      unique(a, b)
+
+`unique` looks at the table with the new rows in it. Rows with a null in the key are never equal to others.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiltyard.pipeline.task_errors import RefusedError
+
+_COUNT = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
+_CALL = re.compile(r"(not_null|between|unique)\((.+)\)")
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its text, its kind, and what stands in its brackets (or sign and number)."""
+
+    text: str
+    kind: str
+    given: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it looks at."""
+        return {"not_null": self.given, "between": self.given[:1], "unique": self.given}.get(self.kind, ())
+
+
+def parse_check(text: str) -> Check:
+    """A check from its text. Raises RefusedError."""
+    if found := _COUNT.fullmatch(text.strip()):
+        return Check(text, found[1], (found[2], found[3]))
+    if found := _CALL.fullmatch(text.strip()):
+        given = tuple(part.strip() for part in found[2].split(","))
+        if found[1] != "between" or len(given) == 3:
+            return Check(text, found[1], given)
+    raise RefusedError(
+        f"'{text}' is no check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1) or unique(id)."
+    )
+
+
+def check_columns(checks: Sequence[Check], schema: pa.Schema) -> None:
+    """Raise RefusedError for a check of a column that the table does not have, or bounds that it cannot have."""
+    for check in checks:
+        for name in check.columns:
+            if name not in schema.names:
+                raise RefusedError(f"The check {check.text}: there is no column '{name}'.")
+            if check.kind == "unique" and pa.types.is_nested(schema.field(name).type):
+                raise RefusedError(f"The check {check.text}: '{name}' is {schema.field(name).type}, no key.")
+        if check.kind == "between":
+            _bounds(check, schema.field(check.given[0]).type)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the checks found wrong in some rows: how many by the check's text."""
+
+    checks: tuple[Check, ...]
+    wrong: dict[str, int] = field(default_factory=dict)
+
+    def look(self, batch: pa.RecordBatch) -> None:
+        """Count what is wrong in a batch."""
+        for check in self.checks:
+            if check.kind == "not_null":
+                bad = sum(batch.column(name).null_count for name in check.given)
+            elif check.kind == "between":
+                column = batch.column(check.given[0])
+                low, high = _bounds(check, column.type)
+                inside = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
+                bad = pc.sum(pc.invert(inside)).as_py() or 0
+            else:
+                continue
+            if bad:
+                self.wrong[check.text] = self.wrong.get(check.text, 0) + bad
+
+
+def judged(checks: Sequence[Check], rows: int, rejected: int, wrong: Sequence[Mapping[str, int]]) -> list[str]:
+    """What fails, in words; [] if all is well. `unique` is judged elsewhere."""
+    failed = []
+    for check in checks:
+        if check.kind in ("rows", "rejected"):
+            number = rows if check.kind == "rows" else rejected
+            if not _COMPARE[check.given[0]](number, int(check.given[1])):
+                failed.append(f"{check.text}: {number} {check.kind}")
+        elif count := sum(part.get(check.text, 0) for part in wrong):
+            failed.append(f"{check.text}: {count} rows are not")
+    return failed
+
+
+def _bounds(check: Check, dtype: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+    """The bounds, as the column's type. Raises RefusedError."""
+    try:
+        low, high = (_bound(text, dtype) for text in check.given[1:])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RefusedError(f"The check {check.text}: {error}") from error
+    return low, high
+
+
+def _bound(text: str, dtype: pa.DataType) -> pa.Scalar:
+    plain = json.loads(text) if text.startswith('"') else text
+    return pa.scalar(plain).cast(pa.float64() if pa.types.is_floating(dtype) else dtype)

@@ -17,9 +17,7 @@ from tiltyard.runtime.outage_log import Outages
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
 from tiltyard.tables.commits.commit_handler import road
-from tiltyard.tables.commits.finalized_log import Finished
-from tiltyard.tables.commits.finalizing_backoff import Retries
-from tiltyard.tables.commits.known_tables import KnownTables
+from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 
 
 def register_operations() -> None:
@@ -43,9 +41,16 @@ def open_services(settings: Settings) -> Services:
         raise ConfigError(str(error)) from error
     storage.datasets.shares = store.shares
     paging = Paging(store.secret("paging"), settings.max_page_size)
-    finished = Finished(storage.sync, store.mark_final)
-    outages = Outages(storage.places.roots, database)
-    known, retries = KnownTables(), Retries()
     return Services(
-        settings, store, storage, paging, wall_clock, Access(store), finished, known, outages, retries, road
+        settings=settings,
+        store=store,
+        storage=storage,
+        paging=paging,
+        clock=wall_clock,
+        access=Access(store),
+        finalized_log=FinalizedLog(storage.sync, store.mark_final),
+        known_tables=KnownTables(),
+        outage_log=Outages(storage.places.roots, database),
+        finalizing_backoff=FinalizingBackoff(),
+        commit_routing=road,
     )

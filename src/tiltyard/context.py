@@ -1,4 +1,4 @@
-"""What every operation is given: the catalog, the storage, the settings, and who asks."""
+"""The context that every operation gets: the services of the process, the caller, and what came with the request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import msgspec
 from tiltyard.model.principals import EVERYBODY, Principal
 
 if TYPE_CHECKING:
-    from tiltyard.access import Access
+    import lance
+
+    from tiltyard.access.rights import Access
     from tiltyard.config import Settings
     from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
@@ -19,37 +21,37 @@ if TYPE_CHECKING:
     from tiltyard.storage import Storage
     from tiltyard.storage.commit_route import Road
     from tiltyard.store import Claim, Store, TableRecord, UnitOfWork
-    from tiltyard.tables.commits.finalized_log import Finished
-    from tiltyard.tables.commits.finalizing_backoff import Retries
-    from tiltyard.tables.commits.known_tables import KnownTables
-    from tiltyard.tables.opening import OpenTable
+    from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
-class Roads(Protocol):
-    """Which way commits to a table take, of files that are `durable` or still to be made so; None is straight."""
+class CommitRouting(Protocol):
+    """Choose how commits to a table reach it; None commits straight to storage.
+
+    `durable` says that the data files of the commit are on the disk already, not still to be synced.
+    """
 
     def __call__(self, ctx: Context, record: TableRecord, *, durable: bool) -> Road | None: ...
 
 
-def straight(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
-    """Every commit goes straight to storage."""
+def route_to_storage(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
+    """Let every commit go straight to storage."""
     return None
 
 
-NO_SPACES: Mapping[Id, int] = {}
+NO_NAMESPACES: Mapping[Id, int] = {}
 NO_ENTRIES: Mapping[str, str] = {}
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What lives as long as the process; `road` says which way commits to a table take."""
+    """What lives as long as the process; `commit_routing` chooses how commits reach a table."""
 
     settings: Settings
     store: Store
@@ -57,44 +59,56 @@ class Services:
     paging: Paging
     clock: Callable[[], int]
     access: Access
-    finished: Finished
-    known: KnownTables
-    outages: Outages
-    retries: Retries
-    road: Roads = straight
+    finalized_log: FinalizedLog
+    known_tables: KnownTables
+    outage_log: Outages
+    finalizing_backoff: FinalizingBackoff
+    commit_routing: CommitRouting = route_to_storage
 
 
-class Found(msgspec.Struct, frozen=True, eq=False):
-    """What the check of the grants has found under the names of a request, so that nothing else is acted on.
+@dataclass(frozen=True, slots=True)
+class OpenTable:
+    """A table's record in the catalog, and its dataset."""
 
-    `tables` has None where there was no table. `spaces` has the ids of namespaces, 0 where there was none that whoever
-    asks may see: no namespace has it.
+    record: TableRecord
+    dataset: lance.LanceDataset
+
+
+class ResolvedObjects(msgspec.Struct, frozen=True, eq=False):
+    """The objects that authorization has looked up by a request's ids, so that the operation acts on no others.
+
+    `tables` has None where there was no table. `namespaces` has the ids of namespaces, 0 where there was none that the
+    caller may see: no namespace has that id.
     """
 
     tables: Mapping[Id, TableRecord | None]
-    spaces: Mapping[Id, int]
+    namespaces: Mapping[Id, int]
 
 
 class Context(msgspec.Struct, frozen=True, eq=False):
     """One request: the services, and what came with it.
 
-    `entries` are the context entries of the specification; `clock` counts milliseconds since 1970. `claims` are the
-    requests with a key that a commit made here fulfils (`docs/exactly-once.md`); `confirm` is called when the whole
-    body has come and before it is committed, and raises if it must not be. `found` is what the check has found, for a
-    principal who is no administrator, or what was looked for before to see how a request may run. `check_time` is
-    called between two batches of a query, and raises ServiceUnavailableError when nobody waits for it any more.
-    `opened` is a table of `found` at its latest version, where that was looked up to see how the request may run.
+    - `entries`: the context entries of the specification.
+    - `claims`: the requests with an idempotency key that a commit made here fulfils (`docs/exactly-once.md`).
+    - `before_commit`: called when the whole body has come and before it is committed; raises if it must not be.
+    - `resolved`: what authorization has looked up, for a principal who is no administrator, or what was looked up
+      before to choose how the request is executed.
+    - `check_deadline`: called between two batches of a query; raises ServiceUnavailableError when the query's time is
+      up or its client is gone.
+    - `open_table`: a table of `resolved` at its latest version, where it was opened to choose how the request is
+      executed.
+    - `clock` (of the services) counts milliseconds since 1970.
     """
 
     services: Services
     request_id: str = ""
     entries: Mapping[str, str] = NO_ENTRIES
     claims: tuple[Claim, ...] = ()
-    confirm: Callable[[], None] = nothing
+    before_commit: Callable[[], None] = do_nothing
     principal: Principal = EVERYBODY
-    found: Found | None = None
-    check_time: Callable[[], None] = nothing
-    opened: OpenTable | None = None
+    resolved: ResolvedObjects | None = None
+    check_deadline: Callable[[], None] = do_nothing
+    open_table: OpenTable | None = None
 
     @property
     def settings(self) -> Settings:
@@ -116,53 +130,60 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     def access(self) -> Access:
         return self.services.access
 
-    def having(self, tables: Mapping[Id, TableRecord | None], spaces: Mapping[Id, int] = NO_SPACES) -> Context:
-        """The same request, once the check has found what is under its names; half the time of `replace`."""
-        given = self.services, self.request_id, self.entries, self.claims, self.confirm
-        return Context(*given, self.principal, Found(tables, spaces), self.check_time)
-
-    def having_opened(self, path: Id, table: OpenTable, check_time: Callable[[], None] = nothing) -> Context:
-        """The same request, once its table has been opened to see how it may run."""
-        given = self.services, self.request_id, self.entries, self.claims, self.confirm
-        return Context(*given, self.principal, Found({path: table.record}, NO_SPACES), check_time, table)
-
-    def table(self, path: Id) -> TableRecord:
-        """A table's record; the one that the check has found, if it has, so that none takes its place meanwhile.
-
-        Raises NamespaceNotFoundError, TableNotFoundError.
-        """
-        found = self.found
-        record = None if found is None else found.tables.get(path)
-        return self.store.describe_table(path) if record is None else record
-
-    def checked_table(self, path: Id) -> int | None:
-        """The id of the table that the check has found, for the store to act on no other; None: whatever is there."""
-        record = None if self.found is None else self.found.tables.get(path)
-        return None if record is None else record.id
-
-    def checked_space(self, path: Id) -> int | None:
-        """The id of the namespace that the check has found, likewise."""
-        return None if self.found is None else self.found.spaces.get(path)
-
-    def once(self, work: Callable[[UnitOfWork], Answer]) -> Answer:
-        """What `work` answers, in one transaction that keeps it for a repeat of the request: see `Store.transact`.
-
-        For what the catalog alone fulfils; storage may be tidied up after it. Raises what `work` raises,
-        ConcurrentModificationError if a repeat of the request was begun by now.
-        """
-
-        def noted(catalog: UnitOfWork) -> Answer:
-            answer = work(catalog)
-            if self.claims:
-                catalog.note_answer(self.claims, msgspec.json.encode(answer).decode())
-            return answer
-
-        return self.store.transact(noted)
-
-    def road(self, record: TableRecord, *, durable: bool) -> Road | None:
-        """Which way commits to a table take: see Roads."""
-        return self.services.road(self, record, durable=durable)
-
     @property
     def clock(self) -> Callable[[], int]:
         return self.services.clock
+
+    def with_resolved(
+        self, tables: Mapping[Id, TableRecord | None], namespaces: Mapping[Id, int] = NO_NAMESPACES
+    ) -> Context:
+        """Return this context with the objects that authorization has looked up; half the time of `replace`."""
+        before = self.services, self.request_id, self.entries, self.claims, self.before_commit
+        return Context(*before, self.principal, ResolvedObjects(tables, namespaces), self.check_deadline)
+
+    def with_open_table(self, path: Id, table: OpenTable, check_deadline: Callable[[], None] = do_nothing) -> Context:
+        """Return this context with its table, opened to choose how the request is executed."""
+        before = self.services, self.request_id, self.entries, self.claims, self.before_commit
+        resolved = ResolvedObjects({path: table.record}, NO_NAMESPACES)
+        return Context(*before, self.principal, resolved, check_deadline, table)
+
+    def find_table(self, path: Id) -> TableRecord:
+        """Return a table's record: the one that authorization has looked up, if any, so that no later table of the same
+        name takes its place, else the catalog's.
+
+        Raises NamespaceNotFoundError, TableNotFoundError.
+        """
+        resolved = self.resolved
+        record = None if resolved is None else resolved.tables.get(path)
+        return self.store.describe_table(path) if record is None else record
+
+    def resolved_table_id(self, path: Id) -> int | None:
+        """Return the id of the table that authorization has looked up, for the store to act on no other.
+
+        None: act on whatever has the name.
+        """
+        record = None if self.resolved is None else self.resolved.tables.get(path)
+        return None if record is None else record.id
+
+    def resolved_namespace_id(self, path: Id) -> int | None:
+        """Return the id of the namespace that authorization has looked up, likewise."""
+        return None if self.resolved is None else self.resolved.namespaces.get(path)
+
+    def transact(self, work: Callable[[UnitOfWork], Response]) -> Response:
+        """Run `work` in one catalog transaction that also stores its response for repeats of the request.
+
+        For requests that the catalog alone fulfils; storage may be cleaned up after it. See `Store.transact`. Raises
+        what `work` raises, and ConcurrentModificationError if a repeat of the request has begun by now.
+        """
+
+        def work_and_store_response(catalog: UnitOfWork) -> Response:
+            response = work(catalog)
+            if self.claims:
+                catalog.note_answer(self.claims, msgspec.json.encode(response).decode())
+            return response
+
+        return self.store.transact(work_and_store_response)
+
+    def commit_route(self, record: TableRecord, *, durable: bool) -> Road | None:
+        """Choose how commits reach a table: see CommitRouting."""
+        return self.services.commit_routing(self, record, durable=durable)

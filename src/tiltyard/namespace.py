@@ -42,7 +42,7 @@ from tiltyard.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.tables.commits.finalized_log import Finished
+    from tiltyard.tables.commits.process_state import FinalizedLog
 
 STOP_SECONDS = 5.0
 
@@ -74,7 +74,7 @@ class Namespace(upstream.LanceNamespace):
             self._services.store.close()
             raise
         # One that nobody closes: what became final a moment ago is noted when it is let go, or Python ends.
-        weakref.finalize(self, _note_final, self._services.finished, os.getpid())
+        weakref.finalize(self, _note_final, self._services.finalized_log, os.getpid())
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
@@ -88,7 +88,7 @@ class Namespace(upstream.LanceNamespace):
         """Stop what runs in the background, and let go of the database."""
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
-        self._services.finished.close()
+        self._services.finalized_log.close()
         self._services.storage.close()
         self._services.store.close()
 
@@ -159,9 +159,9 @@ class Rows(bytes):
         return self
 
 
-def _note_final(finished: Finished, process: int) -> None:
+def _note_final(finalized_log: FinalizedLog, process: int) -> None:
     if os.getpid() == process:  # a fork has the notes, too, and none of the threads
-        finished.close()
+        finalized_log.close()
 
 
 def _reopened(properties: dict[str, Any]) -> Namespace:

@@ -9,11 +9,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tiltyard.context import Context
+from tiltyard.context import Context, OpenTable
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.spec import models
 from tiltyard.storage.datasets import Datasets
-from tiltyard.tables.opening import OpenTable
 from tiltyard.tables.query import query
 
 if TYPE_CHECKING:

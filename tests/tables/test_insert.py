@@ -389,7 +389,7 @@ def test_insert_into_a_managed_table_dropped_once_it_may_have_been_committed_is_
 def test_own_commit_that_asks_again_once_the_table_is_gone_is_no_sure_refusal(server: Server) -> None:
     server.declare("t", managed=True)
     insert(server, small(rows(3)))
-    road = server.ctx.road(server.services.store.describe_table(("t",)), durable=True)
+    road = server.ctx.commit_route(server.services.store.describe_table(("t",)), durable=True)
     assert road is not None
     request = {"id": list(road.table_id), "version": 2, "manifest_path": "_versions/2.manifest-x"}
     with pytest.raises(errors.InvalidInputError):

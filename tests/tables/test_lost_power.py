@@ -81,7 +81,7 @@ def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
     assert final.read_bytes() == content
     assert lance.dataset(folder).count_rows() == 6
     assert [path.name for path in (folder / "_versions").iterdir() if "-" in path.name or path.name[0] == "."] == []
-    server.services.finished.flush()
+    server.services.finalized_log.flush()
     assert server.services.store.pending_versions() == []
     assert server.services.store.kept_manifest(record) is None
 
@@ -197,7 +197,7 @@ def test_commit_keeps_its_manifest_until_the_file_is_durable(server: Server, fol
     record = store.describe_version(store.describe_table(("t",)).id, 2)
     kept = store.kept_manifest(record)
     assert record.finalized or kept == content
-    server.services.finished.flush()
+    server.services.finalized_log.flush()
     assert store.kept_manifest(record) is None
     assert store.describe_version(record.table_id, 2).finalized
 

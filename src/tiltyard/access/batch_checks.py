@@ -42,12 +42,12 @@ def _commit(ctx: Context, request: models.BatchCommitTablesRequest) -> Context:
             check(entry.delete_table_versions.id, Privilege.WRITE)
         if entry.deregister_table is not None:
             check(entry.deregister_table.id, Privilege.DROP)
-    return ctx.having(tables, spaces)
+    return ctx.with_resolved(tables, spaces)
 
 
 def _create_versions(ctx: Context, request: models.BatchCreateTableVersionsRequest) -> Context:
     paths = [table_id(entry.id) for entry in request.entries]
-    return ctx.having({path: seen_table(ctx, path, Privilege.WRITE.value) for path in paths})
+    return ctx.with_resolved({path: seen_table(ctx, path, Privilege.WRITE.value) for path in paths})
 
 
 COMMITTING = Needs(

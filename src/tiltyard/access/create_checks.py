@@ -55,15 +55,15 @@ def _namespace(ctx: Context, request: Any) -> Context:
     wanted = Privilege.CREATE.value
     if parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE:
         wanted |= Privilege.DROP.value
-    return ctx.having({}, {path[:-1]: seen_namespace(ctx, path[:-1], wanted)})
+    return ctx.with_resolved({}, {path[:-1]: seen_namespace(ctx, path[:-1], wanted)})
 
 
 def _declared(ctx: Context, request: Any) -> Context:
-    return ctx.having({}, check_new_table(ctx, table_id(request.id), request.location))
+    return ctx.with_resolved({}, check_new_table(ctx, table_id(request.id), request.location))
 
 
 def _registered(ctx: Context, request: Any) -> Context:
-    return ctx.having({}, check_new_table(ctx, table_id(request.id), request.location or OWN_LOCATION))
+    return ctx.with_resolved({}, check_new_table(ctx, table_id(request.id), request.location or OWN_LOCATION))
 
 
 def _table(ctx: Context, request: Any) -> Context:
@@ -75,12 +75,12 @@ def check_table(ctx: Context, path: Id, mode: CreateMode, location: str | None) 
     """What it needs to create a table with data, by what has its name. Raises …NotFoundError, PermissionDeniedError."""
     record = _there(ctx, path)
     if record is None:
-        return ctx.having({path: None}, check_new_table(ctx, path, location))
+        return ctx.with_resolved({path: None}, check_new_table(ctx, path, location))
     if mode is CreateMode.OVERWRITE:
         check_record(ctx, path, record, Privilege.WRITE | Privilege.ALTER)
     elif record.declared:
         check_record(ctx, path, record, Privilege.WRITE.value)
-    return ctx.having({path: record})
+    return ctx.with_resolved({path: record})
 
 
 def _there(ctx: Context, path: Id) -> TableRecord | None:
@@ -91,7 +91,7 @@ def _there(ctx: Context, path: Id) -> TableRecord | None:
 
 
 def _clone(ctx: Context, request: Any) -> Context:
-    ctx = ctx.having({}, check_new_table(ctx, table_id(request.id), None))
+    ctx = ctx.with_resolved({}, check_new_table(ctx, table_id(request.id), None))
     rights = rights_of(ctx)
     if not rights.server & Privilege.ADMINISTER:
         try:

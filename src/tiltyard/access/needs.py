@@ -35,7 +35,7 @@ def on_table(privileges: Privilege, *, narrowed: bool = False) -> Needs:
 
     def admit(ctx: Context, request: Any) -> Context:
         path = table_id(request.id)
-        return ctx.having({path: seen_table(ctx, path, wanted, narrowed=narrowed)})
+        return ctx.with_resolved({path: seen_table(ctx, path, wanted, narrowed=narrowed)})
 
     return Needs(f"{said(wanted)} on the table", admit)
 
@@ -46,7 +46,7 @@ def on_namespace(privileges: Privilege) -> Needs:
 
     def admit(ctx: Context, request: Any) -> Context:
         path = namespace_id(request.id)
-        return ctx.having({}, {path: seen_namespace(ctx, path, wanted)})
+        return ctx.with_resolved({}, {path: seen_namespace(ctx, path, wanted)})
 
     return Needs(f"{said(wanted)} on the namespace", admit)
 
@@ -79,7 +79,7 @@ def _drop_namespace(ctx: Context, request: Any) -> Context:
         if parse_mode(DropMode, request.mode, DropMode.FAIL) is not DropMode.SKIP:
             raise
         number = 0
-    return ctx.having({}, {path: number})
+    return ctx.with_resolved({}, {path: number})
 
 
 SEEING_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _seeing)

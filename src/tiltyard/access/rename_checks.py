@@ -33,7 +33,7 @@ def _rename(ctx: Context, request: Any) -> Context:
     path = table_id(request.id)
     home = new_home(path, request.new_namespace_id)
     record = seen_table(ctx, path, int(MOVING) if home != path[:-1] else Privilege.ALTER.value)
-    return ctx.having({path: record}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
+    return ctx.with_resolved({path: record}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 def _undrop_table(ctx: Context, request: Any) -> Context:
@@ -45,7 +45,7 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
     if bits & wanted != wanted:
         raise TableNotFoundError(f"No dropped table is kept under the name {shown(path)}")
     request.dropped_id = removed.id  # what was checked, whatever is dropped meanwhile
-    return ctx.having({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
+    return ctx.with_resolved({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 def _undrop_namespace(ctx: Context, request: Any) -> Context:
@@ -58,7 +58,7 @@ def _undrop_namespace(ctx: Context, request: Any) -> Context:
     if rights_of(ctx).on_namespace(removed.id) & wanted != wanted:
         raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
     request.dropped_id = removed.id
-    return ctx.having({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
+    return ctx.with_resolved({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
 
 RENAME_TABLE = Needs(

@@ -52,11 +52,11 @@ def find_object(ctx: Context, kind: str | None, names: Sequence[str] | None) -> 
     """The object that a request names, for whoever may ask for it. Raises InvalidInputError, …NotFoundError."""
     match parse_mode(ObjectKind, kind, ObjectKind.SERVER, "kind of object"):
         case ObjectKind.TABLE:
-            table = ctx.table(table_id(names))
+            table = ctx.find_table(table_id(names))
             return Target(ObjectKind.TABLE, table.id, table.namespace_id, table_id(names))
         case ObjectKind.NAMESPACE:
             path = namespace_id(names)
-            number = ctx.checked_space(path)
+            number = ctx.resolved_namespace_id(path)
             return Target(ObjectKind.NAMESPACE, number or ctx.store.describe_namespace(path).id, 0, path)
         case ObjectKind.SERVER if names:
             raise InvalidInputError("The server has no id: leave it out, or say that it is a table or a namespace.")
@@ -73,10 +73,12 @@ def _checked(ctx: Context, request: Any, wanted: int) -> Context:
     match parse_mode(ObjectKind, request.object_kind, ObjectKind.SERVER, "kind of object"):
         case ObjectKind.TABLE:
             path = table_id(request.id)
-            return ctx.having({path: seen_table(ctx, path, wanted, narrowed=True)})  # grants tell nothing of rows
+            return ctx.with_resolved(
+                {path: seen_table(ctx, path, wanted, narrowed=True)}
+            )  # grants tell nothing of rows
         case ObjectKind.NAMESPACE:
             path = namespace_id(request.id)
-            return ctx.having({}, {path: seen_namespace(ctx, path, wanted)})
+            return ctx.with_resolved({}, {path: seen_namespace(ctx, path, wanted)})
         case ObjectKind.SERVER if wanted:
             check_server(ctx, wanted)
     return ctx

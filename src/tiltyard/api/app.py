@@ -88,7 +88,7 @@ class Api:
         try:
             await self._answer(scope, headers, receive, exchange)
         except Exception as error:  # the one place where every failure becomes an answer
-            self._services.outages.report(error)
+            self._services.outage_log.report(error)
             if exchange.started:
                 raise
             status, body, further = problem(error, exchange.request_id)

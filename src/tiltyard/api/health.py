@@ -31,7 +31,7 @@ def ready(services: Services) -> tuple[int, bytes]:
             checks[name] = "ok"
         except LanceNamespaceError as error:
             checks[name] = str(error)
-            if not services.outages.report(error):
+            if not services.outage_log.report(error):
                 log.warning("not ready: %s", error)
     fine = all(found == "ok" for found in checks.values())
     told: dict[str, object] = {"status": "ok" if fine else "unavailable"}

@@ -72,7 +72,7 @@ def check_asker(ctx: Context, record: TransactionRecord) -> tuple[Context, Id]:
     """
     table = None if record.table_id is None else _bound(ctx, record.table_id)
     asker = _asker(ctx, record)
-    own = msgspec.structs.replace(ctx, principal=asker, found=None)
+    own = msgspec.structs.replace(ctx, principal=asker, resolved=None)
     path = tuple(record.payload.get("table") or ()) if table is None else _path(ctx, table)
     if not asker.administrator:
         try:

@@ -40,13 +40,13 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
     keep_ms, made_by = ctx.settings.retention_ms, owner(ctx, path[:-1])
-    home = ctx.checked_space(path[:-1])
+    home = ctx.resolved_namespace_id(path[:-1])
 
     def work(catalog: UnitOfWork) -> models.CreateNamespaceResponse:
         record = catalog.create_namespace(path, request.properties or {}, mode, keep_ms, made_by, home)
         return models.CreateNamespaceResponse(properties=record.properties)
 
-    return ctx.once(work)
+    return ctx.transact(work)
 
 
 @operation(needs=SEEING_NAMESPACE, inline=short)
@@ -72,7 +72,7 @@ def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -
     """Tell a namespace's properties. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
     record = ctx.store.describe_namespace(path)
-    if ctx.checked_space(path) not in (None, record.id):  # it was replaced since the check
+    if ctx.resolved_namespace_id(path) not in (None, record.id):  # it was replaced since the check
         raise no_namespace(path)
     return models.DescribeNamespaceResponse(properties=record.properties)
 
@@ -106,15 +106,15 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
 
 
 def _drop_empty(ctx: Context, path: Id) -> models.DropNamespaceResponse:
-    only = ctx.checked_space(path)
-    return ctx.once(
+    only = ctx.resolved_namespace_id(path)
+    return ctx.transact(
         lambda catalog: models.DropNamespaceResponse(properties=catalog.drop_namespace(path, only=only).properties)
     )
 
 
 def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
     """One transaction takes all records away and marks the folders; a job deletes those, or a sweep when it is time."""
-    keep_ms, only = ctx.settings.retention_ms, ctx.checked_space(path)
+    keep_ms, only = ctx.settings.retention_ms, ctx.resolved_namespace_id(path)
 
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
         kind, status = (DROP_NAMESPACE, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
@@ -123,4 +123,4 @@ def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
         dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, only=only)
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 
-    return ctx.once(work)
+    return ctx.transact(work)

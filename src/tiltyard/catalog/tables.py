@@ -55,7 +55,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
         declared=True,
         registered=bool(given),
         owner=owner(ctx, path[:-1]),
-        home=ctx.checked_space(path[:-1]),
+        home=ctx.resolved_namespace_id(path[:-1]),
     )
     return models.DeclareTableResponse(
         location=record.location,
@@ -84,7 +84,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     """
     path = table_id(request.id)
     mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
-    properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.checked_space(path[:-1])
+    properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.resolved_namespace_id(path[:-1])
     with taken_name_first(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
         location = ctx.storage.check_location(request.location, relative=True)
         if not ctx.storage.has_table(location):
@@ -107,7 +107,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
         answered = request.location if is_relative(request.location) else made.location
         return models.RegisterTableResponse(location=answered, properties=made.properties)
 
-    return ctx.once(work)
+    return ctx.transact(work)
 
 
 def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> bool:
@@ -135,7 +135,7 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
     TableTagNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
     path = table_id(request.id)
-    record = ctx.table(path)
+    record = ctx.find_table(path)
     response = models.DescribeTableResponse(
         table=path[-1],
         namespace=list(path[:-1]),
@@ -244,13 +244,13 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     path = table_id(request.id)
     home = new_home(path, request.new_namespace_id)
     new_path = table_id([*home, request.new_table_name])
-    only, into = ctx.checked_table(path), ctx.checked_space(home)
+    only, into = ctx.resolved_table_id(path), ctx.resolved_namespace_id(home)
 
     def work(catalog: UnitOfWork) -> models.RenameTableResponse:
         catalog.rename_table(path, new_path, only=only, home=into)
         return models.RenameTableResponse()
 
-    return ctx.once(work)
+    return ctx.transact(work)
 
 
 @operation(needs=on_table(Privilege.DROP, narrowed=True))
@@ -260,13 +260,13 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     Raises NamespaceNotFoundError, TableNotFoundError.
     """
     path = table_id(request.id)
-    only, keep_ms = ctx.checked_table(path), ctx.settings.retention_ms
+    only, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DeregisterTableResponse:
         record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
         return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
-    answer = ctx.once(work)
+    answer = ctx.transact(work)
     ctx.storage.datasets.forget(str(answer.location))
     return answer
 
@@ -280,13 +280,13 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     gone, its data is deleted later).
     """
     path = table_id(request.id)
-    only, keep_ms = ctx.checked_table(path), ctx.settings.retention_ms
+    only, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DropTableResponse:
         record = catalog.remove_table(path, doom=True, keep_ms=keep_ms, only=only)
         return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)
 
-    answer = ctx.once(work)
+    answer = ctx.transact(work)
     location = str(answer.location)
     if keep_ms:
         ctx.storage.datasets.forget(location)

@@ -80,13 +80,13 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     home = new_home(path, request.new_namespace_id)
     name = path[-1] if request.new_table_name is None else request.new_table_name
     new_path = table_id([*home, name])
-    into = ctx.checked_space(home)
+    into = ctx.resolved_namespace_id(home)
 
     def work(catalog: UnitOfWork) -> models.UndropTableResponse:
         record = catalog.restore_table(path, new_path, request.dropped_id, home=into)
         return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 
-    answer = ctx.once(work)
+    answer = ctx.transact(work)
     ctx.storage.datasets.forget(answer.location)
     return answer
 
@@ -102,10 +102,10 @@ def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> mo
     new_path = path if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
     if not path or not new_path:
         raise InvalidInputError("The root namespace is never dropped: name a namespace in it.")
-    home = ctx.checked_space(new_path[:-1])
+    home = ctx.resolved_namespace_id(new_path[:-1])
 
     def work(catalog: UnitOfWork) -> models.UndropNamespaceResponse:
         record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, home=home)
         return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)
 
-    return ctx.once(work)
+    return ctx.transact(work)

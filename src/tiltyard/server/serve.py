@@ -101,7 +101,7 @@ class Application:
         if self._services.settings.jobs:
             self._worker.stop(WORKER_SECONDS)
         self._api.close()
-        self._services.finished.close()
+        self._services.finalized_log.close()
         self._services.storage.close()
         self._services.store.close()
         await send({"type": "lifespan.shutdown.complete"})

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import lance
-
+from tiltyard.context import OpenTable
 from tiltyard.model.ids import table_id
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
@@ -14,21 +12,15 @@ from tiltyard.tables.versions.deleted_versions import check_not_deleted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import lance
+
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTable:
-    """A table's record in the catalog, and its dataset."""
-
-    record: TableRecord
-    dataset: lance.LanceDataset
-
-
 def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
     """A table's record. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError."""
-    return ctx.table(table_id(names))
+    return ctx.find_table(table_id(names))
 
 
 def open_for_reading(
@@ -45,7 +37,7 @@ def open_for_reading(
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
     """
     record = find_table(ctx, names)
-    opened = ctx.opened
+    opened = ctx.open_table
     if opened is not None and opened.record is record and (branch, version, tag) == (None, None, None):
         return opened
     _settle(ctx, record)
@@ -87,8 +79,8 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str |
 def open_to_commit(
     ctx: Context, record: TableRecord, branch: str | None, *, durable: bool = False
 ) -> lance.LanceDataset:
-    """A handle of a table's latest version whose commits take the way they have to take: see Roads. Raises as above."""
+    """Open a handle of a table's latest version, whose commits are routed by CommitRouting. Raises as above."""
     storage = ctx.storage
     return storage.datasets.writer(
-        record.location, storage.options(record.location), branch, ctx.road(record, durable=durable)
+        record.location, storage.options(record.location), branch, ctx.commit_route(record, durable=durable)
     )

@@ -81,7 +81,7 @@ class Drivers:
         """Claim and run, one job after the other."""
         driver: _Process | None = None
         while not self._stopping.is_set():
-            record = guarded(self._claimed, self._stopping, self._services.outages)
+            record = guarded(self._claimed, self._stopping, self._services.outage_log)
             if record is None:
                 driver = self._not_idle(driver)
                 self._stopping.wait(POLL_SECONDS)
@@ -94,10 +94,10 @@ class Drivers:
                 else:
                     self._submit(record)
             except InvalidInputError as error:
-                guarded(partial(self._refuse, record, error), self._stopping, self._services.outages)
+                guarded(partial(self._refuse, record, error), self._stopping, self._services.outage_log)
             except Exception:  # whatever is wrong with this job, the next one needs the thread
                 log.exception("a driver for job %s did not start, or ended", record.id)
-            guarded(partial(self._settle, record), self._stopping, self._services.outages)
+            guarded(partial(self._settle, record), self._stopping, self._services.outage_log)
         if driver:
             self._end(driver)
 

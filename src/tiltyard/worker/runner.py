@@ -81,7 +81,7 @@ class Worker:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            if not guarded(self.run_one, self._stopping, self._services.outages):
+            if not guarded(self.run_one, self._stopping, self._services.outage_log):
                 self._stopping.wait(POLL_SECONDS)
 
     def _sweep(self) -> None:
@@ -94,7 +94,7 @@ class Worker:
                 old_due = time.monotonic() + SWEEP_OLD_SECONDS
 
     def _while_there_is(self, step: Callable[[Context], bool], ctx: Context) -> None:
-        outages = self._services.outages
+        outages = self._services.outage_log
         while not self._stopping.is_set() and guarded(lambda: step(ctx), self._stopping, outages):
             pass
 
@@ -166,7 +166,7 @@ class _Run:
     def _failed(self, error: Exception) -> None:
         """Try again what may pass; a mistake in the request, or too many attempts, is Failed for good."""
         passing = isinstance(error, (ServiceUnavailableError, ConcurrentModificationError))
-        self._services.outages.report(error)
+        self._services.outage_log.report(error)
         if passing and self._record.attempts < MOST_ATTEMPTS:
             log.warning("transaction %s is tried again: %s", self._record.id, error)
             wait = RETRY_MS * 2**self._record.attempts

@@ -73,7 +73,7 @@ class Deadline:
 
     def laid_on(self, ctx: Context) -> Context:
         """The context in which an operation hears of it."""
-        return structs.replace(ctx, check_time=self.check)
+        return structs.replace(ctx, check_deadline=self.check)
 
     @property
     def _message(self) -> str:
@@ -115,7 +115,7 @@ class Query:
 
         Raises QueryStoppedError, TooLargeError, and what the operation raises.
         """
-        ctx = structs.replace(ctx, check_time=self._check)
+        ctx = structs.replace(ctx, check_deadline=self._check)
 
         def work() -> Any:
             self._check()  # it may have waited long for its thread

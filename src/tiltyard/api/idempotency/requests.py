@@ -146,7 +146,7 @@ class Once:
             self._hold(record)
         assert self._record is not None
         claiming = structs.replace(ctx, claims=(self._record.claim,))
-        ctx = structs.replace(claiming, confirm=partial(self._confirm, claiming))
+        ctx = structs.replace(claiming, before_commit=partial(self._confirm, claiming))
         try:
             if (outcome := self._known(ctx)) is not None:
                 return outcome

@@ -104,7 +104,7 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
 
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(batch.news)):
-        answer = recording(ctx, batch.news, lambda: ctx.once(work))
+        answer = recording(ctx, batch.news, lambda: ctx.transact(work))
     final = finalize_batch(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
     for (table, _, _, result), record in zip(batch.committed, final, strict=True):
         assert result.create_table_version is not None
@@ -179,7 +179,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
         batch.chosen.add(location)
     batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
     managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
-    home = batch.ctx.checked_space(path[:-1])
+    home = batch.ctx.resolved_namespace_id(path[:-1])
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.insert_table(
@@ -216,7 +216,7 @@ class _Planned:
 def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionRequest]) -> Step:
     """Versions one after the other: their tables are looked up together, and they are recorded by one statement."""
     paths = [table_id(request.id) for request in requests]
-    known = batch.ctx.store.find_tables(paths) if batch.ctx.found is None else {}
+    known = batch.ctx.store.find_tables(paths) if batch.ctx.resolved is None else {}
     planned = [_planned(batch, path, known.get(path), request) for path, request in zip(paths, requests, strict=True)]
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
@@ -226,7 +226,7 @@ def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionR
             _check_unchanged(one.path, table, one.table)
         news = [structs.replace(one.new, table_id=table.id) for one, table in zip(planned, tables, strict=True)]
         results = []
-        for new, table, pair in zip(news, tables, catalog.record_each(news), strict=True):
+        for new, table, pair in zip(news, tables, catalog.record_versions(news), strict=True):
             results.append(models.CommitTableResult())
             batch.committed.append((table, check_same(new, *pair), new, results[-1]))
         return results
@@ -246,7 +246,7 @@ def _expected(batch: Batch, path: Id) -> TableRecord:
     """The table an operation is for: one that is there, or one that this batch declares."""
     if path in batch.declared:
         return TableRecord(0, 0, path[-1], batch.declared[path], {}, False, True, False, 0, 0)
-    return batch.ctx.table(path)
+    return batch.ctx.find_table(path)
 
 
 def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> None:
@@ -278,7 +278,7 @@ def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
     path = table_id(request.id)
     nothing = path in batch.declared and all(key[0] != path for key in batch.latest)  # for anybody to bring back
     keep_ms = 0 if nothing else batch.ctx.settings.retention_ms
-    only = None if path in batch.declared else batch.ctx.checked_table(path)
+    only = None if path in batch.declared else batch.ctx.resolved_table_id(path)
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)

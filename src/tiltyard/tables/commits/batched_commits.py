@@ -39,8 +39,8 @@ def create_table_versions(calls: _Calls) -> list[models.CreateTableVersionRespon
     if found is None:
         found = go_on(_planned_all(calls, _tables_of(calls)), partial(_recorded, ctx))
         for (one, request), outcome in zip(calls, found, strict=True):
-            if one.found is None and not isinstance(outcome, Exception):
-                ctx.services.known.keep(table_id(request.id), outcome[0])
+            if one.resolved is None and not isinstance(outcome, Exception):
+                ctx.services.known_tables.keep(table_id(request.id), outcome[0])
     return go_on(found, partial(_finalized, ctx))
 
 
@@ -50,9 +50,9 @@ def _recorded_where_known(calls: _Calls) -> list[_Recorded | Exception] | None:
     None if one is not known, or anything is not as it should be: nothing was recorded then.
     """
     ctx = calls[0][0]
-    if any(one.found is not None for one, _ in calls):
+    if any(one.resolved is not None for one, _ in calls):
         return None
-    tables = ctx.services.known.all_of(tuple(request.id or ()) for _, request in calls)
+    tables = ctx.services.known_tables.all_of(tuple(request.id or ()) for _, request in calls)
     if tables is None:
         return None
     planned = [one for one in _planned_all(calls, tables) if not isinstance(one, Exception)]
@@ -90,7 +90,7 @@ def _finalized(ctx: Context, recorded: Sequence[_Recorded]) -> list[models.Creat
 
 def _tables_of(calls: _Calls) -> Mapping[Id, TableRecord]:
     """The tables that are there, in one look, but for those that the check of the grants has found already."""
-    wanted = [tuple(request.id or ()) for ctx, request in calls if ctx.found is None]
+    wanted = [tuple(request.id or ()) for ctx, request in calls if ctx.resolved is None]
     return calls[0][0].store.find_tables(wanted) if len(wanted) > 1 else {}
 
 
@@ -102,7 +102,7 @@ def _planned(
     ctx: Context, request: models.CreateTableVersionRequest, tables: Mapping[Id, TableRecord]
 ) -> _Planned | Exception:
     try:
-        known = tables.get(table_id(request.id)) if ctx.found is None else None
+        known = tables.get(table_id(request.id)) if ctx.resolved is None else None
         table = known or find_table(ctx, request.id)
         return table, staged_version(ctx, table, request)
     except Exception as error:  # noqa: BLE001  # it is its own caller's, who is told
@@ -123,10 +123,10 @@ def _record_each(ctx: Context, news: Sequence[NewVersion]) -> list[VersionRecord
     """Record versions; each may be lost to somebody else. Raises _REFUSALS."""
     reach(Point.BEFORE_RECORD)
     with ctx.storage.syncing(not_kept(news)):
-        pairs = ctx.store.record_each(news)
+        pairs = ctx.store.record_versions(news)
         taken = [new for new, (record, inserted) in zip(news, pairs, strict=True) if not inserted and record.finalized]
         if taken and make_way(ctx, taken):
-            pairs = ctx.store.record_each(news)
+            pairs = ctx.store.record_versions(news)
     return [_same_or_error(new, *pair) for new, pair in zip(news, pairs, strict=True)]
 
 

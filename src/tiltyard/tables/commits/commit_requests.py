@@ -144,7 +144,7 @@ def _follows(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> 
     """
     if new.version <= 1:
         return False
-    placed = alone and ctx.services.finished.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
+    placed = alone and ctx.services.finalized_log.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
     if placed and not is_local(table.location):
         return True
     if not placed and ctx.storage.may_have_gaps(table.location):

@@ -102,7 +102,7 @@ def finalize_each(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVe
     reach(Point.AFTER_FINALIZE)
     if written:  # a table's first version: from now on it is listed
         ctx.store.transact(lambda catalog: _mark_written(catalog, written))
-    ctx.services.finished.note(final)
+    ctx.services.finalized_log.note(final)
     return found
 
 
@@ -206,7 +206,7 @@ def sweep_pending(ctx: Context) -> int:
 
     A table with one that cannot be finished is left alone for longer and longer, and keeps no other waiting.
     """
-    finished, retries = 0, ctx.services.retries
+    finished, retries = 0, ctx.services.finalizing_backoff
     for table_id in retries.next_tables(ctx.store.tables_with_pending_versions, ctx.clock()):
         failure: Exception | None
         try:
@@ -243,7 +243,7 @@ def _finalize_pending(ctx: Context, table_id: int, recent: bool) -> tuple[int, L
     """Return how many commits were finished, and why one was not."""
     finished, failure, table = 0, None, None
     for record in pending_versions(ctx, table_id):
-        if ctx.services.finished.holds(record):
+        if ctx.services.finalized_log.holds(record):
             continue
         try:
             table = table or ctx.store.table_by_id(table_id)
@@ -262,7 +262,7 @@ def _finalize_pending(ctx: Context, table_id: int, recent: bool) -> tuple[int, L
 
 def _finish(ctx: Context, table: TableRecord, record: VersionRecord) -> None:
     if (found := in_place(ctx, table, record)) is not None:
-        ctx.services.finished.note([FinalManifest(record, found.size, found.e_tag)])
+        ctx.services.finalized_log.note([FinalManifest(record, found.size, found.e_tag)])
     elif _is_over(ctx, table, record):
         ctx.store.forget_version(record)
     else:
@@ -291,7 +291,7 @@ def _is_over(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
 
 def is_noted(ctx: Context, record: VersionRecord) -> bool:
     """Whether a version's manifest is final by its record, or whoever made it so is about to note it."""
-    return record.finalized or ctx.services.finished.holds(record) or _is_recent(ctx, record)
+    return record.finalized or ctx.services.finalized_log.holds(record) or _is_recent(ctx, record)
 
 
 def _is_recent(ctx: Context, record: VersionRecord) -> bool:

@@ -106,7 +106,7 @@ def _build(ctx: Context, order: IndexOrder, running: Job) -> None:
     A small table's index is built in this process: a new one takes longer to start. Raises what `build_index` does.
     """
     record = ctx.store.table_by_id(running.table_id or 0)
-    road = ctx.road(record, durable=False)
+    road = ctx.commit_route(record, durable=False)
     dataset = ctx.storage.datasets.writer(record.location, ctx.storage.options(record.location), order.branch, road)
     uuid = str(uuid4())
     running.progress(index_uuid=uuid, stage="build", progress="0.0")

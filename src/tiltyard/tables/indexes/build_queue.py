@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from lance.lance.indices import IndexDescription
 
-    from tiltyard.context import Context
+    from tiltyard.context import Context, OpenTable
     from tiltyard.store import TransactionRecord
-    from tiltyard.tables.opening import OpenTable
 
 _DROPPED = "dropped"
 """The property of a failed order whose index was dropped: nobody needs to hear of it any more."""

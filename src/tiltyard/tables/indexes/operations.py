@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.catalog.job_admission import asked
-from tiltyard.context import Context
+from tiltyard.context import Context, OpenTable
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.index_types import IndexType, index_type, lance_name, parameters
 from tiltyard.model.modes import TransactionStatus
@@ -37,7 +37,7 @@ from tiltyard.tables.indexes.build_queue import (
     unfinished_orders,
 )
 from tiltyard.tables.indexes.builder import IndexOrder
-from tiltyard.tables.opening import OpenTable, open_for_reading
+from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit
 from tiltyard.tables.schema.field_paths import arrow_field
 

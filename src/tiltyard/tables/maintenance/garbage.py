@@ -244,7 +244,7 @@ def _settle(ctx: Context, table: TableRecord) -> None:
     while True:
         while finalize_pending(ctx, table.id):
             pass
-        ctx.services.finished.flush()
+        ctx.services.finalized_log.flush()
         if not (pending := ctx.store.pending_versions(table.id)):
             return
         if time.monotonic() > deadline:

@@ -81,7 +81,7 @@ def repair(ctx: Context, table: TableRecord, *, dry_run: bool) -> list[Finding]:
 
 def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
     """Recorded versions without their final manifest: finished, or taken back if their manifest is nowhere."""
-    ctx.services.finished.flush()
+    ctx.services.finalized_log.flush()
     for record in ctx.store.pending_versions(table.id, limit=1000):
         if in_place(ctx, table, record) is not None:  # committed a moment ago, elsewhere: noted soon, or by a reader
             continue

@@ -99,7 +99,7 @@ def looking_up(ctx: Context, request: models.QueryTableRequest) -> Context | Non
     if column not in facts.columns or not facts.pace.quick:
         return None
     began = perf_counter()
-    return ctx.having_opened(table_id(request.id), table, lambda: facts.pace.note(perf_counter() - began))
+    return ctx.with_open_table(table_id(request.id), table, lambda: facts.pace.note(perf_counter() - began))
 
 
 def unlimited(dataset: lance.LanceDataset, expression: str) -> Callable[[int], None] | None:

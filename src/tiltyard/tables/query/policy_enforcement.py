@@ -19,10 +19,11 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError, Permi
 from tiltyard.access import narrowing_of
 from tiltyard.access.policies import MaskKind, Narrowing
 from tiltyard.access.predicates import check_filter, check_value, names_in, tokens
+from tiltyard.context import OpenTable
 from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.spec import models
-from tiltyard.tables.opening import OpenTable, open_for_reading
+from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import ROW_ID, Search, indexed_text
 from tiltyard.tables.sql.expressions import checked_expression
 

@@ -105,7 +105,7 @@ def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlan
 def _timely(ctx: Context, search: Search) -> Iterator[LanceScanner]:
     """Yield the scanners of a search for as long as somebody waits. Raises ServiceUnavailableError."""
     for scanner in search.scanners():
-        ctx.check_time()
+        ctx.check_deadline()
         yield scanner
 
 
@@ -117,7 +117,7 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
         table = open_at_hand(ctx, request.id)
         if table is None or narrowing_of(ctx, table.record) is not None:
             return None
-        return ctx.having_opened(table_id(request.id), table)
+        return ctx.with_open_table(table_id(request.id), table)
     except LanceNamespaceError:
         return ctx  # the operation says it again, as quickly
 
@@ -220,10 +220,10 @@ def _batches(ctx: Context, search: Search, found: Iterable[Reader]) -> Iterator[
     """The rows of one search after the other, as the answer shows them."""
     with _query_errors(search.dataset):
         for number, reader in enumerate(found):
-            ctx.check_time()
+            ctx.check_deadline()
             left = search.most
             for batch in reader:
-                ctx.check_time()
+                ctx.check_deadline()
                 shown = batch
                 if search.hidden:
                     shown = batch.select([name for name in batch.schema.names if name not in search.hidden])

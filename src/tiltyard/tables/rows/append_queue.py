@@ -24,9 +24,9 @@ from tiltyard.storage.writing import (
     write_rows,
 )
 from tiltyard.tables.commits.idempotency_marks import marks
-from tiltyard.tables.rows.first_version import adopt_columns, begin, standardize_maps
-from tiltyard.tables.rows.schema_adapter import Fitting
-from tiltyard.tables.rows.write_target import Patience
+from tiltyard.tables.rows.first_version import add_first_columns, begin, standardize_maps
+from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.write_target import ConflictRetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from tiltyard.storage.group_commit import Waiting
     from tiltyard.store import Claim
-    from tiltyard.tables.rows.write_target import Target
+    from tiltyard.tables.rows.write_target import WriteTarget
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
     """What one caller adds: rows in memory, or fragments already written against a version."""
 
-    target: Target
+    target: WriteTarget
     rows: pa.Table | None = None
     fragments: tuple[FragmentMetadata, ...] = ()
     read_version: int = 0
@@ -60,7 +60,7 @@ class Addition:
         return count_rows(self.fragments) if self.rows is None else self.rows.num_rows
 
 
-def append_rows(target: Target, rows: pa.Table) -> Future[int]:
+def append_rows(target: WriteTarget, rows: pa.Table) -> Future[int]:
     """Append rows to a table, together with whoever appends now. The future has the version that has them.
 
     They may be the first rows of a declared table. It raises TableSchemaValidationError, ConcurrentModificationError,
@@ -70,14 +70,14 @@ def append_rows(target: Target, rows: pa.Table) -> Future[int]:
 
 
 def append_fragments(
-    target: Target, dataset: lance.LanceDataset, fragments: Sequence[FragmentMetadata], read_version: int
+    target: WriteTarget, dataset: lance.LanceDataset, fragments: Sequence[FragmentMetadata], read_version: int
 ) -> int:
     """Append fragments that lie in the table's folder already; they are deleted if that fails.
 
     Raises as `append_rows` does; ConcurrentModificationError, too, if the table was overwritten after `read_version`.
     """
     try:
-        target.ctx.confirm()
+        target.ctx.before_commit()
     except BaseException:
         discard(target.ctx.storage, dataset.uri, fragments)
         raise
@@ -93,14 +93,14 @@ def append_fragments(
 def _run(group: Sequence[Waiting[Addition]]) -> None:
     """Commit a group; if that fails, its halves, until what is wrong fails alone."""
     target = group[0].item.target
-    patience = Patience(target.ctx.settings.conflict_timeout)
+    retry = ConflictRetry(target.ctx.settings.conflict_timeout)
     parts = [list(group)]
     while parts:
         part = parts.pop()
         try:
-            with target.leaving_nothing():
+            with target.cleanup_on_error():
                 part = _after_the_first(part)
-                _append(part, patience)
+                _append(part, retry)
         except LanceNamespaceError as error:
             if len(part) > 1 and not _for_all(error, part):
                 middle = len(part) // 2
@@ -129,7 +129,7 @@ def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:
     return part
 
 
-def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
+def _append(part: list[Waiting[Addition]], retry: ConflictRetry) -> None:
     """One commit of several additions, tried again after a conflict that goes away. Sets their outcomes and errors.
 
     Processes of this machine commit one after the other, since commits that meet are tried again, which takes far
@@ -145,15 +145,15 @@ def _append(part: list[Waiting[Addition]], patience: Patience) -> None:
             target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
             written = _write(target, alike, dataset)
             try:
-                with target.ctx.storage.locks.hold(f"{target.key}+", patience.left):
-                    committed = _commit(target, dataset, additions, written, patience)
+                with target.ctx.storage.locks.hold(f"{target.key}+", retry.left):
+                    committed = _commit(target, dataset, additions, written, retry)
             except BaseException as error:
                 discard_failed(target.ctx.storage, dataset.uri, written, error)
                 if _brought(additions) and _for_good(error):
                     raise
-                patience.or_raise(error)
+                retry.wait_or_raise(error)
                 continue
-        version = target.committed(committed, plain=True)
+        version = target.finish_commit(committed, plain=True)
         for member in members:
             member.outcome = version
         return
@@ -164,13 +164,13 @@ def _for_good(error: BaseException) -> bool:
     return isinstance(error, OvertakenError) or (isinstance(error, CommitConflictError) and not error.retryable)
 
 
-def _with_columns(target: Target, part: Sequence[Waiting[Addition]]) -> lance.LanceDataset:
+def _with_columns(target: WriteTarget, part: Sequence[Waiting[Addition]]) -> lance.LanceDataset:
     """The table's latest version; one without columns gets those of the first rows."""
     dataset = target.dataset()
     rows = part[0].item.rows
     if rows is None:
         return dataset
-    return standardize_maps(target, dataset) if dataset.schema.names else adopt_columns(target, rows.schema)
+    return standardize_maps(target, dataset) if dataset.schema.names else add_first_columns(target, rows.schema)
 
 
 def _fitted(
@@ -181,7 +181,7 @@ def _fitted(
     What does not fit fails alone.
     """
     alike: list[tuple[pa.Schema, list[pa.Table]]] = []
-    fittings: list[tuple[pa.Schema, Fitting]] = []
+    fittings: list[tuple[pa.Schema, SchemaAdapter]] = []
     members = []
     for member in part:
         member.error = None
@@ -201,17 +201,17 @@ def _fitted(
     return [tables for _, tables in alike], members
 
 
-def _fitting(known: list[tuple[pa.Schema, Fitting]], source: pa.Schema, table: pa.Schema) -> Fitting:
+def _fitting(known: list[tuple[pa.Schema, SchemaAdapter]], source: pa.Schema, table: pa.Schema) -> SchemaAdapter:
     """From one schema to the table's: callers who add at once mostly send the same."""
-    for seen, fitting in known:
+    for seen, adapter in known:
         if seen.equals(source, check_metadata=True):
-            return fitting
-    fitting = Fitting(source, table)
-    known.append((source, fitting))
-    return fitting
+            return adapter
+    adapter = SchemaAdapter(source, table)
+    known.append((source, adapter))
+    return adapter
 
 
-def _write(target: Target, alike: Iterable[list[pa.Table]], dataset: lance.LanceDataset) -> list[FragmentMetadata]:
+def _write(target: WriteTarget, alike: Iterable[list[pa.Table]], dataset: lance.LanceDataset) -> list[FragmentMetadata]:
     """Write the rows in memory: one fragment for all that look alike."""
     written: list[FragmentMetadata] = []
     try:
@@ -226,11 +226,11 @@ def _write(target: Target, alike: Iterable[list[pa.Table]], dataset: lance.Lance
 
 
 def _commit(
-    target: Target,
+    target: WriteTarget,
     dataset: lance.LanceDataset,
     additions: Sequence[Addition],
     written: Sequence[FragmentMetadata],
-    patience: Patience,
+    retry: ConflictRetry,
 ) -> lance.LanceDataset:
     """Commit what was written and what was brought; no row at all is in the version that is there."""
     fragments = [*_brought(additions), *written]
@@ -238,7 +238,7 @@ def _commit(
         return dataset
     read_version = min([dataset.version, *(addition.read_version for addition in additions if addition.fragments)])
     properties = marks({claim.id: addition.num_rows for addition in additions for claim in addition.claims})
-    return commit_append(dataset, fragments, read_version, patience.left, properties, target.road)
+    return commit_append(dataset, fragments, read_version, retry.left, properties, target.road)
 
 
 def _brought(additions: Iterable[Addition]) -> list[FragmentMetadata]:

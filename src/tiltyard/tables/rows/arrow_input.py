@@ -11,7 +11,7 @@ import pyarrow as pa
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.rows.schema_adapter import Fitting
+from tiltyard.tables.rows.schema_adapter import SchemaAdapter
 from tiltyard.tables.schema.column_declarations import plain
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KEPT = 4
 
 
-class Incoming:
+class IncomingRows:
     """An Arrow body, read once: whole if it is small, batch by batch if it streams in.
 
     Between Lance's readers and ours an exception becomes a text, so the first one is kept for the answer.
@@ -56,16 +56,18 @@ class Incoming:
         with self.errors():
             return self._reader.read_all()
 
-    def reader(self, fitting: Fitting | None = None, each: Callable[[], None] | None = None) -> pa.RecordBatchReader:
+    def reader(
+        self, adapter: SchemaAdapter | None = None, each: Callable[[], None] | None = None
+    ) -> pa.RecordBatchReader:
         """The rows as they come, fitted to a table; `each` is called for every batch.
 
         It may be asked for again as long as only a few batches were taken: Lance looks at the first one before it
         finds that it cannot write. After that the reader raises ConcurrentModificationError.
         """
-        schema = fitting.schema if fitting else self.schema
-        return pa.RecordBatchReader.from_batches(schema, self._batches(fitting, each))
+        schema = adapter.schema if adapter else self.schema
+        return pa.RecordBatchReader.from_batches(schema, self._batches(adapter, each))
 
-    def _batches(self, fitting: Fitting | None, each: Callable[[], None] | None) -> Iterator[pa.RecordBatch]:
+    def _batches(self, adapter: SchemaAdapter | None, each: Callable[[], None] | None) -> Iterator[pa.RecordBatch]:
         try:
             for position in count():
                 batch = self._batch(position)
@@ -73,7 +75,7 @@ class Incoming:
                     return
                 if each:
                     each()
-                yield fitting.batch(batch) if fitting else batch
+                yield adapter.batch(batch) if adapter else batch
         except Exception as error:
             self._failure = error
             raise

@@ -28,9 +28,9 @@ from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.writing import count_rows, discard_failed, fragments_of, publish_first, write_first
 from tiltyard.store import CREATING, DROPPED
-from tiltyard.tables.rows.arrow_input import Incoming
+from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.insert import overwrite
-from tiltyard.tables.rows.write_target import Target
+from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import own_properties
 from tiltyard.tables.versions.managed import new_is_managed
 
@@ -102,8 +102,8 @@ def _writer_options(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _find(ctx: Context, path: Id) -> TableRecord | None:
-    if ctx.found is not None and path in ctx.found.tables:  # what was checked, and no other that came meanwhile
-        return ctx.found.tables[path]
+    if ctx.resolved is not None and path in ctx.resolved.tables:  # what was checked, and no other that came meanwhile
+        return ctx.resolved.tables[path]
     try:
         return ctx.store.describe_table(path)
     except TableNotFoundError:
@@ -112,22 +112,22 @@ def _find(ctx: Context, path: Id) -> TableRecord | None:
 
 def _create_again(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
     """The name is taken by a table with data: what that means is what the mode says."""
-    target = Target(ctx, record)
+    target = WriteTarget(ctx, record)
     if wanted.mode is CreateMode.CREATE:
         raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}")
     if wanted.mode is CreateMode.EXIST_OK:
-        return created(ctx, record, target.written(target.dataset().version))
+        return created(ctx, record, target.mark_written(target.dataset().version))
     properties = own_properties(wanted.properties, record.properties)
-    with target.leaving_nothing():
-        version, _ = overwrite(target, Incoming(wanted.data))
+    with target.cleanup_on_error():
+        version, _ = overwrite(target, IncomingRows(wanted.data))
     return created(ctx, ctx.store.set_table_properties(record.id, properties), version)
 
 
 def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
     """Give a declared table its first version; of several who try, one succeeds."""
-    target = Target(ctx, record)
+    target = WriteTarget(ctx, record)
     properties = own_properties(wanted.properties, record.properties)
-    with target.leaving_nothing():
+    with target.cleanup_on_error():
         try:
             _write_first(target, wanted)
         except TableAlreadyExistsError:
@@ -141,9 +141,9 @@ def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> model
     return created(ctx, record, 1)
 
 
-def _write_first(target: Target, wanted: Wanted) -> None:
+def _write_first(target: WriteTarget, wanted: Wanted) -> None:
     storage = target.ctx.storage
-    incoming = Incoming(wanted.data)
+    incoming = IncomingRows(wanted.data)
     check_new_columns(incoming.schema)
     with incoming.errors():
         first = write_first(storage, target.location, incoming.reader(), wanted.options)
@@ -154,7 +154,7 @@ def _write_first(target: Target, wanted: Wanted) -> None:
     except BaseException as error:
         discard_failed(storage, target.location, fragments_of(first), error)
         raise
-    target.written(1)
+    target.mark_written(1)
 
 
 def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
@@ -181,7 +181,7 @@ def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
 def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRecord:
     """Enter a written table into the catalog, together with the request that it fulfils."""
     managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
-    home = ctx.checked_space(wanted.path[:-1])
+    home = ctx.resolved_namespace_id(wanted.path[:-1])
 
     def work(catalog: UnitOfWork) -> TableRecord:
         record = catalog.insert_table(
@@ -197,7 +197,7 @@ def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRe
 def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
     """The first version of a table, in a folder that nobody else knows."""
     lease = _Lease(ctx, location)
-    incoming = Incoming(wanted.data)
+    incoming = IncomingRows(wanted.data)
     check_new_columns(incoming.schema)
     writing_back = nullcontext() if incoming.is_small else ctx.storage.writing_back(f"{location}/data")
     with incoming.errors(), writing_back:
@@ -255,7 +255,7 @@ def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTabl
         declared=True,
         registered=True,
         owner=made_by,
-        home=ctx.checked_space(wanted.path[:-1]),
+        home=ctx.resolved_namespace_id(wanted.path[:-1]),
     )
     try:
         return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))

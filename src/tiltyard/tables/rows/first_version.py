@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-    from tiltyard.tables.rows.write_target import Target
+    from tiltyard.tables.rows.write_target import WriteTarget
 
 
-def begin(target: Target, rows: pa.Table) -> int | None:
+def begin(target: WriteTarget, rows: pa.Table) -> int | None:
     """Make rows in memory the first version of a declared table, and return that.
 
     None if another made the first version: the rows are still to be added.
@@ -37,7 +37,7 @@ def begin(target: Target, rows: pa.Table) -> int | None:
     return None
 
 
-def publish(target: Target, first: lance.Transaction) -> bool:
+def publish(target: WriteTarget, first: lance.Transaction) -> bool:
     """Make written rows the first version of a declared table; False if another was first, and their files are left.
 
     Files of rows that cannot be published at all are deleted.
@@ -51,11 +51,11 @@ def publish(target: Target, first: lance.Transaction) -> bool:
     except BaseException as error:
         discard_failed(target.ctx.storage, target.location, fragments, error)
         raise
-    target.written(1)
+    target.mark_written(1)
     return True
 
 
-def adopt_columns(target: Target, schema: pa.Schema) -> lance.LanceDataset:
+def add_first_columns(target: WriteTarget, schema: pa.Schema) -> lance.LanceDataset:
     """Give a table that was created from an empty stream the columns of its first rows."""
     storage = target.ctx.storage
     check_new_columns(schema)
@@ -68,7 +68,7 @@ def adopt_columns(target: Target, schema: pa.Schema) -> lance.LanceDataset:
     return target.dataset()
 
 
-def standardize_maps(target: Target, dataset: lance.LanceDataset) -> lance.LanceDataset:
+def standardize_maps(target: WriteTarget, dataset: lance.LanceDataset) -> lance.LanceDataset:
     """Give a table's maps Arrow's names for what is in them, if its writer gave others: no rows could join them.
 
     Lance compares these names, and no body can say them: pyarrow reads Arrow's names from every stream. It is a commit

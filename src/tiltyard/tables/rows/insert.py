@@ -26,11 +26,11 @@ from tiltyard.storage.writing import (
 )
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.append_queue import append_fragments, append_rows
-from tiltyard.tables.rows.arrow_input import Incoming
-from tiltyard.tables.rows.first_version import adopt_columns, begin, publish, standardize_maps
+from tiltyard.tables.rows.arrow_input import IncomingRows
+from tiltyard.tables.rows.first_version import add_first_columns, begin, publish, standardize_maps
 from tiltyard.tables.rows.multipart import insert_part
-from tiltyard.tables.rows.schema_adapter import Fitting
-from tiltyard.tables.rows.write_target import Patience, Target
+from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.write_target import ConflictRetry, WriteTarget
 
 if TYPE_CHECKING:
     import lance
@@ -46,8 +46,8 @@ def begin_insert(ctx: Context, request: models.InsertIntoTableRequest, data: Arr
     """
     if data.size is None or request.upload_id or _mode(request) is not InsertMode.APPEND:
         return None
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
-    incoming = Incoming(data)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    incoming = IncomingRows(data)
     incoming.require_columns()
     rows = incoming.table()
     return Later(
@@ -69,10 +69,10 @@ def insert_into_table(
     if later := begin_insert(ctx, request, data):
         response: models.InsertIntoTableResponse = later.result()
         return response
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
-    incoming = Incoming(data)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    incoming = IncomingRows(data)
     incoming.require_columns()
-    with target.leaving_nothing():
+    with target.cleanup_on_error():
         if request.upload_id:
             rows = insert_part(target, request.upload_id, request.upload_part_id, _mode(request), incoming)
             return models.InsertIntoTableResponse(num_inserted_rows=rows)
@@ -84,7 +84,7 @@ def _mode(request: models.InsertIntoTableRequest) -> InsertMode:
     return parse_mode(InsertMode, request.mode, InsertMode.APPEND)
 
 
-def append(target: Target, incoming: Incoming) -> tuple[int, int]:
+def append(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
     """Add rows to a table. Returns the version that has them, and their number."""
     if incoming.is_small:
         rows = incoming.table()
@@ -95,17 +95,17 @@ def append(target: Target, incoming: Incoming) -> tuple[int, int]:
             return begun
         dataset = target.dataset()
     if not dataset.schema.names:
-        dataset = adopt_columns(target, incoming.schema)
+        dataset = add_first_columns(target, incoming.schema)
     dataset = standardize_maps(target, dataset)
-    fitting = Fitting(incoming.schema, dataset.schema)
+    adapter = SchemaAdapter(incoming.schema, dataset.schema)
     with incoming.errors(dataset):
-        fragments = write_rows(target.ctx.storage, incoming.reader(fitting), dataset)
+        fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset)
     if not fragments:
-        return target.written(dataset.version), 0
+        return target.mark_written(dataset.version), 0
     return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
 
 
-def _begin(target: Target, incoming: Incoming) -> tuple[int, int] | None:
+def _begin(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int] | None:
     """Make a body that streams the first version of a declared table; None if there was one before it began."""
     storage, location = target.ctx.storage, target.location
     check_new_columns(incoming.schema)
@@ -126,7 +126,7 @@ def _begin(target: Target, incoming: Incoming) -> tuple[int, int] | None:
     )
 
 
-def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
+def overwrite(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
     """Replace a table's rows and schema in a new version. Returns that version, and the number of rows."""
     check_new_columns(incoming.schema)
     rows = incoming.table() if incoming.is_small else None
@@ -148,16 +148,16 @@ def overwrite(target: Target, incoming: Incoming) -> tuple[int, int]:
     except BaseException as error:
         discard_failed(target.ctx.storage, base, fragments_of(replacing), error)
         raise
-    return target.committed(committed), count_rows(fragments_of(replacing))
+    return target.finish_commit(committed), count_rows(fragments_of(replacing))
 
 
-def _replace(target: Target, dataset: lance.LanceDataset, replacing: lance.Transaction) -> lance.LanceDataset:
+def _replace(target: WriteTarget, dataset: lance.LanceDataset, replacing: lance.Transaction) -> lance.LanceDataset:
     """Commit written rows in place of all that are there, whatever others commit meanwhile."""
-    patience = Patience(target.ctx.settings.conflict_timeout)
+    retry = ConflictRetry(target.ctx.settings.conflict_timeout)
     while True:
         try:
             with lance_errors(dataset):
                 rows = count_rows(fragments_of(replacing))
-                return commit_overwrite(target.to_commit(), replacing, target.marks(rows))
+                return commit_overwrite(target.dataset_to_commit(), replacing, target.marks(rows))
         except ConcurrentModificationError as error:
-            patience.or_raise(error)
+            retry.wait_or_raise(error)

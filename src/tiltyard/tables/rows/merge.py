@@ -16,11 +16,11 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import no_column
 from tiltyard.tables.opening import find_table, open_to_commit
-from tiltyard.tables.rows.arrow_input import Incoming
+from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.first_version import standardize_maps
 from tiltyard.tables.rows.insert import append
-from tiltyard.tables.rows.schema_adapter import Fitting
-from tiltyard.tables.rows.write_target import Patience, Target
+from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.write_target import ConflictRetry, WriteTarget
 from tiltyard.tables.sql.expressions import checked_expression
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def merge_insert_into_table(
     ServiceUnavailableError (its time is over, and nothing is written).
     """
     merge = _parse(request, ctx.settings.conflict_timeout)
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
-    incoming = Incoming(data)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
+    incoming = IncomingRows(data)
     incoming.require_columns()
     _check_on(merge.on, incoming.schema.names, "These rows have")
-    with target.leaving_nothing(), ctx.storage.locks.hold(target.key, merge.seconds):
-        ctx.check_time()
+    with target.cleanup_on_error(), ctx.storage.locks.hold(target.key, merge.seconds):
+        ctx.check_deadline()
         if target.dataset_if_written() is None:
             return _into_nothing(target, incoming, merge)
         return _execute(target, incoming, merge)
@@ -129,7 +129,7 @@ def _check_on(on: Sequence[str], there: Sequence[str], whose: str) -> None:
             raise type(error)(str(error).replace("This table has", whose))
 
 
-def _into_nothing(target: Target, incoming: Incoming, merge: Merge) -> models.MergeInsertIntoTableResponse:
+def _into_nothing(target: WriteTarget, incoming: IncomingRows, merge: Merge) -> models.MergeInsertIntoTableResponse:
     """A merge into a table without data inserts all rows; without inserts it would make a table out of nothing."""
     if not merge.insert:
         target.dataset()  # says that there is no data yet
@@ -144,37 +144,37 @@ def _into_nothing(target: Target, incoming: Incoming, merge: Merge) -> models.Me
     )
 
 
-def _execute(target: Target, incoming: Incoming, merge: Merge) -> models.MergeInsertIntoTableResponse:
+def _execute(target: WriteTarget, incoming: IncomingRows, merge: Merge) -> models.MergeInsertIntoTableResponse:
     """The merge, tried again after conflicts for as long as its time lasts; a streamed body cannot be read again."""
     rows = incoming.table() if incoming.is_small else None
-    patience = Patience(merge.seconds)
+    retry = ConflictRetry(merge.seconds)
     while True:
         dataset = open_to_commit(target.ctx, target.record, target.branch)
         if standardize_maps(target, dataset) is not dataset:
             dataset = open_to_commit(target.ctx, target.record, target.branch)
-        fitting = _fitting(merge, incoming.schema, dataset)
+        adapter = _fitting(merge, incoming.schema, dataset)
         with incoming.errors(dataset):
-            source = incoming.reader(fitting, target.ctx.check_time) if rows is None else fitting.table(rows)
+            source = incoming.reader(adapter, target.ctx.check_deadline) if rows is None else adapter.table(rows)
             try:
-                target.ctx.check_time()
-                stats = _builder(dataset, merge, patience.left, target.retries).execute(source)
+                target.ctx.check_deadline()
+                stats = _builder(dataset, merge, retry.left, target.retries).execute(source)
                 break
             except Exception as error:
                 if rows is None:
                     raise
-                patience.or_raise(error)
+                retry.wait_or_raise(error)
     inserted, updated = stats["num_inserted_rows"], stats["num_updated_rows"]
     return models.MergeInsertIntoTableResponse(
-        version=target.written(dataset.version),
+        version=target.mark_written(dataset.version),
         num_inserted_rows=inserted,
         num_updated_rows=updated,
         num_deleted_rows=stats["num_deleted_rows"],
-        num_attempts=patience.attempts,
+        num_attempts=retry.attempts,
         num_rows=inserted + updated,
     )
 
 
-def _fitting(merge: Merge, source: pa.Schema, dataset: lance.LanceDataset) -> Fitting:
+def _fitting(merge: Merge, source: pa.Schema, dataset: lance.LanceDataset) -> SchemaAdapter:
     """Rows as the table has them; Lance updates or inserts some of the columns only, if only those are given.
 
     Raises TableColumnNotFoundError, TableSchemaValidationError.
@@ -183,7 +183,7 @@ def _fitting(merge: Merge, source: pa.Schema, dataset: lance.LanceDataset) -> Fi
     _check_on(merge.on, schema.names, "This table has")
     given = pa.schema([field for field in schema if field.name in source.names], metadata=schema.metadata)
     required = [field.name for field in schema if not field.nullable and field.name not in source.names]
-    return Fitting(source, schema if merge.insert and required else given)
+    return SchemaAdapter(source, schema if merge.insert and required else given)
 
 
 def _builder(dataset: lance.LanceDataset, merge: Merge, seconds: float, retries: int) -> Any:

@@ -46,15 +46,15 @@ from tiltyard.storage.writing import (
 )
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.first_version import standardize_maps
-from tiltyard.tables.rows.schema_adapter import Fitting
-from tiltyard.tables.rows.write_target import Patience, Target
+from tiltyard.tables.rows.schema_adapter import SchemaAdapter
+from tiltyard.tables.rows.write_target import ConflictRetry, WriteTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context
     from tiltyard.store import UploadPart, UploadRecord
-    from tiltyard.tables.rows.arrow_input import Incoming
+    from tiltyard.tables.rows.arrow_input import IncomingRows
 
 UPLOAD = "tiltyard.upload"
 _RECENT = 100
@@ -66,13 +66,15 @@ def create_multipart_write(
     ctx: Context, request: models.CreateMultipartWriteRequest
 ) -> models.CreateMultipartWriteResponse:
     """Begin a write in several parts. Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError."""
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     target.dataset_if_written()
     upload = ctx.store.create_upload(target.record.id, request.branch or MAIN_BRANCH, "")
     return models.CreateMultipartWriteResponse(upload_id=upload.id)
 
 
-def insert_part(target: Target, upload_id: str, part_id: str | None, mode: InsertMode, incoming: Incoming) -> int:
+def insert_part(
+    target: WriteTarget, upload_id: str, part_id: str | None, mode: InsertMode, incoming: IncomingRows
+) -> int:
     """Write one part, to be committed with the others. Returns its number of rows.
 
     Raises TransactionNotFoundError, TableSchemaValidationError, InvalidInputError.
@@ -91,8 +93,8 @@ def insert_part(target: Target, upload_id: str, part_id: str | None, mode: Inser
             fragments = fragments_of(write_table(target.ctx.storage, incoming.reader(), dataset))
         else:
             dataset = standardize_maps(target, dataset)
-            fitting = Fitting(incoming.schema, dataset.schema)
-            fragments = write_rows(target.ctx.storage, incoming.reader(fitting), dataset)
+            adapter = SchemaAdapter(incoming.schema, dataset.schema)
+            fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset)
     entry = {
         "kind": kind,
         "base": base,
@@ -120,7 +122,7 @@ def complete_multipart_write(
 
     Raises TransactionNotFoundError, ConcurrentModificationError, InvalidInputError (parts of different kinds).
     """
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     try:
         _find_upload(target, request.upload_id)
         parts = ctx.store.upload_parts(request.upload_id)
@@ -131,7 +133,7 @@ def complete_multipart_write(
             return models.CompleteMultipartWriteResponse(version=version)
         raise
     try:
-        with target.leaving_nothing():
+        with target.cleanup_on_error():
             version = _commit(target, request.upload_id, parts)
     except BaseException as error:
         if not may_have_committed(error):
@@ -145,7 +147,7 @@ def abort_multipart_write(
     ctx: Context, request: models.AbortMultipartWriteRequest
 ) -> models.AbortMultipartWriteResponse:
     """Give up a write in parts and delete its files. Raises TransactionNotFoundError."""
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     _find_upload(target, request.upload_id)
     _abandon(ctx, request.upload_id)
     return models.AbortMultipartWriteResponse()
@@ -168,7 +170,7 @@ def _abandon(ctx: Context, upload_id: str) -> None:
     _discard_parts(ctx, parts)
 
 
-def _find_upload(target: Target, upload_id: str) -> UploadRecord:
+def _find_upload(target: WriteTarget, upload_id: str) -> UploadRecord:
     upload = target.ctx.store.describe_upload(upload_id)
     if upload.table_id != target.record.id or upload.branch != (target.branch or MAIN_BRANCH):
         raise TransactionNotFoundError("This multipart write is not one of this table and branch.")
@@ -185,7 +187,7 @@ def _check_alike(parts: Sequence[UploadPart]) -> None:
         raise InvalidInputError("The parts have different schemas: abort, and send them alike.")
 
 
-def _commit(target: Target, upload_id: str, parts: Sequence[UploadPart]) -> int:
+def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart]) -> int:
     """One commit of all parts; the version's transaction names the upload, in case its client asks again."""
     fragments = [FragmentMetadata.from_json(json.dumps(raw)) for part in parts for raw in part.fragments["fragments"]]
     properties = {UPLOAD: upload_id}
@@ -197,34 +199,34 @@ def _commit(target: Target, upload_id: str, parts: Sequence[UploadPart]) -> int:
     if kind == FIRST:
         try:
             publish_first(target.ctx.storage, target.location, replacing, target.road)
-            return target.written(1)
+            return target.mark_written(1)
         except TableAlreadyExistsError:
             if not has_schema(target.dataset(), schema):
                 raise ConcurrentModificationError(
                     "Another request gave this table its first rows, with other columns: upload again."
                 ) from None
     read_version = min(part.fragments["version"] for part in parts)
-    patience = Patience(target.ctx.settings.conflict_timeout)
+    retry = ConflictRetry(target.ctx.settings.conflict_timeout)
     while True:
-        dataset = target.to_commit() if kind == InsertMode.OVERWRITE else target.dataset()
+        dataset = target.dataset_to_commit() if kind == InsertMode.OVERWRITE else target.dataset()
         try:
             with lance_errors(dataset):
                 if kind == InsertMode.OVERWRITE:
-                    return target.committed(commit_overwrite(dataset, replacing, properties))
+                    return target.finish_commit(commit_overwrite(dataset, replacing, properties))
                 seen = read_version or dataset.version
-                committed = commit_append(dataset, fragments, seen, patience.left, properties, target.road)
-                return target.committed(committed, plain=True)
+                committed = commit_append(dataset, fragments, seen, retry.left, properties, target.road)
+                return target.finish_commit(committed, plain=True)
         except OvertakenError:
             raise
         except ConcurrentModificationError as error:
-            patience.or_raise(error)
+            retry.wait_or_raise(error)
 
 
-def _completed_before(target: Target, upload_id: str) -> int | None:
+def _completed_before(target: WriteTarget, upload_id: str) -> int | None:
     """The version that a write in parts made, if it is among the recent ones."""
     if target.dataset_if_written() is None:
         return None
-    dataset = target.own()
+    dataset = target.exclusive_dataset()
     target.ctx.storage.manifests.check_history(target.location, target.branch)
     with lance_errors(dataset):
         for version, transaction in read_transactions(dataset, int(dataset.version) - _RECENT):

@@ -27,7 +27,7 @@ _SPANS = (kinds.is_duration,)
 _FAMILIES = (_TEXT, _BYTES, _NUMBERS, _MOMENTS, _TIMES, _SPANS)
 
 
-class Fitting:
+class SchemaAdapter:
     """From one schema to a table's: made once for a body, used on each of its batches."""
 
     def __init__(self, source: pa.Schema, table: pa.Schema) -> None:

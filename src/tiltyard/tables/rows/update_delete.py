@@ -15,7 +15,7 @@ from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change
 from tiltyard.tables.query.policy_enforcement import narrowed_updates, quiet_if_bound, within_latest
 from tiltyard.tables.rows.conflict_retry import commit
-from tiltyard.tables.rows.write_target import Target
+from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import own_metadata
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import checked_expression
@@ -36,7 +36,7 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     """
     updates = _updates(request)
     predicate = _predicate(request.predicate) if request.predicate is not None else None
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     before = target.record.properties
     # A client may send all of them back: what is as it was is no change.
     added = own_metadata({key: value for key, value in (request.properties or {}).items() if before.get(key) != value})
@@ -87,7 +87,7 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
     predicate = _predicate(request.predicate)
-    target = Target(ctx, find_table(ctx, request.id), request.branch)
+    target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:

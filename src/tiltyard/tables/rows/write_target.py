@@ -31,7 +31,7 @@ _LONGEST_PAUSE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WriteTarget:
     """A table as the catalog has it, and the branch to write to (None: main)."""
 
     ctx: Context
@@ -46,7 +46,7 @@ class Target:
     @property
     def road(self) -> Road | None:
         """Which way commits of durable files take."""
-        return self.ctx.road(self.record, durable=True)
+        return self.ctx.commit_route(self.record, durable=True)
 
     @property
     def key(self) -> str:
@@ -75,13 +75,13 @@ class Target:
         storage = self.ctx.storage
         return storage.datasets.reader(self.location, storage.options(self.location), self.branch)
 
-    def to_commit(self) -> lance.LanceDataset:
+    def dataset_to_commit(self) -> lance.LanceDataset:
         """The latest version, as a handle to commit durable files through. Raises as `dataset` does."""
         if not self.record.managed:
             return self.dataset()
         return open_to_commit(self.ctx, self.record, self.branch, durable=True)
 
-    def own(self) -> lance.LanceDataset:
+    def exclusive_dataset(self) -> lance.LanceDataset:
         """The latest version, as a handle of one's own: Lance locks the one it reads transactions through.
 
         Raises as `dataset` does.
@@ -98,7 +98,7 @@ class Target:
                 raise
             return None
 
-    def committed(self, dataset: lance.LanceDataset, *, plain: bool = False) -> int:
+    def finish_commit(self, dataset: lance.LanceDataset, *, plain: bool = False) -> int:
         """Share the handle of a new version, note that the table has data, and return the version.
 
         A handle that was opened through the catalog asks it for every read as well, so it is not shared: `plain` says
@@ -108,31 +108,31 @@ class Target:
         """
         if plain or not self.record.managed:
             self.ctx.storage.datasets.keep(self.location, self.branch, dataset)
-        return self.written(int(dataset.version))
+        return self.mark_written(int(dataset.version))
 
-    def written(self, version: int) -> int:
+    def mark_written(self, version: int) -> int:
         """Note that the table has data, and return the version. Raises TableNotFoundError as `committed` does."""
         if self.record.declared:
             try:
                 self.ctx.store.mark_written(self.record.id)
             except TableNotFoundError:
                 if version == 1:  # else there was data before, and the rows came before whatever took the record away
-                    self.sweep_leftovers()
+                    self.schedule_cleanup()
                     raise
         return version
 
-    def sweep_leftovers(self) -> None:
+    def schedule_cleanup(self) -> None:
         """Have the folder of a table swept that was dropped, before or while this write put files there."""
         self.ctx.store.doom(self.location, self.ctx.clock(), DROPPED)
 
     @contextmanager
-    def leaving_nothing(self) -> Iterator[None]:
+    def cleanup_on_error(self) -> Iterator[None]:
         """On an error, have the files swept that came to lie in the folder of a table dropped meanwhile."""
         try:
             yield
         except BaseException:
             if not self.ctx.storage.has_table(self.location) and not self._is_there():
-                self.sweep_leftovers()
+                self.schedule_cleanup()
             raise
 
     def _is_there(self) -> bool:
@@ -142,7 +142,7 @@ class Target:
             return False
 
 
-class Patience:
+class ConflictRetry:
     """How long a conflicting write is tried again, with growing pauses."""
 
     def __init__(self, seconds: float) -> None:
@@ -155,7 +155,7 @@ class Patience:
         """Seconds until patience ends."""
         return max(self._deadline - time.monotonic(), 0)
 
-    def or_raise(self, error: BaseException) -> None:
+    def wait_or_raise(self, error: BaseException) -> None:
         """Pause before another attempt; raise the error if it is no conflict, or patience is at its end."""
         if not is_conflict(error) or self.left <= self._pause:
             raise error

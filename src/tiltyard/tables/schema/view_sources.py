@@ -77,7 +77,7 @@ def readable_sources(ctx: Context, view: Id, query: str, definer: Principal) -> 
             raise InvalidInputError("A view cannot read itself.")
         record = _readable(ctx, path)
         if definer.name != ctx.principal.name:
-            _check_definer(msgspec.structs.replace(ctx, principal=definer, found=None), path)
+            _check_definer(msgspec.structs.replace(ctx, principal=definer, resolved=None), path)
         found[name] = record.location
     return found
 
@@ -85,7 +85,7 @@ def readable_sources(ctx: Context, view: Id, query: str, definer: Principal) -> 
 def _readable(ctx: Context, path: Id) -> TableRecord:
     if ctx.principal.administrator:
         return ctx.store.describe_table(path)
-    return seen_table(msgspec.structs.replace(ctx, found=None), path, Privilege.READ.value)
+    return seen_table(msgspec.structs.replace(ctx, resolved=None), path, Privilege.READ.value)
 
 
 def _check_definer(ctx: Context, path: Id) -> None:

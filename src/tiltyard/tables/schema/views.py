@@ -99,7 +99,7 @@ def create_materialized_view(
     made = create_table(ctx, models.CreateTableRequest(id=list(path)), NoRows(schema))
     remember_view(ctx, path, definition)
     given = {"sources": sources, "definition": definition.digest}
-    job_id = _queued(msgspec.structs.replace(ctx, found=None), path, given) if filled else None
+    job_id = _queued(msgspec.structs.replace(ctx, resolved=None), path, given) if filled else None
     return models.CreateMaterializedViewResponse(version=made.version or 1, job_id=job_id)
 
 

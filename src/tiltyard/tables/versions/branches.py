@@ -23,8 +23,7 @@ from tiltyard.tables.versions.records import forget_branch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiltyard.context import Context
-    from tiltyard.tables.opening import OpenTable
+    from tiltyard.context import Context, OpenTable
 
 
 @operation(needs=on_table(Privilege.WRITE))

@@ -53,7 +53,7 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: st
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
         managed, made_by = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
-        home = ctx.checked_space(path[:-1])
+        home = ctx.resolved_namespace_id(path[:-1])
 
         def enter(catalog: UnitOfWork) -> TableRecord:
             record = catalog.insert_table(

@@ -20,8 +20,7 @@ from tiltyard.tables.opening import open_for_reading, open_for_writing
 from tiltyard.tables.versions.records import branch_key
 
 if TYPE_CHECKING:
-    from tiltyard.context import Context
-    from tiltyard.tables.opening import OpenTable
+    from tiltyard.context import Context, OpenTable
 
     Target = tuple[str | None, int]
     """A branch, None for main, and a version of it."""

@@ -104,10 +104,10 @@ def _recorded(ctx: Context, request: models.ListTableVersionsRequest) -> Context
         return None
     try:
         path = table_id(request.id)
-        record = ctx.table(path)
+        record = ctx.find_table(path)
         if not is_local(record.location) or _newest_recorded(ctx, record, request.branch) is None:
             return None
-        return ctx.having({path: record})
+        return ctx.with_resolved({path: record})
     except LanceNamespaceError:
         return ctx  # the operation says it again, as quickly
 
@@ -185,7 +185,7 @@ def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
     found = ctx.store.latest_version(record.id, branch_key(branch))
     if found is None or not is_noted(ctx, found):
         return None
-    placed = ctx.services.finished.placed(found.table_id, found.branch, found.version, found.naming_scheme)
+    placed = ctx.services.finalized_log.placed(found.table_id, found.branch, found.version, found.naming_scheme)
     if not placed and ctx.storage.may_have_gaps(record.location):
         return None
     folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(found.naming_scheme)

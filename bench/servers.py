@@ -23,11 +23,15 @@ RESET_PEAK = "5"
 class Server:
     """A server in a process of its own; what it says on standard error goes to a file."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path, source: Path | None = None) -> None:
+        """Start `python -m command`; `source` is the folder `src` of another version to import from."""
         self.name = name
         self._log = log
+        environment = {**os.environ, "PYTHONPATH": str(source)} if source else None
         with log.open("wb") as sink:
-            self._process = subprocess.Popen([sys.executable, "-m", *command], stderr=sink, stdout=sink, cwd=TREE)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command], stderr=sink, stdout=sink, cwd=TREE, env=environment
+            )
         self.address = self._wait()
 
     def _wait(self) -> Address:
@@ -78,12 +82,18 @@ class Server:
 
 
 def tiltyard(
-    root: Path, log: Path, workers: int, database: str | None = None, *, further: Sequence[str] = ()
+    root: Path,
+    log: Path,
+    workers: int,
+    database: str | None = None,
+    *,
+    further: Sequence[str] = (),
+    source: Path | None = None,
 ) -> Server:
-    """Tiltyard as a stranger runs it, on SQLite in its root unless a database is named; `further` flags last."""
+    """Start Tiltyard as a stranger does, on SQLite in its root unless a database is named; `further` flags last."""
     flags = ["--root", str(root), "--port", "0", "--log-level", "warning", "--workers", str(workers)]
     flags += ["--db", database] if database else []
-    return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log)
+    return Server("Tiltyard", ["tiltyard", "serve", *flags, *further], log, source)
 
 
 def peer(root: Path, log: Path, *, session: bool = False, tracking: bool = False) -> Server:

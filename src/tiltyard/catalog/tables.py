@@ -30,10 +30,10 @@ from tiltyard.storage.locations import is_relative
 from tiltyard.store import TableRecord, UnitOfWork
 from tiltyard.tables.credentials import may_wait, storage_options
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.rows.name_conflicts import taken_name_first
+from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
 from tiltyard.tables.schema.view_sources import made_of
-from tiltyard.tables.versions.managed import new_is_managed, registered_is_managed
+from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
 
 
 @operation(needs=DECLARE_TABLE)
@@ -44,7 +44,7 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     """
     path = table_id(request.id)
     given = request.location
-    with taken_name_first(ctx, path):
+    with prefer_name_conflict(ctx, path):
         location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
         managed = new_is_managed(ctx, path, request.properties)
     record = ctx.store.insert_table(
@@ -54,8 +54,8 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
         managed=managed,
         declared=True,
         registered=bool(given),
-        owner=owner(ctx, path[:-1]),
-        home=ctx.resolved_namespace_id(path[:-1]),
+        creator=owner(ctx, path[:-1]),
+        expected_parent_id=ctx.resolved_namespace_id(path[:-1]),
     )
     return models.DeclareTableResponse(
         location=record.location,
@@ -85,22 +85,22 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     path = table_id(request.id)
     mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
     properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.resolved_namespace_id(path[:-1])
-    with taken_name_first(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
+    with prefer_name_conflict(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
         location = ctx.storage.check_location(request.location, relative=True)
         if not ctx.storage.has_table(location):
             raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
-        bases = ctx.storage.foreign_bases(location)
+        bases = ctx.storage.list_foreign_bases(location)
         managed = registered_is_managed(properties)
 
     def work(catalog: UnitOfWork) -> models.RegisterTableResponse:
         if mode is RegisterMode.OVERWRITE:
             keep_ms = ctx.settings.retention_ms
             made = catalog.replace_registration(
-                path, location, properties, managed=managed, keep_ms=keep_ms, owner=made_by, home=home
+                path, location, properties, managed=managed, keep_ms=keep_ms, creator=made_by, expected_parent_id=home
             )
         else:
             made = catalog.insert_table(
-                path, location, properties, managed=managed, registered=True, owner=made_by, home=home
+                path, location, properties, managed=managed, registered=True, creator=made_by, expected_parent_id=home
             )
         for base in bases:
             catalog.add_clone(made.id, base)
@@ -126,7 +126,7 @@ def _quick(ctx: Context, request: models.DescribeTableRequest) -> Context | None
     return ctx if _reads_catalog_only(ctx, request) and not may_wait(ctx, request.vend_credentials) else None
 
 
-@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_quick)
+@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_quick, changes=False)
 def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
     """Tell a table's location and properties; version, schema and statistics if details are asked for.
 
@@ -184,7 +184,7 @@ def _at_no_version(ctx: Context, request: models.TableExistsRequest) -> Context 
     return ctx if request.version is None else None
 
 
-@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_at_no_version)
+@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_at_no_version, changes=False)
 def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
     """Answer if a table exists, at a version if one is named.
 
@@ -199,7 +199,7 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
 
 
-@operation(needs=SEEING_NAMESPACE, inline=short)
+@operation(needs=SEEING_NAMESPACE, inline=short, changes=False)
 def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
     """List the names of the tables directly in a namespace; a page goes on after a token, or after a last name.
 
@@ -218,7 +218,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
     return models.ListTablesResponse(tables=list(names), page_token=token)
 
 
-@operation(needs=ANYBODY, inline=short)
+@operation(needs=ANYBODY, inline=short, changes=False)
 def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
     """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
     declared = request.include_declared is not False
@@ -247,7 +247,7 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     only, into = ctx.resolved_table_id(path), ctx.resolved_namespace_id(home)
 
     def work(catalog: UnitOfWork) -> models.RenameTableResponse:
-        catalog.rename_table(path, new_path, only=only, home=into)
+        catalog.rename_table(path, new_path, expected_id=only, expected_parent_id=into)
         return models.RenameTableResponse()
 
     return ctx.transact(work)
@@ -263,11 +263,11 @@ def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> mo
     only, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DeregisterTableResponse:
-        record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
+        record = catalog.remove_table(path, delete_folder=False, keep_ms=keep_ms, expected_id=only)
         return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
     answer = ctx.transact(work)
-    ctx.storage.datasets.forget(str(answer.location))
+    ctx.storage.datasets.evict(str(answer.location))
     return answer
 
 
@@ -283,13 +283,13 @@ def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTab
     only, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DropTableResponse:
-        record = catalog.remove_table(path, doom=True, keep_ms=keep_ms, only=only)
+        record = catalog.remove_table(path, delete_folder=True, keep_ms=keep_ms, expected_id=only)
         return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)
 
     answer = ctx.transact(work)
     location = str(answer.location)
     if keep_ms:
-        ctx.storage.datasets.forget(location)
+        ctx.storage.datasets.evict(location)
     else:
         delete_dropped(ctx, location)
     return answer

@@ -34,8 +34,8 @@ from tiltyard.tables.commits.batch_commit import told_again
 from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.commits.idempotency_marks import marked_rows
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.rows.create import created
-from tiltyard.tables.rows.write_target import Target
+from tiltyard.tables.rows.create import create_response
+from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.columns import fills_added, fills_altered, metadata_of, queue_fills
 from tiltyard.tables.schema.computed_columns import own_properties
 
@@ -63,7 +63,7 @@ class Commit:
     Of one that was cleaned up since there is no `dataset`, and nobody knows its counts.
     """
 
-    target: Target
+    target: WriteTarget
     version: int
     dataset: lance.LanceDataset | None
     transaction: lance.Transaction | None
@@ -117,8 +117,8 @@ def _recorded(ctx: Context, record: RequestRecord) -> Commit | None:
         if noted is None or noted.version is None:
             return None  # taken back just now: a commit round the server has its number
         _check_in_place(ctx, table, record)
-        target = Target(ctx, table, record.branch or None)
-        latest = target.own()
+        target = WriteTarget(ctx, table, record.branch or None)
+        latest = target.exclusive_dataset()
         ctx.storage.manifests.check_size(table.location, target.branch, record.version)
     except FileTooLargeError:
         raise  # nobody can tell whether it has committed
@@ -150,8 +150,8 @@ def _check_in_place(ctx: Context, table: TableRecord, record: RequestRecord) -> 
 def _marked(ctx: Context, request: Any, record: RequestRecord) -> Commit | None:
     """The commit whose transaction names the request."""
     try:
-        target = Target(ctx, find_table(ctx, request.id), getattr(request, "branch", None))
-        latest = target.own()
+        target = WriteTarget(ctx, find_table(ctx, request.id), getattr(request, "branch", None))
+        latest = target.exclusive_dataset()
     except GONE:
         return None
     ctx.storage.manifests.check_history(target.location, target.branch)
@@ -211,7 +211,7 @@ def _created(ctx: Context, request: models.CreateTableRequest, commit: Commit) -
         or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
     ):
         table = ctx.store.set_table_properties(table.id, own_properties(request.properties, table.properties))
-    return created(ctx, table, commit.version)
+    return create_response(ctx, table, commit.version)
 
 
 def _restored(ctx: Context, request: models.RestoreTableRequest, commit: Commit) -> models.RestoreTableResponse:

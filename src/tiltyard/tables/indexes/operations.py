@@ -25,8 +25,8 @@ from tiltyard.model.index_types import IndexType, index_type, lance_name, parame
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
-from tiltyard.storage.column_cache import place_of
-from tiltyard.storage.errors import lance_errors, no_column
+from tiltyard.storage.column_cache import branch_key
+from tiltyard.storage.errors import lance_errors, column_not_found
 from tiltyard.tables.indexes.build_job import CREATE_INDEX, INDEX_JOB, describe, index_job
 from tiltyard.tables.indexes.build_queue import (
     Orders,
@@ -38,7 +38,7 @@ from tiltyard.tables.indexes.build_queue import (
 )
 from tiltyard.tables.indexes.builder import IndexOrder
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.tables.rows.conflict_retry import commit
+from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.schema.field_paths import arrow_field
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _queued(ctx: Context, table: OpenTable, path: Id, order: IndexOrder, waiting
     kind = CREATE_INDEX
     if ctx.settings.spark_index_rows and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
         kind, payload = INDEX_JOB, {**payload, **index_job(order, path), **asked(ctx, Privilege.ALTER)}
-    queued = ctx.store.create_transaction(kind, table.record.id, payload, properties, asked_by=ctx.principal.name)
+    queued = ctx.store.create_transaction(kind, table.record.id, payload, properties, requested_by=ctx.principal.name)
     return queued.id
 
 
@@ -148,7 +148,7 @@ def _indices(dataset: lance.LanceDataset) -> list[IndexDescription]:
         return [found for found in dataset.describe_indices() if not found.name.startswith(_OWN)]
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def list_table_indices(ctx: Context, request: models.ListTableIndicesRequest) -> models.ListTableIndicesResponse:
     """List the indices by name, with the state of the last order of each: `building`, `failed`, or else `done`.
 
@@ -238,7 +238,7 @@ def _ordered(record: TransactionRecord, rows: int, orders: Orders) -> models.Ind
     )
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def describe_table_index_stats(
     ctx: Context, request: models.DescribeTableIndexStatsRequest
 ) -> models.DescribeTableIndexStatsResponse:
@@ -308,11 +308,11 @@ def drop_table_index(ctx: Context, request: models.DropTableIndexRequest) -> mod
         _find(dataset, name)
         dataset.drop_index(name)
 
-    commit(ctx, request.id, request.branch, change)
+    commit_with_retry(ctx, request.id, request.branch, change)
     return models.DropTableIndexResponse()
 
 
-@operation(needs=on_table(Privilege.READ))
+@operation(needs=on_table(Privilege.READ), changes=False)
 def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) -> models.PrewarmTableIndexResponse:
     """Load an index into the memory of this process, all of it; with its positions if asked for (full text only).
 
@@ -326,7 +326,7 @@ def prewarm_table_index(ctx: Context, request: models.PrewarmTableIndexRequest) 
     return models.PrewarmTableIndexResponse()
 
 
-@operation(needs=on_table(Privilege.READ))
+@operation(needs=on_table(Privilege.READ), changes=False)
 def prewarm_table_page_cache(
     ctx: Context, request: models.PrewarmTablePageCacheRequest
 ) -> models.PrewarmTablePageCacheResponse:
@@ -337,7 +337,7 @@ def prewarm_table_page_cache(
     table = open_for_reading(ctx, request.id, branch=request.branch)
     known = table.dataset.schema.names
     if unknown := [name for name in request.columns or () if name not in known]:
-        raise no_column(unknown[0], known)
-    place = place_of(table.record.location, request.branch)
-    ctx.storage.datasets.pages.load(place, table.dataset, request.columns)
+        raise column_not_found(unknown[0], known)
+    place = branch_key(table.record.location, request.branch)
+    ctx.storage.datasets.column_cache.load(place, table.dataset, request.columns)
     return models.PrewarmTablePageCacheResponse()

@@ -1,6 +1,6 @@
-"""Appends to one table, gathered: whatever waits is written and committed as one version.
+"""Group commit of appends: all appends to one table that wait at the same time become one version.
 
-A commit costs two to three milliseconds, whether it brings one row or a thousand; gathered, 32 callers pay for one.
+A commit costs two to three milliseconds, whether it adds one row or a thousand; 32 grouped callers pay for one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from msgspec import structs
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locks import TooBusyError
 from tiltyard.storage.writing import (
-    OvertakenError,
+    ColumnsChangedError,
     commit_append,
     count_rows,
     discard,
-    discard_failed,
+    discard_after_error,
     write_rows,
 )
 from tiltyard.tables.commits.idempotency_marks import marks
-from tiltyard.tables.rows.first_version import add_first_columns, begin, standardize_maps
+from tiltyard.tables.rows.conflict_retry import ConflictRetry
+from tiltyard.tables.rows.first_version import add_first_columns, create_first_version, standardize_map_names
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
-from tiltyard.tables.rows.write_target import ConflictRetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.group_commit import Waiting
-    from tiltyard.store import Claim
+    from tiltyard.storage.group_commit import PendingItem
+    from tiltyard.store import RequestClaim
     from tiltyard.tables.rows.write_target import WriteTarget
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
-    """What one caller adds: rows in memory, or fragments already written against a version."""
+class Append:
+    """The append of one request: rows in memory, or fragments already written against a version."""
 
     target: WriteTarget
     rows: pa.Table | None = None
@@ -50,48 +50,48 @@ class Addition:
     read_version: int = 0
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
-        """The requests that it fulfils."""
+    def claims(self) -> tuple[RequestClaim, ...]:
+        """Return the requests with a key that this append fulfils."""
         return self.target.ctx.claims
 
     @property
     def num_rows(self) -> int:
-        """How many rows it brings."""
+        """Return the number of rows to append."""
         return count_rows(self.fragments) if self.rows is None else self.rows.num_rows
 
 
 def append_rows(target: WriteTarget, rows: pa.Table) -> Future[int]:
-    """Append rows to a table, together with whoever appends now. The future has the version that has them.
+    """Queue rows to be appended to a table, in one commit with concurrent appends. The future has the new version.
 
-    They may be the first rows of a declared table. It raises TableSchemaValidationError, ConcurrentModificationError,
-    InvalidTableStateError, TableBranchNotFoundError, ServiceUnavailableError.
+    They may be the first rows of a declared table. The future raises TableSchemaValidationError,
+    ConcurrentModificationError, InvalidTableStateError, TableBranchNotFoundError, ServiceUnavailableError.
     """
-    return target.ctx.storage.appends.submit(target.key, Addition(target, rows), _run)
+    return target.ctx.storage.append_batcher.submit(target.key, Append(target, rows), _commit_group)
 
 
 def append_fragments(
     target: WriteTarget, dataset: lance.LanceDataset, fragments: Sequence[FragmentMetadata], read_version: int
 ) -> int:
-    """Append fragments that lie in the table's folder already; they are deleted if that fails.
+    """Append fragments that are in the table's folder already; return the version. On failure they are deleted.
 
-    Raises as `append_rows` does; ConcurrentModificationError, too, if the table was overwritten after `read_version`.
+    Raises as `append_rows` does; also ConcurrentModificationError if the table was overwritten after `read_version`.
     """
     try:
         target.ctx.before_commit()
     except BaseException:
         discard(target.ctx.storage, dataset.uri, fragments)
         raise
-    addition = Addition(target, None, tuple(fragments), read_version)
+    append = Append(target, None, tuple(fragments), read_version)
     try:
-        version: int = target.ctx.storage.appends.submit(target.key, addition, _run).result()
+        version: int = target.ctx.storage.append_batcher.submit(target.key, append, _commit_group).result()
     except BaseException as error:
-        discard_failed(target.ctx.storage, dataset.uri, fragments, error)
+        discard_after_error(target.ctx.storage, dataset.uri, fragments, error)
         raise
     return version
 
 
-def _run(group: Sequence[Waiting[Addition]]) -> None:
-    """Commit a group; if that fails, its halves, until what is wrong fails alone."""
+def _commit_group(group: Sequence[PendingItem[Append]]) -> None:
+    """Commit a group; if that fails, commit its halves, until only the faulty appends fail."""
     target = group[0].item.target
     retry = ConflictRetry(target.ctx.settings.conflict_timeout)
     parts = [list(group)]
@@ -99,10 +99,10 @@ def _run(group: Sequence[Waiting[Addition]]) -> None:
         part = parts.pop()
         try:
             with target.cleanup_on_error():
-                part = _after_the_first(part)
-                _append(part, retry)
+                part = _create_version_if_declared(part)
+                _append_with_retry(part, retry)
         except LanceNamespaceError as error:
-            if len(part) > 1 and not _for_all(error, part):
+            if len(part) > 1 and not _fails_for_all(error, part):
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
                 continue
@@ -110,112 +110,119 @@ def _run(group: Sequence[Waiting[Addition]]) -> None:
                 member.error = error
 
 
-def _for_all(error: LanceNamespaceError, part: Sequence[Waiting[Addition]]) -> bool:
-    """Whether each of a group would fail like this: their storage does not answer, or the table of all is gone."""
+def _fails_for_all(error: LanceNamespaceError, part: Sequence[PendingItem[Append]]) -> bool:
+    """Return whether an error concerns every append of a group: storage does not respond, or their table is gone."""
     if isinstance(error, TableNotFoundError):
         return len({member.item.target.record.id for member in part}) == 1
     return isinstance(error, ServiceUnavailableError | TooBusyError)
 
 
-def _after_the_first(part: list[Waiting[Addition]]) -> list[Waiting[Addition]]:
-    """What is left to append once a table that was only declared has its first version."""
+def _create_version_if_declared(part: list[PendingItem[Append]]) -> list[PendingItem[Append]]:
+    """Create the first version of a declared table from the first append; return the appends that remain."""
     first = part[0]
     target = first.item.target
     if target.record.declared and first.item.rows is not None and target.dataset_if_written() is None:
         with lance_errors():
-            first.outcome = begin(target, first.item.rows)
+            first.outcome = create_first_version(target, first.item.rows)
         if first.outcome is not None:
             return part[1:]
     return part
 
 
-def _append(part: list[Waiting[Addition]], retry: ConflictRetry) -> None:
-    """One commit of several additions, tried again after a conflict that goes away. Sets their outcomes and errors.
+def _append_with_retry(part: list[PendingItem[Append]], retry: ConflictRetry) -> None:
+    """Commit several appends as one version, with retries after transient conflicts. Sets their outcomes and errors.
 
-    Processes of this machine commit one after the other, since commits that meet are tried again, which takes far
-    longer. What takes longest, to write the rows, they do beside each other.
+    Processes of this machine commit one after the other under a lock, since commits that conflict are retried, which
+    takes far longer. They write the rows, which takes longest, concurrently.
     """
     while part:
         target = part[0].item.target
-        dataset = _with_columns(target, part)
+        dataset = _open_with_columns(target, part)
         with lance_errors(dataset):
-            alike, members = _fitted(part, dataset.schema)
-            additions = [member.item for member in members]
-            claims = tuple(claim for addition in additions for claim in addition.claims)
+            groups, members = _adapt_rows(part, dataset.schema)
+            appends = [member.item for member in members]
+            claims = tuple(claim for append in appends for claim in append.claims)
             target = replace(target, ctx=structs.replace(target.ctx, claims=claims))
-            written = _write(target, alike, dataset)
+            written = _write_rows(target, groups, dataset)
             try:
-                with target.ctx.storage.locks.hold(f"{target.key}+", retry.left):
-                    committed = _commit(target, dataset, additions, written, retry)
+                with target.ctx.storage.locks.hold(f"{target.key}+", retry.remaining_seconds):
+                    committed = _commit_fragments(target, dataset, appends, written, retry)
             except BaseException as error:
-                discard_failed(target.ctx.storage, dataset.uri, written, error)
-                if _brought(additions) and _for_good(error):
+                discard_after_error(target.ctx.storage, dataset.uri, written, error)
+                if _uploaded(appends) and _is_permanent(error):
                     raise
                 retry.wait_or_raise(error)
                 continue
-        version = target.finish_commit(committed, plain=True)
+        version = target.finish_commit(committed, is_direct=True)
         for member in members:
             member.outcome = version
         return
 
 
-def _for_good(error: BaseException) -> bool:
-    """Whether fragments can no more join a table: it was overwritten, or its columns are others now."""
-    return isinstance(error, OvertakenError) or (isinstance(error, CommitConflictError) and not error.retryable)
+def _is_permanent(error: BaseException) -> bool:
+    """Return whether fragments can never join the table: it was overwritten, or its columns have changed."""
+    return isinstance(error, ColumnsChangedError) or (isinstance(error, CommitConflictError) and not error.retryable)
 
 
-def _with_columns(target: WriteTarget, part: Sequence[Waiting[Addition]]) -> lance.LanceDataset:
-    """The table's latest version; one without columns gets those of the first rows."""
+def _open_with_columns(target: WriteTarget, part: Sequence[PendingItem[Append]]) -> lance.LanceDataset:
+    """Open the table's latest version; add the columns of the first rows to one that has none."""
     dataset = target.dataset()
     rows = part[0].item.rows
     if rows is None:
         return dataset
-    return standardize_maps(target, dataset) if dataset.schema.names else add_first_columns(target, rows.schema)
+    return standardize_map_names(target, dataset) if dataset.schema.names else add_first_columns(target, rows.schema)
 
 
-def _fitted(
-    part: Sequence[Waiting[Addition]], schema: pa.Schema
-) -> tuple[list[list[pa.Table]], list[Waiting[Addition]]]:
-    """The rows in memory as the table has them, those that look alike together, and whose they are.
+def _adapt_rows(
+    part: Sequence[PendingItem[Append]], schema: pa.Schema
+) -> tuple[list[list[pa.Table]], list[PendingItem[Append]]]:
+    """Adapt in-memory rows to the table's schema; return them grouped by equal schemas, and the members to commit.
 
-    What does not fit fails alone.
+    Rows that do not fit set the error of their member alone, which is left out.
     """
-    alike: list[tuple[pa.Schema, list[pa.Table]]] = []
-    fittings: list[tuple[pa.Schema, SchemaAdapter]] = []
+    groups: list[tuple[pa.Schema, list[pa.Table]]] = []
+    adapters: list[tuple[pa.Schema, SchemaAdapter]] = []
     members = []
     for member in part:
         member.error = None
         rows = member.item.rows
         if rows is not None:
             try:
-                rows = _fitting(fittings, rows.schema, schema).table(rows)
+                rows = _find_adapter(adapters, rows.schema, schema).adapt_table(rows)
             except LanceNamespaceError as error:
                 member.error = error
                 continue
-            same = next((tables for seen, tables in alike if seen.equals(rows.schema, check_metadata=True)), None)
-            if same is None:
-                alike.append((rows.schema, [rows]))
+            group = next(
+                (tables for known_schema, tables in groups if known_schema.equals(rows.schema, check_metadata=True)),
+                None,
+            )
+            if group is None:
+                groups.append((rows.schema, [rows]))
             else:
-                same.append(rows)
+                group.append(rows)
         members.append(member)
-    return [tables for _, tables in alike], members
+    return [tables for _, tables in groups], members
 
 
-def _fitting(known: list[tuple[pa.Schema, SchemaAdapter]], source: pa.Schema, table: pa.Schema) -> SchemaAdapter:
-    """From one schema to the table's: callers who add at once mostly send the same."""
-    for seen, adapter in known:
-        if seen.equals(source, check_metadata=True):
+def _find_adapter(
+    adapters: list[tuple[pa.Schema, SchemaAdapter]], source: pa.Schema, table: pa.Schema
+) -> SchemaAdapter:
+    """Return the adapter of a source schema from the list, or add one: concurrent appends mostly share a schema."""
+    for schema, adapter in adapters:
+        if schema.equals(source, check_metadata=True):
             return adapter
     adapter = SchemaAdapter(source, table)
-    known.append((source, adapter))
+    adapters.append((source, adapter))
     return adapter
 
 
-def _write(target: WriteTarget, alike: Iterable[list[pa.Table]], dataset: lance.LanceDataset) -> list[FragmentMetadata]:
-    """Write the rows in memory: one fragment for all that look alike."""
+def _write_rows(
+    target: WriteTarget, groups: Iterable[list[pa.Table]], dataset: lance.LanceDataset
+) -> list[FragmentMetadata]:
+    """Write in-memory rows: one fragment for all that have the same schema."""
     written: list[FragmentMetadata] = []
     try:
-        for tables in alike:
+        for tables in groups:
             rows = pa.concat_tables(tables)
             if rows.num_rows:
                 written += write_rows(target.ctx.storage, rows.combine_chunks().unify_dictionaries(), dataset)
@@ -225,21 +232,21 @@ def _write(target: WriteTarget, alike: Iterable[list[pa.Table]], dataset: lance.
     return written
 
 
-def _commit(
+def _commit_fragments(
     target: WriteTarget,
     dataset: lance.LanceDataset,
-    additions: Sequence[Addition],
+    appends: Sequence[Append],
     written: Sequence[FragmentMetadata],
     retry: ConflictRetry,
 ) -> lance.LanceDataset:
-    """Commit what was written and what was brought; no row at all is in the version that is there."""
-    fragments = [*_brought(additions), *written]
+    """Commit written and uploaded fragments; return `dataset` itself where there is not one row."""
+    fragments = [*_uploaded(appends), *written]
     if not fragments:
         return dataset
-    read_version = min([dataset.version, *(addition.read_version for addition in additions if addition.fragments)])
-    properties = marks({claim.id: addition.num_rows for addition in additions for claim in addition.claims})
-    return commit_append(dataset, fragments, read_version, retry.left, properties, target.road)
+    read_version = min([dataset.version, *(append.read_version for append in appends if append.fragments)])
+    properties = marks({claim.id: append.num_rows for append in appends for claim in append.claims})
+    return commit_append(dataset, fragments, read_version, retry.remaining_seconds, properties, target.commit_route)
 
 
-def _brought(additions: Iterable[Addition]) -> list[FragmentMetadata]:
-    return [fragment for addition in additions for fragment in addition.fragments]
+def _uploaded(appends: Iterable[Append]) -> list[FragmentMetadata]:
+    return [fragment for append in appends for fragment in append.fragments]

@@ -1,4 +1,4 @@
-"""The rows of a request on their way into a table."""
+"""Read the rows of a request's Arrow body, for Lance to write."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ if TYPE_CHECKING:
 
     from tiltyard.model.arrow_bodies import ArrowBody
 
-_KEPT = 4
+_REPLAYABLE_BATCHES = 4
+"""Batches at the start of a body that can be read a second time."""
 
 
 class IncomingRows:
-    """An Arrow body, read once: whole if it is small, batch by batch if it streams in.
+    """The rows of an Arrow body, read once: as a whole if it is small, batch by batch if it streams in.
 
-    Between Lance's readers and ours an exception becomes a text, so the first one is kept for the answer.
+    Lance turns an exception of a reader into text, so the first exception is kept here and raised for the response.
     """
 
     def __init__(self, data: ArrowBody) -> None:
         """Read the schema. Raises InvalidInputError for a body that is no Arrow IPC stream."""
         self._data = data
         reader = data.reader()
-        undeclared = plain(reader.schema)
-        self._reader = reader if undeclared is None else reader.cast(undeclared)
+        plain_schema = plain(reader.schema)
+        self._reader = reader if plain_schema is None else reader.cast(plain_schema)
         self._failure: BaseException | None = None
-        self._first: list[pa.RecordBatch] = []
-        self._taken = 0
-        self._rest = iter(self._reader)
+        self._first_batches: list[pa.RecordBatch] = []
+        self._read_count = 0
+        self._batch_iterator = iter(self._reader)
         self._lock = threading.Lock()
         self.schema: pa.Schema = self._reader.schema
 
     @property
     def is_small(self) -> bool:
-        """Whether the whole body is in memory already."""
+        """Return whether the whole body is in memory already."""
         return self._data.size is not None
 
     def require_columns(self) -> None:
@@ -52,61 +53,63 @@ class IncomingRows:
             raise InvalidInputError("The body has no columns: send an Arrow IPC stream with the rows.")
 
     def table(self) -> pa.Table:
-        """All rows of a small body. Raises InvalidInputError for a corrupt one."""
+        """Read all rows of a small body. Raises InvalidInputError for a corrupt one."""
         with self.errors():
             return self._reader.read_all()
 
     def reader(
-        self, adapter: SchemaAdapter | None = None, each: Callable[[], None] | None = None
+        self, adapter: SchemaAdapter | None = None, before_batch: Callable[[], None] | None = None
     ) -> pa.RecordBatchReader:
-        """The rows as they come, fitted to a table; `each` is called for every batch.
+        """Return a reader of the rows as they stream in, adapted to a table; `before_batch` is called for every batch.
 
-        It may be asked for again as long as only a few batches were taken: Lance looks at the first one before it
-        finds that it cannot write. After that the reader raises ConcurrentModificationError.
+        A second reader starts from the first batch as long as only a few batches were read: Lance reads the first one
+        before it finds that it cannot write. After that the reader raises ConcurrentModificationError.
         """
         schema = adapter.schema if adapter else self.schema
-        return pa.RecordBatchReader.from_batches(schema, self._batches(adapter, each))
+        return pa.RecordBatchReader.from_batches(schema, self._batches(adapter, before_batch))
 
-    def _batches(self, adapter: SchemaAdapter | None, each: Callable[[], None] | None) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, adapter: SchemaAdapter | None, before_batch: Callable[[], None] | None
+    ) -> Iterator[pa.RecordBatch]:
         try:
             for position in count():
                 batch = self._batch(position)
                 if batch is None:
                     return
-                if each:
-                    each()
-                yield adapter.batch(batch) if adapter else batch
+                if before_batch:
+                    before_batch()
+                yield adapter.adapt_batch(batch) if adapter else batch
         except Exception as error:
             self._failure = error
             raise
 
     def _batch(self, position: int) -> pa.RecordBatch | None:
-        """One batch of the body, None after its end; a thread that reads ahead for nobody loses none of them."""
+        """Return the batch at a position, None after the end; an abandoned thread that reads ahead loses no batch."""
         with self._lock:
-            if position < self._taken:
-                if position >= len(self._first):
+            if position < self._read_count:
+                if position >= len(self._first_batches):
                     raise ConcurrentModificationError("Another request changed this table meanwhile: send it again.")
-                return self._first[position]
-            batch = next(self._rest, None)
+                return self._first_batches[position]
+            batch = next(self._batch_iterator, None)
             if batch is not None:
-                self._taken += 1
-                if self._taken <= _KEPT:
-                    self._first.append(batch)
+                self._read_count += 1
+                if self._read_count <= _REPLAYABLE_BATCHES:
+                    self._first_batches.append(batch)
                 else:
-                    self._first.clear()
+                    self._first_batches.clear()
             return batch
 
     @contextmanager
     def errors(self, table: Any = None) -> Iterator[None]:
-        """Like `lance_errors`, but what went wrong with the rows themselves comes first."""
+        """Translate Lance's errors as `lance_errors` does, but prefer an error of the body or of its rows."""
         try:
             with lance_errors(table):
                 yield
         except BaseException as error:
-            known = self._data.failure or self._failure
-            if known is None or known is error:
+            failure = self._data.failure or self._failure
+            if failure is None or failure is error:
                 raise
-            if isinstance(known, LanceNamespaceError) or known is self._data.failure:
-                raise known from error
+            if isinstance(failure, LanceNamespaceError) or failure is self._data.failure:
+                raise failure from error
             with lance_errors(table):
-                raise known from error
+                raise failure from error

@@ -1,4 +1,4 @@
-"""Commits that wait for each other: a conflict is tried again on the table as it is then."""
+"""Retry changes whose commit met a concurrent commit, with growing random pauses, until a deadline."""
 
 from __future__ import annotations
 
@@ -16,30 +16,48 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-_FIRST_PAUSE = 0.01
-_LONGEST_PAUSE = 1.0
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.5
 
 
-def commit(
-    ctx: Context, names: Sequence[str] | None, branch: str | None, change: Callable[[lance.LanceDataset], T]
-) -> tuple[T, int]:
-    """What `change` answers, and the version it made; it is given a handle of its own, opened on the latest version.
+class ConflictRetry:
+    """Decide whether a conflicting write is attempted again, and pause before it is; `seconds` from now at most."""
 
-    `change` checks what it needs of the table and commits once at most: it is run again, on a new handle, when another
-    commit came first. Raises what opening a table for writing raises, what `change` raises,
-    ConcurrentModificationError after `settings.conflict_timeout` seconds.
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._pause = _FIRST_PAUSE
+        self.attempts = 1
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Return the seconds until the deadline, at least 0."""
+        return max(self._deadline - time.monotonic(), 0)
+
+    def wait_or_raise(self, error: BaseException) -> None:
+        """Pause before another attempt; raise the error if it is no conflict, or the deadline is too close."""
+        if not is_conflict(error) or self.remaining_seconds <= self._pause:
+            raise error
+        time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads writers out, keeps no secret
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        self.attempts += 1
+
+
+def commit_with_retry(
+    ctx: Context, names: Sequence[str] | None, branch: str | None, change: Callable[[lance.LanceDataset], Result]
+) -> tuple[Result, int]:
+    """Apply `change` to an exclusive handle of a table's latest version; return its result and the new version.
+
+    `change` checks what it needs of the table and commits once at most: after a conflict it runs again, on a new
+    handle of the version that is the latest then. Raises what opening a table for writing raises, what `change`
+    raises, ConcurrentModificationError after `settings.conflict_timeout` seconds.
     """
-    deadline = time.monotonic() + ctx.settings.conflict_timeout
-    pause = _FIRST_PAUSE
+    retry = ConflictRetry(ctx.settings.conflict_timeout)
     while True:
         dataset = open_for_writing(ctx, names, branch=branch).dataset
         try:
             with lance_errors(dataset):
                 return change(dataset), dataset.version
-        except Exception as error:
-            if not is_conflict(error) or time.monotonic() + pause > deadline:
-                raise
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 — spreads the writers out, keeps no secret
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        except Exception as error:  # noqa: BLE001  # raised again unless it is a conflict
+            retry.wait_or_raise(error)

@@ -1,4 +1,4 @@
-"""Creating tables from rows."""
+"""Create tables from the rows of a request."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ from tiltyard.model.operations import operation
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
-from tiltyard.storage.writing import count_rows, discard_failed, fragments_of, publish_first, write_first
+from tiltyard.storage.writing import (
+    commit_first_version,
+    count_rows,
+    discard_after_error,
+    fragments_of,
+    write_first_version,
+)
 from tiltyard.store import CREATING, DROPPED
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import own_properties
-from tiltyard.tables.versions.managed import new_is_managed
+from tiltyard.tables.versions.records import new_is_managed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,31 +58,31 @@ _RENEW_MS = LEASE_MS // 4
 def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBody) -> models.CreateTableResponse:
     """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
 
-    ExistOk keeps a table that is there as it is; Overwrite gives it a new version with these rows, this schema and
-    these properties. A table that is only declared gets its first version in any mode.
+    ExistOk leaves an existing table as it is; Overwrite gives it a new version with these rows, this schema and these
+    properties. A declared table gets its first version in any mode.
     Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError, TableSchemaValidationError,
     ConcurrentModificationError, UnsupportedOperationError (storage options that only the server may set).
     """
     path = table_id(request.id)
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
-    record = _find(ctx, path)
+    record = _find_existing(ctx, path)
     if record is not None and not record.declared and mode is CreateMode.CREATE:
         raise TableAlreadyExistsError(f"Table already exists: {display(path)}")
     options = _writer_options(request.storage_options or {})
     location = ctx.storage.check_location(request.location) if request.location else None
-    wanted = Wanted(path, mode, request.properties, options, data)
+    new = NewTable(path, mode, request.properties, options, data)
     if record is None:
-        return _create_at(ctx, wanted, location) if location else _create_new(ctx, wanted)
+        return _create_at(ctx, new, location) if location else _create_new(ctx, new)
     if location and location != record.location:
         raise InvalidInputError(f"The table {display(path)} lies elsewhere: leave the location out.")
     if record.declared and not ctx.storage.has_table(record.location):
-        return _create_declared(ctx, record, wanted)
-    return _create_again(ctx, record, wanted)
+        return _create_declared(ctx, record, new)
+    return _create_over_existing(ctx, record, new)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The table that a request asks for; `options` are further arguments of Lance's writer."""
+class NewTable:
+    """The table to create, from the request; `options` are additional arguments of Lance's writer."""
 
     path: Id
     mode: CreateMode
@@ -85,10 +91,10 @@ class Wanted:
     data: ArrowBody
 
 
-def _writer_options(given: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of Lance's writer. Raises UnsupportedOperationError, InvalidInputError."""
+def _writer_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
+    """Return arguments of Lance's writer from a request's storage options. Raises UnsupportedOperationError."""
     options: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in storage_options.items():
         match name:
             case "new_table_data_storage_version":
                 options["data_storage_version"] = value
@@ -101,8 +107,9 @@ def _writer_options(given: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
-def _find(ctx: Context, path: Id) -> TableRecord | None:
-    if ctx.resolved is not None and path in ctx.resolved.tables:  # what was checked, and no other that came meanwhile
+def _find_existing(ctx: Context, path: Id) -> TableRecord | None:
+    """Return the record of the table, None if there is none."""
+    if ctx.resolved is not None and path in ctx.resolved.tables:  # the authorized table, not one created since
         return ctx.resolved.tables[path]
     try:
         return ctx.store.describe_table(path)
@@ -110,112 +117,122 @@ def _find(ctx: Context, path: Id) -> TableRecord | None:
         return None
 
 
-def _create_again(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
-    """The name is taken by a table with data: what that means is what the mode says."""
+def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> models.CreateTableResponse:
+    """Apply the request's mode to a name that an existing table with data has."""
     target = WriteTarget(ctx, record)
-    if wanted.mode is CreateMode.CREATE:
-        raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}")
-    if wanted.mode is CreateMode.EXIST_OK:
-        return created(ctx, record, target.mark_written(target.dataset().version))
-    properties = own_properties(wanted.properties, record.properties)
+    if new.mode is CreateMode.CREATE:
+        raise TableAlreadyExistsError(f"Table already exists: {display(new.path)}")
+    if new.mode is CreateMode.EXIST_OK:
+        return create_response(ctx, record, target.mark_written(target.dataset().version))
+    properties = own_properties(new.properties, record.properties)
     with target.cleanup_on_error():
-        version, _ = overwrite(target, IncomingRows(wanted.data))
-    return created(ctx, ctx.store.set_table_properties(record.id, properties), version)
+        version, _ = overwrite(target, IncomingRows(new.data))
+    return create_response(ctx, ctx.store.set_table_properties(record.id, properties), version)
 
 
-def _create_declared(ctx: Context, record: TableRecord, wanted: Wanted) -> models.CreateTableResponse:
-    """Give a declared table its first version; of several who try, one succeeds."""
+def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models.CreateTableResponse:
+    """Write the first version of a declared table; of concurrent requests, one succeeds."""
     target = WriteTarget(ctx, record)
-    properties = own_properties(wanted.properties, record.properties)
+    properties = own_properties(new.properties, record.properties)
     with target.cleanup_on_error():
         try:
-            _write_first(target, wanted)
+            _write_first(target, new)
         except TableAlreadyExistsError:
-            if wanted.mode is CreateMode.EXIST_OK:
-                return created(ctx, ctx.store.mark_written(record.id), target.dataset().version)
-            if wanted.mode is CreateMode.OVERWRITE:
+            if new.mode is CreateMode.EXIST_OK:
+                return create_response(ctx, ctx.store.mark_written(record.id), target.dataset().version)
+            if new.mode is CreateMode.OVERWRITE:
                 raise ConcurrentModificationError("Another request created this table just now: try again.") from None
-            raise TableAlreadyExistsError(f"Table already exists: {display(wanted.path)}") from None
-    if wanted.properties is not None:
+            raise TableAlreadyExistsError(f"Table already exists: {display(new.path)}") from None
+    if new.properties is not None:
         record = ctx.store.set_table_properties(record.id, properties)
-    return created(ctx, record, 1)
+    return create_response(ctx, record, 1)
 
 
-def _write_first(target: WriteTarget, wanted: Wanted) -> None:
+def _write_first(target: WriteTarget, new: NewTable) -> None:
+    """Write and publish the first version. Raises TableAlreadyExistsError if a concurrent request was first."""
     storage = target.ctx.storage
-    incoming = IncomingRows(wanted.data)
+    incoming = IncomingRows(new.data)
     check_new_columns(incoming.schema)
     with incoming.errors():
-        first = write_first(storage, target.location, incoming.reader(), wanted.options)
-    first.transaction_properties = target.marks(count_rows(fragments_of(first)))
+        first = write_first_version(storage, target.location, incoming.reader(), new.options)
+    first.transaction_properties = target.transaction_properties(count_rows(fragments_of(first)))
     try:
-        stable_row_ids = wanted.options.get("enable_stable_row_ids", False)
-        publish_first(storage, target.location, first, target.road, stable_row_ids)
+        stable_row_ids = new.options.get("enable_stable_row_ids", False)
+        commit_first_version(storage, target.location, first, target.commit_route, stable_row_ids)
     except BaseException as error:
-        discard_failed(storage, target.location, fragments_of(first), error)
+        discard_after_error(storage, target.location, fragments_of(first), error)
         raise
     target.mark_written(1)
 
 
-def _create_new(ctx: Context, wanted: Wanted) -> models.CreateTableResponse:
-    """A name that is free, as it seems: the catalog decides when the table is entered."""
-    path = wanted.path
+def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
+    """Create a table in a new folder under a name that seems free; the insert into the catalog decides.
+
+    A folder that becomes no table is scheduled for deletion before it is written.
+    """
+    path = new.path
     ctx.store.describe_namespace(path[:-1])
     location = ctx.storage.new_location(path)
-    ctx.store.doom(location, ctx.clock() + LEASE_MS, CREATING)
+    ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
-        version = _write_new(ctx, location, wanted)
+        version = _write_table(ctx, location, new)
         reach(Point.BEFORE_RECORD)
-        record = _enter(ctx, location, wanted, version)
+        record = _insert_record(ctx, location, new, version)
     except BaseException as error:
-        if not isinstance(error, ServiceUnavailableError):  # else it may be in the catalog; the sweeper will know
-            _sweep(ctx, location)
-        if not isinstance(error, TableAlreadyExistsError) or wanted.mode is CreateMode.CREATE:
+        if not isinstance(error, ServiceUnavailableError):  # else the record may be in the catalog; the sweeper decides
+            _delete_folder(ctx, location)
+        if not isinstance(error, TableAlreadyExistsError) or new.mode is CreateMode.CREATE:
             raise
-        if wanted.mode is CreateMode.OVERWRITE:
+        if new.mode is CreateMode.OVERWRITE:
             raise ConcurrentModificationError("Another request created this table just now: try again.") from error
-        return created(ctx, ctx.store.describe_table(path), None)
-    return created(ctx, record, version)
+        return create_response(ctx, ctx.store.describe_table(path), None)
+    return create_response(ctx, record, version)
 
 
-def _enter(ctx: Context, location: str, wanted: Wanted, version: int) -> TableRecord:
-    """Enter a written table into the catalog, together with the request that it fulfils."""
-    managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
-    home = ctx.resolved_namespace_id(wanted.path[:-1])
+def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> TableRecord:
+    """Insert a written table into the catalog; in the same transaction, mark the request with a key as committed."""
+    managed, table_owner = new_is_managed(ctx, new.path, new.properties), owner(ctx, new.path[:-1])
+    home = ctx.resolved_namespace_id(new.path[:-1])
 
     def work(catalog: UnitOfWork) -> TableRecord:
         record = catalog.insert_table(
-            wanted.path, location, wanted.properties or {}, managed=managed, in_creation=True, owner=made_by, home=home
+            new.path,
+            location,
+            new.properties or {},
+            managed=managed,
+            in_creation=True,
+            creator=table_owner,
+            expected_parent_id=home,
         )
         if ctx.claims:
-            catalog.mark_committed(ctx.claims, record.id, "", version)
+            catalog.mark_requests_committed(ctx.claims, record.id, "", version)
         return record
 
     return ctx.store.transact(work) if ctx.claims else work(ctx.store)
 
 
-def _write_new(ctx: Context, location: str, wanted: Wanted) -> int:
-    """The first version of a table, in a folder that nobody else knows."""
-    lease = _Lease(ctx, location)
-    incoming = IncomingRows(wanted.data)
+def _write_table(ctx: Context, location: str, new: NewTable) -> int:
+    """Write the first version of a table into a folder that is in no record yet; return the version."""
+    lease = _FolderLease(ctx, location)
+    incoming = IncomingRows(new.data)
     check_new_columns(incoming.schema)
-    writing_back = nullcontext() if incoming.is_small else ctx.storage.writing_back(f"{location}/data")
-    with incoming.errors(), writing_back:
+    writeback = nullcontext() if incoming.is_small else ctx.storage.writing_back(f"{location}/data")
+    with incoming.errors(), writeback:
         dataset = lance.write_dataset(
-            incoming.reader(each=lease.renew),
+            incoming.reader(before_batch=lease.renew),
             location,
             mode="create",
             storage_options=ctx.storage.options(location),
             session=ctx.storage.datasets.session,
-            **wanted.options,
+            **new.options,
         )
     ctx.storage.sync_written([location])
-    ctx.storage.datasets.keep(location, None, dataset)
+    ctx.storage.datasets.cache(location, None, dataset)
     return int(dataset.version)
 
 
-class _Lease:
-    """Keeps the sweeper off a folder for as long as rows keep coming."""
+class _FolderLease:
+    """A lease on a folder, renewed while rows arrive, that keeps the sweeper from deleting it."""
 
     def __init__(self, ctx: Context, location: str) -> None:
         self._ctx = ctx
@@ -223,60 +240,60 @@ class _Lease:
         self._next = ctx.clock() + _RENEW_MS
 
     def renew(self) -> None:
-        """Called for every batch. Raises ConcurrentModificationError if the sweeper was first."""
+        """Extend the lease if due; called before each batch. Raises ConcurrentModificationError if it was lost."""
         now = self._ctx.clock()
         if now >= self._next:
-            self._ctx.store.extend_doom(self._location, now + LEASE_MS)
+            self._ctx.store.postpone_deletion(self._location, now + LEASE_MS)
             self._next = now + _RENEW_MS
 
 
-def _sweep(ctx: Context, location: str) -> None:
-    """Delete a folder that became no table: at once if that works, else with the next sweep.
+def _delete_folder(ctx: Context, location: str) -> None:
+    """Delete a folder that became no table: at once if possible, else with the next sweep.
 
-    Whoever was interrupted may have entered the table all the same: then it stays.
+    The interrupted request may have inserted the record all the same: then the folder stays.
     """
     try:
-        if ctx.store.doom(location, ctx.clock(), DROPPED):  # from here on it cannot be entered
+        if ctx.store.schedule_deletion(location, ctx.clock(), DROPPED):  # from here on no record can be inserted for it
             delete_marked(ctx, location)
     except (LanceNamespaceError, OSError) as error:
         log.warning("cannot delete %s yet: %s", location, error)
 
 
-def _create_at(ctx: Context, wanted: Wanted, location: str) -> models.CreateTableResponse:
-    """A table where the client wants it: declared first, so that no two can have the same location."""
+def _create_at(ctx: Context, new: NewTable, location: str) -> models.CreateTableResponse:
+    """Create a table at the client's location: declare it first, so that no two tables have the same location."""
     if not ctx.storage.is_empty(location):
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
-    managed, made_by = new_is_managed(ctx, wanted.path, wanted.properties), owner(ctx, wanted.path[:-1])
+    managed, table_owner = new_is_managed(ctx, new.path, new.properties), owner(ctx, new.path[:-1])
     record = ctx.store.insert_table(
-        wanted.path,
+        new.path,
         location,
-        wanted.properties or {},
+        new.properties or {},
         managed=managed,
         declared=True,
         registered=True,
-        owner=made_by,
-        home=ctx.resolved_namespace_id(wanted.path[:-1]),
+        creator=table_owner,
+        expected_parent_id=ctx.resolved_namespace_id(new.path[:-1]),
     )
     try:
-        return _create_declared(ctx, record, replace(wanted, mode=CreateMode.CREATE, properties=None))
+        return _create_declared(ctx, record, replace(new, mode=CreateMode.CREATE, properties=None))
     except BaseException:
-        _withdraw(ctx, wanted.path, record)
+        _withdraw_declaration(ctx, new.path, record)
         raise
 
 
-def _withdraw(ctx: Context, path: Id, record: TableRecord) -> None:
-    """Take back the declaration of a table that got no data from anyone."""
+def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:
+    """Remove the declaration of a table, unless a concurrent request has written data to it."""
     try:
-        found = ctx.store.describe_table(path)
-        if found.id == record.id and found.declared and not ctx.storage.has_table(record.location):
-            ctx.store.remove_table(path, doom=True, only=record.id)
+        current = ctx.store.describe_table(path)
+        if current.id == record.id and current.declared and not ctx.storage.has_table(record.location):
+            ctx.store.remove_table(path, delete_folder=True, expected_id=record.id)
             delete_marked(ctx, record.location)
     except LanceNamespaceError as error:
-        log.warning("cannot take back %s: %s", record.location, error)
+        log.warning("cannot withdraw the declaration of %s: %s", record.location, error)
 
 
-def created(ctx: Context, record: TableRecord, version: int | None) -> models.CreateTableResponse:
-    """What CreateTable answers."""
+def create_response(ctx: Context, record: TableRecord, version: int | None) -> models.CreateTableResponse:
+    """Return the response of CreateTable."""
     return models.CreateTableResponse(
         location=record.location,
         version=version,

@@ -1,4 +1,4 @@
-"""What has to be there before rows can join a table: its first version, its columns, names that Arrow can say."""
+"""Prepare tables for their first rows: create the first version, add the columns, give maps Arrow's field names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from msgspec import structs
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.schemas.nested_types import map_renamings
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.writing import count_rows, discard, discard_failed, fragments_of, publish_first, write_first
+from tiltyard.storage.writing import (
+    commit_first_version,
+    count_rows,
+    discard,
+    discard_after_error,
+    fragments_of,
+    write_first_version,
+)
 from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:
@@ -20,65 +27,66 @@ if TYPE_CHECKING:
     from tiltyard.tables.rows.write_target import WriteTarget
 
 
-def begin(target: WriteTarget, rows: pa.Table) -> int | None:
-    """Make rows in memory the first version of a declared table, and return that.
+def create_first_version(target: WriteTarget, rows: pa.Table) -> int | None:
+    """Write in-memory rows as the first version of a declared table; return that version, 1.
 
-    None if another made the first version: the rows are still to be added.
+    Returns None if a concurrent request created the first version: the rows are still to be appended.
     """
     storage, location = target.ctx.storage, target.location
     check_new_columns(rows.schema)
     try:
-        first = write_first(storage, location, rows, {})
+        first = write_first_version(storage, location, rows, {})
     except TableAlreadyExistsError:
         return None
-    if publish(target, first):
+    if publish_first_version(target, first):
         return 1
     discard(storage, location, fragments_of(first))
     return None
 
 
-def publish(target: WriteTarget, first: lance.Transaction) -> bool:
-    """Make written rows the first version of a declared table; False if another was first, and their files are left.
+def publish_first_version(target: WriteTarget, first: lance.Transaction) -> bool:
+    """Publish written rows as the first version of a declared table; return whether it is theirs.
 
+    False if a concurrent request published first: the files of the rows stay, for the caller to append or to delete.
     Files of rows that cannot be published at all are deleted.
     """
     fragments = fragments_of(first)
-    first.transaction_properties = target.marks(count_rows(fragments))
+    first.transaction_properties = target.transaction_properties(count_rows(fragments))
     try:
-        publish_first(target.ctx.storage, target.location, first, target.road)
+        commit_first_version(target.ctx.storage, target.location, first, target.commit_route)
     except TableAlreadyExistsError:
         return False
     except BaseException as error:
-        discard_failed(target.ctx.storage, target.location, fragments, error)
+        discard_after_error(target.ctx.storage, target.location, fragments, error)
         raise
     target.mark_written(1)
     return True
 
 
 def add_first_columns(target: WriteTarget, schema: pa.Schema) -> lance.LanceDataset:
-    """Give a table that was created from an empty stream the columns of its first rows."""
+    """Add the columns of the first rows to a table that was created from an empty stream; return the latest version."""
     storage = target.ctx.storage
     check_new_columns(schema)
     with storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
-        preparing = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
-        dataset = open_to_commit(preparing, target.record, target.branch)
+        unclaimed = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by their columns
+        dataset = open_to_commit(unclaimed, target.record, target.branch)
         if not dataset.schema.names:
             with lance_errors(dataset):
                 dataset.add_columns(schema)
     return target.dataset()
 
 
-def standardize_maps(target: WriteTarget, dataset: lance.LanceDataset) -> lance.LanceDataset:
-    """Give a table's maps Arrow's names for what is in them, if its writer gave others: no rows could join them.
+def standardize_map_names(target: WriteTarget, dataset: lance.LanceDataset) -> lance.LanceDataset:
+    """Rename the inner fields of a table's maps to Arrow's names, where they have others; return the latest version.
 
-    Lance compares these names, and no body can say them: pyarrow reads Arrow's names from every stream. It is a commit
-    of metadata, once in a table's life. Returns the version that has them.
+    Lance compares these names when rows are appended, and no request body can match other ones: pyarrow reads Arrow's
+    names from every stream. The renaming is a commit of metadata, once in a table's life.
     """
     if not map_renamings(dataset):
         return dataset
     with target.ctx.storage.locks.hold(target.key, target.ctx.settings.conflict_timeout):
-        preparing = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by these names
-        dataset = open_to_commit(preparing, target.record, target.branch)
+        unclaimed = structs.replace(target.ctx, claims=())  # the request is fulfilled by the rows, not by these names
+        dataset = open_to_commit(unclaimed, target.record, target.branch)
         if renamings := map_renamings(dataset):
             with lance_errors(dataset):
                 dataset.alter_columns(*renamings)  # type: ignore[arg-type]  # annotated as if each were a list

@@ -1,4 +1,4 @@
-"""Inserting rows: appended together with others' rows, or in place of all rows."""
+"""Insert rows: append them in one commit with concurrent appends, or overwrite the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExis
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.modes import InsertMode, parse_mode
-from tiltyard.model.operations import Later, operation
+from tiltyard.model.operations import PendingResponse, operation
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -17,20 +17,26 @@ from tiltyard.storage.writing import (
     commit_overwrite,
     count_rows,
     discard,
-    discard_failed,
+    discard_after_error,
     fragments_of,
     has_schema,
-    write_first,
+    write_first_version,
+    write_overwrite,
     write_rows,
-    write_table,
 )
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.rows.append_queue import append_fragments, append_rows
 from tiltyard.tables.rows.arrow_input import IncomingRows
-from tiltyard.tables.rows.first_version import add_first_columns, begin, publish, standardize_maps
+from tiltyard.tables.rows.conflict_retry import ConflictRetry
+from tiltyard.tables.rows.first_version import (
+    add_first_columns,
+    create_first_version,
+    publish_first_version,
+    standardize_map_names,
+)
 from tiltyard.tables.rows.multipart import insert_part
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
-from tiltyard.tables.rows.write_target import ConflictRetry, WriteTarget
+from tiltyard.tables.rows.write_target import WriteTarget
 
 if TYPE_CHECKING:
     import lance
@@ -39,10 +45,10 @@ if TYPE_CHECKING:
     from tiltyard.model.arrow_bodies import ArrowBody
 
 
-def begin_insert(ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody) -> Later | None:
-    """Rows of a small body on their way into a table, together with others': no thread waits for them.
+def start_append(ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody) -> PendingResponse | None:
+    """Queue a small append, to be committed with concurrent ones, so that no thread waits for it.
 
-    None for what is no append of a small body. Raises as `insert_into_table` does.
+    None for every request that is not an append of a small body. Raises as `insert_into_table` does.
     """
     if data.size is None or request.upload_id or _mode(request) is not InsertMode.APPEND:
         return None
@@ -50,24 +56,24 @@ def begin_insert(ctx: Context, request: models.InsertIntoTableRequest, data: Arr
     incoming = IncomingRows(data)
     incoming.require_columns()
     rows = incoming.table()
-    return Later(
+    return PendingResponse(
         append_rows(target, rows),
         lambda version: models.InsertIntoTableResponse(version=version, num_inserted_rows=rows.num_rows),
     )
 
 
-@operation(needs=on_table(Privilege.WRITE), begin=begin_insert)
+@operation(needs=on_table(Privilege.WRITE), begin=start_append, retried_with_new_ids=True)
 def insert_into_table(
     ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody
 ) -> models.InsertIntoTableResponse:
-    """Add rows to a table, or replace all its rows and its schema; the first rows of a declared table make it real.
+    """Append rows to a table, or overwrite its rows and schema; a declared table gets its first version.
 
-    With `upload_id` they are a part of a multipart write, and are seen once that is complete.
+    With `upload_id` the rows are a part of a multipart write, and visible once that is completed.
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableSchemaValidationError,
     InvalidInputError, ConcurrentModificationError, TransactionNotFoundError (no such multipart write).
     """
-    if later := begin_insert(ctx, request, data):
-        response: models.InsertIntoTableResponse = later.result()
+    if pending := start_append(ctx, request, data):
+        response: models.InsertIntoTableResponse = pending.result()
         return response
     target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     incoming = IncomingRows(data)
@@ -85,18 +91,18 @@ def _mode(request: models.InsertIntoTableRequest) -> InsertMode:
 
 
 def append(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
-    """Add rows to a table. Returns the version that has them, and their number."""
+    """Append rows to a table. Returns the version that has them, and their number."""
     if incoming.is_small:
         rows = incoming.table()
         return append_rows(target, rows).result(), rows.num_rows
     dataset = target.dataset_if_written()
     if dataset is None:
-        if begun := _begin(target, incoming):
-            return begun
+        if created := _stream_first_version(target, incoming):
+            return created
         dataset = target.dataset()
     if not dataset.schema.names:
         dataset = add_first_columns(target, incoming.schema)
-    dataset = standardize_maps(target, dataset)
+    dataset = standardize_map_names(target, dataset)
     adapter = SchemaAdapter(incoming.schema, dataset.schema)
     with incoming.errors(dataset):
         fragments = write_rows(target.ctx.storage, incoming.reader(adapter), dataset)
@@ -105,17 +111,17 @@ def append(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
     return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
 
 
-def _begin(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int] | None:
-    """Make a body that streams the first version of a declared table; None if there was one before it began."""
+def _stream_first_version(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int] | None:
+    """Write a streaming body as the first version of a declared table; None if there was a version already."""
     storage, location = target.ctx.storage, target.location
     check_new_columns(incoming.schema)
     try:
         with incoming.errors():
-            first = write_first(storage, location, incoming.reader(), {})
+            first = write_first_version(storage, location, incoming.reader(), {})
     except TableAlreadyExistsError:
         return None
     fragments = fragments_of(first)
-    if publish(target, first):
+    if publish_first_version(target, first):
         return 1, count_rows(fragments)
     dataset = target.dataset()
     if has_schema(dataset, incoming.schema) and fragments:
@@ -127,37 +133,39 @@ def _begin(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int] | Non
 
 
 def overwrite(target: WriteTarget, incoming: IncomingRows) -> tuple[int, int]:
-    """Replace a table's rows and schema in a new version. Returns that version, and the number of rows."""
+    """Replace a table's rows and schema by a new version. Returns that version, and the number of rows."""
     check_new_columns(incoming.schema)
     rows = incoming.table() if incoming.is_small else None
     dataset = target.dataset_if_written()
     if dataset is None:
         if rows is None:
-            begun = _begin(target, incoming)
+            created = _stream_first_version(target, incoming)
         else:
             with incoming.errors():
-                begun = (1, rows.num_rows) if begin(target, rows) else None
-        if begun:
-            return begun
+                created = (1, rows.num_rows) if create_first_version(target, rows) else None
+        if created:
+            return created
         dataset = target.dataset()
-    base = dataset.uri
+    folder = dataset.uri
     with incoming.errors(dataset):
-        replacing = write_table(target.ctx.storage, incoming.reader() if rows is None else rows, dataset)
+        replacement = write_overwrite(target.ctx.storage, incoming.reader() if rows is None else rows, dataset)
     try:
-        committed = _replace(target, dataset, replacing)
+        committed = _commit_replacement(target, dataset, replacement)
     except BaseException as error:
-        discard_failed(target.ctx.storage, base, fragments_of(replacing), error)
+        discard_after_error(target.ctx.storage, folder, fragments_of(replacement), error)
         raise
-    return target.finish_commit(committed), count_rows(fragments_of(replacing))
+    return target.finish_commit(committed), count_rows(fragments_of(replacement))
 
 
-def _replace(target: WriteTarget, dataset: lance.LanceDataset, replacing: lance.Transaction) -> lance.LanceDataset:
-    """Commit written rows in place of all that are there, whatever others commit meanwhile."""
+def _commit_replacement(
+    target: WriteTarget, dataset: lance.LanceDataset, replacement: lance.Transaction
+) -> lance.LanceDataset:
+    """Commit written rows in place of all others; retry after conflicts with concurrent commits."""
     retry = ConflictRetry(target.ctx.settings.conflict_timeout)
     while True:
         try:
             with lance_errors(dataset):
-                rows = count_rows(fragments_of(replacing))
-                return commit_overwrite(target.dataset_to_commit(), replacing, target.marks(rows))
+                rows = count_rows(fragments_of(replacement))
+                return commit_overwrite(target.dataset_to_commit(), replacement, target.transaction_properties(rows))
         except ConcurrentModificationError as error:
             retry.wait_or_raise(error)

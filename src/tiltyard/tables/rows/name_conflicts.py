@@ -1,4 +1,4 @@
-"""A name that is taken is answered before anything else that a request to create has wrong."""
+"""Report a name conflict before any other error of a request that creates a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
 
-_LATER = frozenset(
+_LOWER_PRIORITY = frozenset(
     (
         ErrorCode.UNSUPPORTED,
         ErrorCode.INVALID_INPUT,
@@ -25,24 +25,24 @@ _LATER = frozenset(
         ErrorCode.TABLE_TAG_NOT_FOUND,
     )
 )
-"""What is wrong with a location, a source, an option or a body."""
+"""Errors of a location, a source, an option or a body: a name conflict is reported instead of them."""
 
 
 @contextmanager
-def taken_name_first(ctx: Context, path: Id) -> Iterator[None]:
-    """Raise TableAlreadyExistsError for what the block raises of a request's location or body, if the name is taken.
+def prefer_name_conflict(ctx: Context, path: Id) -> Iterator[None]:
+    """Raise TableAlreadyExistsError instead of the block's error about location or body, if the table exists.
 
-    So a look at the catalog is paid for by requests that fail alone.
+    So only failing requests pay for the query to the catalog.
     """
     try:
         yield
     except LanceNamespaceError as error:
-        if error.code in _LATER and _is_taken(ctx, path):
+        if error.code in _LOWER_PRIORITY and _table_exists(ctx, path):
             raise TableAlreadyExistsError(f"Table already exists: {display(path)}") from error
         raise
 
 
-def _is_taken(ctx: Context, path: Id) -> bool:
+def _table_exists(ctx: Context, path: Id) -> bool:
     try:
         ctx.store.describe_table(path)
     except TableNotFoundError:

@@ -1,4 +1,4 @@
-"""Changing and deleting rows where they are."""
+"""Update and delete rows by SQL predicates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.model.operations import operation
+from tiltyard.model.operations import Pool, operation
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change
 from tiltyard.tables.query.policy_enforcement import narrowed_updates, quiet_if_bound, within_latest
-from tiltyard.tables.rows.conflict_retry import commit
+from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import own_metadata
 from tiltyard.tables.sql.amplification import check_growth
@@ -26,45 +26,49 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES)
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
-    """Set columns to SQL expressions, on all rows or those that a predicate names.
+    """Set columns to SQL expressions, on all rows or on those that match a predicate.
 
-    `properties` join those of the table; those of the server (`tiltyard.…`) are not for clients to change.
+    `properties` are merged into those of the table; clients cannot change those of the server (`tiltyard.…`).
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError,
     TableColumnNotFoundError, InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
     """
     updates = _updates(request)
     predicate = _predicate(request.predicate) if request.predicate is not None else None
     target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
-    before = target.record.properties
-    # A client may send all of them back: what is as it was is no change.
-    added = own_metadata({key: value for key, value in (request.properties or {}).items() if before.get(key) != value})
+    current = target.record.properties
+    # A client may send back all properties that it has read: an equal value is no change.
+    changed = own_metadata(
+        {key: value for key, value in (request.properties or {}).items() if current.get(key) != value}
+    )
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
         bounds = within_latest(ctx, target.record, request.branch, None, dataset)
-        rows = predicate
+        condition = predicate
         if bounds is not None:
             narrowed_updates(updates, bounds)
-            rows = bounds.filter(predicate, "predicate")
-        check_change(dataset, updates if rows is None else {**updates, "predicate": rows})
-        done = dataset.update(updates, rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
-        return int(done["num_rows_updated"])
+            condition = bounds.filter(predicate, "predicate")
+        check_change(dataset, updates if condition is None else {**updates, "predicate": condition})
+        result = dataset.update(
+            updates, condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds)
+        )
+        return int(result["num_rows_updated"])
 
     if updates:
         with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
-            rows, version = commit(ctx, request.id, request.branch, change)
+            rows, version = commit_with_retry(ctx, request.id, request.branch, change)
     else:
         rows, version = 0, int(target.dataset().version)
-    properties = before
-    if added:
-        properties = ctx.store.set_table_properties(target.record.id, {**before, **added}).properties
+    properties = current
+    if changed:
+        properties = ctx.store.set_table_properties(target.record.id, {**current, **changed}).properties
     return models.UpdateTableResponse(updated_rows=rows, version=version, properties=properties)
 
 
 def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
-    """Expressions by column. Raises InvalidInputError."""
+    """Return the SQL expressions by column, checked. Raises InvalidInputError."""
     if not request.updates and not request.properties:
         raise InvalidInputError("There is nothing to update: give [column, expression] pairs.")
     updates: dict[str, str] = {}
@@ -79,9 +83,9 @@ def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
     return updates
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True))
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES)
 def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
-    """Delete the rows that a predicate names.
+    """Delete the rows that match a predicate.
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, TableColumnNotFoundError,
     InvalidInputError, InvalidTableStateError, ConcurrentModificationError.
@@ -92,17 +96,18 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
 
     def change(dataset: lance.LanceDataset) -> int:
         bounds = within_latest(ctx, target.record, request.branch, None, dataset)
-        rows = predicate if bounds is None else bounds.filter(predicate, "predicate")
-        check_change(dataset, {"predicate": rows or ""})
-        done = dataset.delete(rows, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
-        return int(done["num_deleted_rows"])
+        condition = predicate if bounds is None else bounds.filter(predicate, "predicate")
+        check_change(dataset, {"predicate": condition or ""})
+        result = dataset.delete(condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
+        return int(result["num_deleted_rows"])
 
     with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
-        rows, version = commit(ctx, request.id, request.branch, change)
+        rows, version = commit_with_retry(ctx, request.id, request.branch, change)
     return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
 
 
 def _predicate(text: str) -> str:
+    """Return a predicate, checked. Raises InvalidInputError."""
     if not text.strip():
         raise InvalidInputError("The predicate is empty: 'true' names all rows.")
     return checked_expression(text, "predicate")

@@ -17,7 +17,7 @@ from tiltyard.model.schemas.from_json import from_json, parse_type
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
-from tiltyard.tables.rows.conflict_retry import commit
+from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.schema.computed_columns import (
     altered_metadata,
     check_backfill,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation(needs=on_table(Privilege.ALTER))
+@operation(needs=on_table(Privilege.ALTER), entries="new_columns")
 def alter_table_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest
 ) -> models.AlterTableAddColumnsResponse:
@@ -73,7 +73,7 @@ def alter_table_add_columns(
     fills = fills_added(request)
     if fills:
         check_backfill(request.branch)
-    _, version = commit(ctx, request.id, request.branch, change)
+    _, version = commit_with_retry(ctx, request.id, request.branch, change)
     queue_fills(ctx, request.id, fills)
     return models.AlterTableAddColumnsResponse(version=version)
 
@@ -137,7 +137,7 @@ def _check_name(name: str) -> None:
         raise InvalidInputError(f"'{name}' cannot be the name of a column: answers of queries use it.")
 
 
-@operation(needs=on_table(Privilege.ALTER))
+@operation(needs=on_table(Privilege.ALTER), entries="alterations")
 def alter_table_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest
 ) -> models.AlterTableAlterColumnsResponse:
@@ -157,7 +157,7 @@ def alter_table_alter_columns(
         check_values(dataset, {one["path"]: one["data_type"] for one in alterations if "data_type" in one})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
-    _, version = commit(ctx, request.id, request.branch, change)
+    _, version = commit_with_retry(ctx, request.id, request.branch, change)
     return models.AlterTableAlterColumnsResponse(version=version)
 
 
@@ -179,7 +179,7 @@ def _alter_virtual(
     fills = fills_altered(request)
     if fills:
         check_backfill(request.branch)
-    _, version = commit(ctx, request.id, request.branch, change)
+    _, version = commit_with_retry(ctx, request.id, request.branch, change)
     queue_fills(ctx, request.id, fills)
     return models.AlterTableAlterColumnsResponse(version=version)
 
@@ -225,7 +225,7 @@ def _check_renames(fields: Sequence[Any], names: Mapping[int, str | None]) -> No
         _check_renames(field.children(), names)
 
 
-@operation(needs=on_table(Privilege.ALTER))
+@operation(needs=on_table(Privilege.ALTER), entries="columns")
 def alter_table_drop_columns(
     ctx: Context, request: models.AlterTableDropColumnsRequest
 ) -> models.AlterTableDropColumnsResponse:
@@ -241,7 +241,7 @@ def alter_table_drop_columns(
             raise InvalidInputError("A table keeps at least one column: drop the table instead.")
         dataset.drop_columns(columns)
 
-    _, version = commit(ctx, request.id, request.branch, change)
+    _, version = commit_with_retry(ctx, request.id, request.branch, change)
     return models.AlterTableDropColumnsResponse(version=version)
 
 
@@ -251,7 +251,7 @@ def update_table_schema_metadata(
 ) -> models.UpdateTableSchemaMetadataResponse:
     """Replace the metadata of the schema, as the specification has it. Raises what opening a table raises."""
     metadata: dict[str, str | None] = {**(request.metadata or {})}
-    kept, _ = commit(
+    kept, _ = commit_with_retry(
         ctx, request.id, request.branch, lambda dataset: dataset.update_schema_metadata(metadata, replace=True)
     )
     return models.UpdateTableSchemaMetadataResponse(metadata=kept)
@@ -276,7 +276,7 @@ def update_field_metadata(
         dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
         return metadata_of(dataset, request)
 
-    fields, version = commit(ctx, request.id, request.branch, change)
+    fields, version = commit_with_retry(ctx, request.id, request.branch, change)
     return models.UpdateFieldMetadataResponse(version=version, fields=fields)
 
 

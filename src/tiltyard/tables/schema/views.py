@@ -31,7 +31,7 @@ from tiltyard.model.spec import models
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind, check_query_text
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.create import create_table
-from tiltyard.tables.rows.name_conflicts import taken_name_first
+from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.computed_columns import check_image
 from tiltyard.tables.schema.view_sources import check_definition, readable_sources, remember_view
 
@@ -83,7 +83,7 @@ def create_materialized_view(
     (code of clients is switched off, or no such job is installed).
     """
     path = table_id(request.id)
-    with taken_name_first(ctx, path):
+    with prefer_name_conflict(ctx, path):
         kind = _kind(request.kind)
         spec = _udtf(ctx, kind, request.udtf_spec)
         if not request.source_query.strip():

@@ -12,9 +12,9 @@ from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
 from tiltyard.tables.maintenance.references import old_versions
-from tiltyard.tables.rows.name_conflicts import taken_name_first
+from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
-from tiltyard.tables.versions.managed import new_is_managed
+from tiltyard.tables.versions.records import new_is_managed
 
 LEASE_MS = 60 * 60 * 1000
 
@@ -29,7 +29,7 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
     ConcurrentModificationError (old versions of the source are being removed).
     """
     path = table_id(request.id)
-    with taken_name_first(ctx, path):
+    with prefer_name_conflict(ctx, path):
         if request.source_version is not None and request.source_tag is not None:
             raise InvalidInputError("Name a source_version or a source_tag, not both.")
         origin = ctx.storage.check_location(request.source_location)
@@ -42,12 +42,12 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: st
     storage = ctx.storage
     if request.source_version is not None and (table := ctx.store.table_at(origin)) is not None:
         check_not_deleted(ctx, table, None, request.source_version)
-    source = storage.datasets.reader(
+    source = storage.datasets.open_for_reading(
         origin, storage.options(origin), version=request.source_version, tag=request.source_tag
     )
     location = storage.new_location(path)
     ctx.store.describe_namespace(path[:-1])
-    ctx.store.doom(location, ctx.clock() + LEASE_MS, CREATING)
+    ctx.store.schedule_deletion(location, ctx.clock() + LEASE_MS, CREATING)
     try:
         with lance_errors(source):
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
@@ -57,7 +57,7 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: st
 
         def enter(catalog: UnitOfWork) -> TableRecord:
             record = catalog.insert_table(
-                path, location, {}, managed=managed, in_creation=True, owner=made_by, home=home
+                path, location, {}, managed=managed, in_creation=True, creator=made_by, expected_parent_id=home
             )
             if request.is_shallow is not False:
                 catalog.add_clone(record.id, origin)
@@ -65,6 +65,6 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: st
 
         record = ctx.store.transact(enter)
     except BaseException:
-        ctx.store.doom(location, ctx.clock(), CREATING)
+        ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
         raise
     return models.CloneTableResponse(location=record.location, version=version, properties=record.properties)

@@ -16,16 +16,16 @@ from lance_namespace.errors import (
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import MAIN_BRANCH, check_name, table_id
-from tiltyard.model.operations import operation
+from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
-from tiltyard.storage.version_cache import VersionFacts
+from tiltyard.storage.version_cache import VersionInfo
 from tiltyard.tables.commits.commit_requests import wire_version
-from tiltyard.tables.commits.finalizing import finalize_pending, is_noted
+from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.rows.conflict_retry import commit
+from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.versions.deleted_versions import check_not_deleted, deleted_test
 from tiltyard.tables.versions.records import branch_key
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tiltyard.storage.files import FileStat
     from tiltyard.store import TableRecord, VersionRecord
 
-    Read = Callable[[], VersionFacts]
+    Read = Callable[[], VersionInfo]
 
 _FEW = 16
 """So many versions are read one by one; more of them cost less together."""
@@ -66,7 +66,7 @@ def _version(ctx: Context, table: TableRecord, branch: str | None, version: int,
     if manifest is None:
         raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")
     path, found = manifest
-    entry = ctx.storage.datasets.facts.of((location, path, found.e_tag), read)
+    entry = ctx.storage.datasets.version_cache.get_or_read((location, path, found.e_tag), read)
     told = _told(ctx, table, branch, version)
     return models.TableVersion(
         version=version,
@@ -112,7 +112,7 @@ def _recorded(ctx: Context, request: models.ListTableVersionsRequest) -> Context
         return ctx  # the operation says it again, as quickly
 
 
-@operation(needs=on_table(Privilege.USE), inline=_recorded)
+@operation(needs=on_table(Privilege.USE), inline=_recorded, changes=False, commit_step=CommitStep.READ_LATEST)
 def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) -> models.ListTableVersionsResponse:
     """List versions, oldest first, or newest first if `descending`; a table that is only declared has none.
 
@@ -183,10 +183,10 @@ def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
         return None
     check_name(branch or MAIN_BRANCH, "branch")
     found = ctx.store.latest_version(record.id, branch_key(branch))
-    if found is None or not is_noted(ctx, found):
+    if found is None or not is_final(ctx, found):
         return None
     placed = ctx.services.finalized_log.placed(found.table_id, found.branch, found.version, found.naming_scheme)
-    if not placed and ctx.storage.may_have_gaps(record.location):
+    if not placed and ctx.storage.may_have_version_gaps(record.location):
         return None
     folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(found.naming_scheme)
 
@@ -197,7 +197,7 @@ def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> m
         there = stat(found.version)
         if there is None or stat(found.version + 1) or (found.version > 1 and not stat(found.version - 1)):
             return None
-    return wire_version(record, found.final(there.size, found.e_tag or there.e_tag))
+    return wire_version(record, found.as_finalized(there.size, found.e_tag or there.e_tag))
 
 
 def _top(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:
@@ -214,19 +214,19 @@ def _readings(dataset: lance.LanceDataset, branch: str | None, page: Sequence[in
             yield number, partial(_read, dataset, line, number)
         return
     with lance_errors(dataset):
-        found = {entry["version"]: VersionFacts.of(entry) for entry in dataset.versions()}
+        found = {entry["version"]: VersionInfo.of(entry) for entry in dataset.versions()}
     for number in page:
         if number in found:
             yield number, partial(found.__getitem__, number)
 
 
-def _read(dataset: lance.LanceDataset, line: str | None, version: int) -> VersionFacts:
+def _read(dataset: lance.LanceDataset, line: str | None, version: int) -> VersionInfo:
     with lance_errors(dataset):
         at = dataset if dataset.version == version else dataset.checkout_version((line, version))
-        return VersionFacts.of(at.get_version())
+        return VersionInfo.of(at.get_version())
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def describe_table_version(
     ctx: Context, request: models.DescribeTableVersionRequest
 ) -> models.DescribeTableVersionResponse:
@@ -255,15 +255,15 @@ def describe_version(
         dataset = _settled(ctx, record, branch)
         if dataset is None:
             return None
-        return _version(ctx, record, branch, dataset.version, lambda: VersionFacts.of(dataset.get_version()))
+        return _version(ctx, record, branch, dataset.version, lambda: VersionInfo.of(dataset.get_version()))
     check_name(branch or MAIN_BRANCH, "branch")
     finalize_pending(ctx, record.id, recent=False)
     if _find_manifest(ctx, record.location, branch, version) is None and _settled(ctx, record, branch, version) is None:
         return None
 
-    def read() -> VersionFacts:
+    def read() -> VersionInfo:
         options = ctx.storage.options(record.location)
-        return VersionFacts.of(ctx.storage.datasets.reader(record.location, options, branch, version).get_version())
+        return VersionInfo.of(ctx.storage.datasets.open_for_reading(record.location, options, branch, version).get_version())
 
     return _version(ctx, record, branch, version, read)
 
@@ -288,7 +288,7 @@ def _settled(
     finalize_pending(ctx, record.id, recent=False)
     try:
         options = ctx.storage.options(record.location)
-        return ctx.storage.datasets.reader(record.location, options, branch, version)
+        return ctx.storage.datasets.open_for_reading(record.location, options, branch, version)
     except InvalidTableStateError:
         return None
 
@@ -308,5 +308,5 @@ def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.R
     def change(dataset: lance.LanceDataset) -> None:
         dataset.checkout_version((branch, request.version)).restore()  # type: ignore[no-untyped-call]  # pylance's
 
-    commit(ctx, request.id, branch, change)
+    commit_with_retry(ctx, request.id, branch, change)
     return models.RestoreTableResponse()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from bench.results import replaced
 from tiltyard.pipeline.backfill.job import CHECKPOINT_SECONDS
-from tiltyard.pipeline.indexes.tasks import ROWS_OF_A_MERGE, ROWS_OF_A_SEGMENT
-from tiltyard.pipeline.sources.files import TASK_BYTES
+from tiltyard.pipeline.indexes.segments import ROWS_PER_MERGE, ROWS_PER_SEGMENT
+from tiltyard.pipeline.sources.discovery import TASK_BYTES
 from tiltyard.pipeline.sources.filesystem import READ_AHEAD
-from tiltyard.pipeline.upsert.job import ROWS_OF_A_TASK
-from tiltyard.pipeline.upsert.tasks import KEYS_AT_ONCE
+from tiltyard.pipeline.upsert.job import ROWS_PER_TASK
+from tiltyard.pipeline.upsert.tasks import MAX_KEYS_IN_MEMORY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/scale.md"
 MARKS = {name: (f"<!-- {name} -->", f"<!-- end of {name} -->") for name in ("constants", "figures")}
@@ -133,9 +133,9 @@ def figures(plan: Plan, its: Constants) -> Iterator[Figures]:
 
 def _upsert(plan: Plan, its: Constants, slots: int, fragments: int, manifest: float, listed: float) -> Figures:
     keys = plan.rows * plan.share
-    tasks = math.ceil(plan.rows / ROWS_OF_A_TASK)
+    tasks = math.ceil(plan.rows / ROWS_PER_TASK)
     seen = plan.rows / tasks
-    rounds = math.ceil(keys / KEYS_AT_ONCE)
+    rounds = math.ceil(keys / MAX_KEYS_IN_MEMORY)
     own = tasks * (keys / its.keys.value + rounds * seen / its.probes.value)
     return Figures(
         f"upsert of {plan.share:.0%}, spread over all fragments",
@@ -177,8 +177,8 @@ def _indexes(plan: Plan, its: Constants, slots: int, manifest: float, listed: fl
         sample = centroids * rate
         train = sample * centroids * DIMENSION * 2 / its.training.value / plan.cores
         build = plan.rows * centroids * DIMENSION * 2 / its.assigning.value / slots
-        segments = math.ceil(plan.rows / ROWS_OF_A_SEGMENT)
-        merges = math.ceil(plan.rows / ROWS_OF_A_MERGE)
+        segments = math.ceil(plan.rows / ROWS_PER_SEGMENT)
+        merges = math.ceil(plan.rows / ROWS_PER_MERGE)
         merge = plan.rows * 24 / its.copy.value / min(slots, merges)
         yield Figures(
             f"IVF_PQ, {what}: training alone {_time(train)}",

@@ -24,19 +24,19 @@ from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest
-from tiltyard.pipeline.process_tuning import keep_memory
+from tiltyard.pipeline.process_tuning import tune_allocator
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.upsert.job import upsert
-from tiltyard.pipeline.writing.casts import Chosen
+from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.dataframes import write_frame
-from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.recipes import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")
 spark = spark_session(MASTER, config={"spark.ui.enabled": "false", "spark.driver.memory": "2g"})
 where = connection(CATALOG)
-keep_memory()  # as a job's driver does; what pylance does here has it as well
+tune_allocator()  # as a job's driver does; what pylance does here has it as well
 
 
 class BareSource(DataSource):
@@ -89,7 +89,7 @@ def framed(source: str, name: str) -> float:
         LocalRun(),
         frame,
         table(where, name),
-        Asked(WriteMode.OVERWRITE, Chosen(types={"vector": SCHEMA.field("vector").type})),
+        WriteOptions(WriteMode.OVERWRITE, ColumnSelection(types={"vector": SCHEMA.field("vector").type})),
     )
     seconds = time.perf_counter() - began
     _only_newest(name)
@@ -115,7 +115,7 @@ def read(name: str) -> float:
 
 def read_bare(name: str) -> float:
     """The same through the plainest source."""
-    return _summed(spark.read.format("bare_lance").options(uri=table(where, name).place().uri).load())
+    return _summed(spark.read.format("bare_lance").options(uri=table(where, name).location().uri).load())
 
 
 def _summed(frame: DataFrame) -> float:

@@ -29,7 +29,7 @@ Sent = list[tuple[bytes, tuple[bytes, ...]]]
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """What is sent from now on: functions and their payloads; those of partitions have none."""
     found: Sent = []
-    of_payloads, of_partitions = spark_tasks._partition, spark_tasks._on_partition
+    of_payloads, of_partitions = spark_tasks._payload_worker, spark_tasks._partition_worker
 
     def with_payloads(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
         function = of_payloads(work, payloads, variables)
@@ -41,8 +41,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
         found.append((cloudpickle.dumps(function), ()))
         return function
 
-    monkeypatch.setattr(spark_tasks, "_partition", with_payloads)
-    monkeypatch.setattr(spark_tasks, "_on_partition", on_partition)
+    monkeypatch.setattr(spark_tasks, "_payload_worker", with_payloads)
+    monkeypatch.setattr(spark_tasks, "_partition_worker", on_partition)
     return found
 
 

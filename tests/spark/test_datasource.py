@@ -54,7 +54,7 @@ def put(catalog: Connection) -> Callable[..., lance.LanceDataset]:
 
 def plain(catalog: Connection, name: str) -> pa.Table:
     """The table, read by plain pylance."""
-    return lance.dataset(table_of(catalog, name).place().uri).to_table()
+    return lance.dataset(table_of(catalog, name).location().uri).to_table()
 
 
 def numbers(count: int, first: int = 0) -> pa.Table:

@@ -13,11 +13,11 @@ from lance_namespace.errors import InvalidInputError, TableNotFoundError
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.type_names import parse_type
-from tiltyard.pipeline.user_functions import find_code
-from tiltyard.pipeline.writing.casts import Chosen
+from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.dataframes import write_frame
 from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.recipes import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(spark: SparkSession, cat
     table = table_of(catalog, fresh("joined"))
     left = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
     frame = left.join(spark.range(500, 2000), "id")
-    asked = Asked(chosen=Chosen(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),))
+    asked = WriteOptions(
+        chosen=ColumnSelection(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),)
+    )
     figures = write_frame(LocalRun(), frame, table, asked)
     assert (figures["rows"], figures["version"]) == (500, 1)
     found = table.dataset().to_table().sort_by("id").to_pylist()
     assert found == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
-    more = write_frame(LocalRun(), left.filter("id < 3"), table, Asked(WriteMode.APPEND))
+    more = write_frame(LocalRun(), left.filter("id < 3"), table, WriteOptions(WriteMode.APPEND))
     assert (more["version"], table.dataset().count_rows()) == (2, 503)
 
 
@@ -50,7 +52,7 @@ def test_write_frame_through_a_udf_makes_its_columns(
         "def double(batch):\n    return pa.record_batch([pc.multiply(batch['id'], 2)], ['twice'])\n"
     )
     table = table_of(catalog, fresh("udf"))
-    write_frame(LocalRun(), spark.range(10), table, Asked(udf=find_code(f"{own}:double")))
+    write_frame(LocalRun(), spark.range(10), table, WriteOptions(udf=parse_user_function(f"{own}:double")))
     assert sorted(table.dataset().to_table()["twice"].to_pylist()) == list(range(0, 20, 2))
 
 
@@ -59,7 +61,7 @@ def test_write_frame_that_fails_its_check_or_is_canceled_leaves_nothing(
 ) -> None:
     table = table_of(catalog, fresh("nothing"))
     with pytest.raises(InvalidInputError, match="rows > 10: 10 rows"):
-        write_frame(LocalRun(), spark.range(10), table, Asked(checks=(parse_check("rows > 10"),)))
+        write_frame(LocalRun(), spark.range(10), table, WriteOptions(checks=(parse_check("rows > 10"),)))
     run, mark = LocalRun(), tmp_path / "began"
 
     def slow(batches):  # type: ignore[no-untyped-def]  # Spark's own signature
@@ -77,7 +79,7 @@ def test_write_frame_that_fails_its_check_or_is_canceled_leaves_nothing(
     thread = threading.Thread(target=cancel)
     thread.start()
     with pytest.raises(RunCanceledError):
-        write_frame(run, spark.range(10).coalesce(1).mapInArrow(slow, "id long"), table, Asked())
+        write_frame(run, spark.range(10).coalesce(1).mapInArrow(slow, "id long"), table, WriteOptions())
     thread.join()
     with pytest.raises(TableNotFoundError):
         table.describe()

@@ -21,7 +21,7 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, T
 from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.sources import files
+from tiltyard.pipeline.sources import discovery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,12 +37,12 @@ class DyingRun(LocalRun):
 
     keeps: int = 0
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         if key.startswith("share-"):
             self.keeps -= 1
         if self.keeps < 0:
             raise KeyboardInterrupt
-        super(DyingRun, self).keep(key, value)
+        super(DyingRun, self).save_checkpoint(key, value)
 
 
 def rows(count: int, first: int = 0) -> pa.Table:
@@ -54,7 +54,7 @@ def rows(count: int, first: int = 0) -> pa.Table:
 def stored(catalog: Connection, name: str) -> pa.Table:
     """The table, read by plain pylance."""
     found = table_of(catalog, name)
-    return lance.dataset(found.place().uri).to_table()
+    return lance.dataset(found.location().uri).to_table()
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_ingest_other_formats_are_the_same_rows(
 def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
     put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "FILES_HERE", 1)
+    monkeypatch.setattr(discovery, "MAX_FILES_IN_DRIVER", 1)
     name = fresh("differ")
     for year, columns in ((2013, {"id": pa.array([1], pa.int32())}), (2014, {"id": [1 << 40], "tail": ["N1"]})):
         (tmp_path / f"year={year}").mkdir()
@@ -263,7 +263,7 @@ def test_ingest_check_that_fails_publishes_nothing_and_leaves_no_file(
     name = fresh("check")
     pq.write_table(rows(19), tmp_path / "first.parquet")
     put(tmp_path / "first.parquet", name, check=["rows == 19", "unique(id)", "between(id, 0, 18)", "not_null(text)"])
-    before = sorted(Path(table_of(catalog, name).place().uri).rglob("*"))
+    before = sorted(Path(table_of(catalog, name).location().uri).rglob("*"))
     second = rows(1, 19) if check.startswith(("rows", "between")) else rows(1, 18)
     if check.startswith("not_null"):
         second = second.set_column(1, "text", pa.array([None], pa.string()))
@@ -271,7 +271,7 @@ def test_ingest_check_that_fails_publishes_nothing_and_leaves_no_file(
     with pytest.raises(InvalidInputError, match="Nothing was published"):
         put(tmp_path / "second.parquet", name, mode="append", check=[check])
     assert stored(catalog, name) == rows(19)
-    assert sorted(Path(table_of(catalog, name).place().uri).rglob("*")) == before
+    assert sorted(Path(table_of(catalog, name).location().uri).rglob("*")) == before
 
 
 def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_again(
@@ -283,8 +283,8 @@ def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_
     run = DyingRun(keeps=1)
     with pytest.raises(KeyboardInterrupt):
         put(tmp_path, name, run=run)
-    assert [key for key in run.kept() if key.startswith("share-")]
-    files = {file.name for file in Path(table_of(catalog, name).place().uri).rglob("*.lance")}
+    assert [key for key in run.checkpoints() if key.startswith("share-")]
+    files = {file.name for file in Path(table_of(catalog, name).location().uri).rglob("*.lance")}
     run.keeps = 1000
     figures = put(tmp_path, name, run=run)
     assert figures["rows"] == 400 and stored(catalog, name) == rows(400)
@@ -301,7 +301,7 @@ def test_ingest_that_is_resumed_writes_anew_what_was_kept_and_is_gone(
     run = DyingRun(keeps=1)
     with pytest.raises(KeyboardInterrupt):
         put(tmp_path, name, run=run)
-    for file in Path(table_of(catalog, name).place().uri).rglob("*.lance"):
+    for file in Path(table_of(catalog, name).location().uri).rglob("*.lance"):
         file.unlink()
     run.keeps = 1000
     assert put(tmp_path, name, run=run)["rows"] == 400

@@ -23,7 +23,7 @@ from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.writing.dataframes import write_frame
-from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.recipes import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,7 @@ Fresh = Callable[[str], str]
 
 def plain(catalog: Connection, name: str) -> pa.Table:
     """The table, read by plain pylance."""
-    return lance.dataset(table_of(catalog, name).place().uri).to_table()
+    return lance.dataset(table_of(catalog, name).location().uri).to_table()
 
 
 def same(found: pa.Table, expected: pa.Table) -> None:
@@ -77,7 +77,7 @@ def test_ingest_of_files_keeps_every_type_and_value(
 
 def test_write_frame_keeps_every_type_and_value(catalog: Connection, frame: DataFrame, fresh: Fresh) -> None:
     name = fresh("types")
-    write_frame(LocalRun(), frame, table_of(catalog, name), Asked())
+    write_frame(LocalRun(), frame, table_of(catalog, name), WriteOptions())
     same(plain(catalog, name), every_type())
 
 
@@ -124,7 +124,10 @@ def test_write_of_a_type_that_arrow_lacks_names_the_column_and_makes_no_table(
 ) -> None:
     name, odd = fresh("odd"), spark.sql("SELECT 1 AS n, make_ym_interval(1, 2) AS odd_one")
     writer = odd.write.format("tiltyard").options(uri=served.url, table=name).mode("append")
-    writes = {"frame": lambda: write_frame(LocalRun(), odd, table_of(catalog, name), Asked()), "source": writer.save}
+    writes = {
+        "frame": lambda: write_frame(LocalRun(), odd, table_of(catalog, name), WriteOptions()),
+        "source": writer.save,
+    }
     with pytest.raises((InvalidInputError, PySparkException), match="Column 'odd_one' is interval year to month"):
         writes[way]()
     assert name not in catalog.client().list_tables(upstream.ListTablesRequest(id=[])).tables

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.pipeline.sources.csv_records import Dialect, csv_parser, parse_block, read_blocks
-from tiltyard.pipeline.sources.files import balanced
-from tiltyard.pipeline.sources.json_lines import json_evidence, json_parser, json_schema, parse_lines
+from tiltyard.pipeline.sources.csv_records import Dialect, make_csv_parser, parse_records, read_record_blocks
+from tiltyard.pipeline.sources.discovery import group_pieces
+from tiltyard.pipeline.sources.json_lines import infer_json_schema, make_json_parser, parse_json_lines, profile_json
 from tiltyard.pipeline.sources.readers import Piece
-from tiltyard.pipeline.sources.text_blocks import Bad, blocks
+from tiltyard.pipeline.sources.text_blocks import RejectedRow, read_line_blocks
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.writing.quality_checks import parse_check
@@ -30,16 +30,16 @@ def test_blocks_of_any_ranges_are_each_line_once(lines: list[bytes], ended: bool
     text = b"\n".join(lines) + (b"\n" if ended else b"")
     edges = [*sorted({0, *(cut for cut in cuts if cut < len(text))}), len(text)]
     ranges = itertools.pairwise(edges)
-    found = [block for a, b in ranges for block in blocks(io.BytesIO(text), a, b, size)]
+    found = [block for a, b in ranges for block in read_line_blocks(io.BytesIO(text), a, b, size)]
     assert b"".join(found) == text
     assert all(block.endswith(b"\n") for block in found[:-1])
 
 
 def test_parse_bad_lines_stand_alone_and_the_others_are_rows() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    [block] = read_blocks([b"1,x\nno,y\n3\n4,z\n"], ",")
-    found = list(parse_block(block, csv_parser(schema.names, schema, Dialect())))
-    assert [(one.row, one.line) for one in found if isinstance(one, Bad)] == [("no,y", 2), ("3", 3)]
+    [block] = read_record_blocks([b"1,x\nno,y\n3\n4,z\n"], ",")
+    found = list(parse_records(block, make_csv_parser(schema.names, schema, Dialect())))
+    assert [(one.row, one.line) for one in found if isinstance(one, RejectedRow)] == [("no,y", 2), ("3", 3)]
     assert [row for one in found if isinstance(one, pa.Table) for row in one.to_pylist()] == [
         {"a": 1, "b": "x"},
         {"a": 4, "b": "z"},
@@ -48,9 +48,13 @@ def test_parse_bad_lines_stand_alone_and_the_others_are_rows() -> None:
 
 def test_json_lines_that_disagree_have_the_type_of_most() -> None:
     head = b'{"a": 1}\n{"a": 2, "b": 1}\n{"a": "x"}\nbroken\n{"a": 3, "b": 0.5}\n{"a": 4}\n'
-    schema = json_schema(json_evidence(head, complete=True))
+    schema = infer_json_schema(profile_json(head, complete=True))
     assert schema == pa.schema([("a", pa.int64()), ("b", pa.float64())])
-    bad = [(one.row, one.line) for one in parse_lines(head, json_parser(schema), 1) if isinstance(one, Bad)]
+    bad = [
+        (one.row, one.line)
+        for one in parse_json_lines(head, make_json_parser(schema), 1)
+        if isinstance(one, RejectedRow)
+    ]
     assert bad == [('{"a": "x"}', 3), ("broken", 4)]
 
 
@@ -85,6 +89,6 @@ def test_parse_check_of_what_is_none_is_refused(text: str) -> None:
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 300))
 def test_balanced_tasks_hold_each_piece_once_in_order(sizes: list[int], slots: int, most: int) -> None:
     pieces = [Piece(str(number), size, "") for number, size in enumerate(sizes)]
-    tasks = balanced(pieces, slots, most)
+    tasks = group_pieces(pieces, slots, most)
     assert [piece for task in tasks for piece in task] == pieces
     assert all(tasks)

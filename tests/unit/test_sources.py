@@ -17,26 +17,26 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiltyard.pipeline.plans.model import PlanError, plan_of
-from tiltyard.pipeline.sources import files, inspection
+from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.csv_records import split_records
-from tiltyard.pipeline.sources.files import Wanted, find_source
+from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode, common_type
-from tiltyard.pipeline.sources.text_blocks import Bad
-from tiltyard.pipeline.sources.text_schema import guesses, read_for_table
-from tiltyard.pipeline.table_location import scanned
+from tiltyard.pipeline.sources.text_blocks import RejectedRow
+from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
+from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.type_names import parse_type, show_type
-from tiltyard.pipeline.writing.casts import Chosen, check_zones
+from tiltyard.pipeline.type_names import format_type, parse_type
+from tiltyard.pipeline.writing.casts import ColumnSelection, check_time_zones
 
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
     """The rows of a source as a job reads them, and the reasons of those that cannot be taken."""
-    source = find_source(Wanted(str(path), **options))
-    reading = source.reading if table is None else read_for_table(source.reading, table, Chosen())
+    source = find_source(SourceOptions(str(path), **options))
+    reading = source.reader if table is None else adapt_to_table(source.reader, table, ColumnSelection())
     found = [row for piece in source.pieces for row in reading.read(piece)]
-    batches = [row for row in found if not isinstance(row, Bad)]
-    return pa.Table.from_batches(batches, reading.schema), [row.reason for row in found if isinstance(row, Bad)]
+    batches = [row for row in found if not isinstance(row, RejectedRow)]
+    return pa.Table.from_batches(batches, reading.schema), [row.reason for row in found if isinstance(row, RejectedRow)]
 
 
 def read(path: Path | str, **options: Any) -> pa.Table:
@@ -135,9 +135,9 @@ def test_zone_that_a_table_would_drop_or_add_is_refused() -> None:
     zoned, naive = (pa.schema([("t", pa.timestamp("us", zone))]) for zone in ("Europe/Berlin", None))
     for made, table in ((zoned, naive), (naive, zoned)):
         with pytest.raises(RefusedError, match=r"Column 't' is timestamp.* --cast 't=timestamp"):
-            check_zones(made, table)
-    check_zones(zoned, pa.schema([("t", pa.timestamp("ns", "UTC"))]))
-    check_zones(naive, pa.schema([("t", pa.string())]))
+            check_time_zones(made, table)
+    check_time_zones(zoned, pa.schema([("t", pa.timestamp("ns", "UTC"))]))
+    check_time_zones(naive, pa.schema([("t", pa.string())]))
 
 
 def test_name_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_lance_column_of_blobs_is_refused_and_others_are_read(tmp_path: Path) ->
             read(tmp_path / f"{name}.lance")
         assert read(tmp_path / f"{name}.lance", columns=("id",)).to_pylist() == [{"id": 1}]
         with pytest.raises(RefusedError, match="Column 'b' holds blobs"):
-            next(scanned(dataset, [0]))
+            next(scan_fragments(dataset, [0]))
 
 
 # Folders that hold columns.
@@ -244,10 +244,10 @@ def test_csv_only_the_empty_unquoted_field_is_null(tmp_path: Path) -> None:
 
 
 def test_csv_column_of_nulls_takes_a_quoted_empty_text_behind_the_head(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(files, "HEAD_BYTES", 64)
+    monkeypatch.setattr(discovery, "HEAD_BYTES", 64)
     file = csv(tmp_path, "a,b\n" + "1,\n" * 100 + '2,""\n')
-    source = find_source(Wanted(str(file)))
-    assert source.reading.schema.field("b").type == pa.string()
+    source = find_source(SourceOptions(str(file)))
+    assert source.reader.schema.field("b").type == pa.string()
     assert read(file)["b"].to_pylist()[-2:] == [None, ""]
 
 
@@ -283,7 +283,7 @@ def test_csv_types_give_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(files, "HEAD_BYTES", 64)
+    monkeypatch.setattr(discovery, "HEAD_BYTES", 64)
     for early, late in [
         ("12345", "01234"),
         ("5", "+5"),
@@ -304,7 +304,7 @@ def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: 
 
 
 def test_types_are_guessed_from_within_large_files_too(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(files, "HEAD_BYTES", 64)
+    monkeypatch.setattr(discovery, "HEAD_BYTES", 64)
     monkeypatch.setattr(inspection, "RANGE_BYTES", 300)
     numbers = [str(n) for n in range(100, 200)] + ["01234"] * 100
     assert read(csv(tmp_path, "a,b\n" + "".join(f"{n},\n" for n in numbers)))["a"].to_pylist() == numbers
@@ -313,7 +313,7 @@ def test_types_are_guessed_from_within_large_files_too(tmp_path: Path, monkeypat
 
 
 def test_first_line_that_is_longer_than_the_head_is_read_whole(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(files, "HEAD_BYTES", 64)
+    monkeypatch.setattr(discovery, "HEAD_BYTES", 64)
     names = [f"column{n}" for n in range(200)]
     assert read(csv(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names))).column_names == names
     assert read(jsonl(tmp_path, json.dumps({"a": "x" * 999})))["a"].to_pylist() == ["x" * 999]
@@ -321,12 +321,12 @@ def test_first_line_that_is_longer_than_the_head_is_read_whole(tmp_path: Path, m
 
 def test_csv_guesses_are_told_as_options_that_name_other_types(tmp_path: Path) -> None:
     file = csv(tmp_path, "id,zip,x\n1,01234,0.5\n")
-    reading = find_source(Wanted(str(file), types={"x": pa.string()})).reading
-    assert guesses(reading) == "--cast 'id=int64' --cast 'zip=string'"
+    reading = find_source(SourceOptions(str(file), types={"x": pa.string()})).reader
+    assert inferred_casts(reading) == "--cast 'id=int64' --cast 'zip=string'"
     values = ["1", "0.5", "true", '"x"', '"2013-01-31"', '"2013-01-31T10:00:00+02:00"', '[{"a": [0.5], "b": "x"}]']
     fields = ", ".join(f'"c{at}": {value}' for at, value in enumerate(values))
-    schema = find_source(Wanted(str(jsonl(tmp_path, f"{{{fields}}}")))).reading.schema
-    assert [parse_type(show_type(dtype)) for dtype in schema.types] == schema.types
+    schema = find_source(SourceOptions(str(jsonl(tmp_path, f"{{{fields}}}")))).reader.schema
+    assert [parse_type(format_type(dtype)) for dtype in schema.types] == schema.types
 
 
 def test_csv_rows_for_a_table_have_its_types_as_they_are_written(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_csv_bad_row_is_told_by_the_line_of_its_file(tmp_path: Path, monkeypatch
         at: line.replace(",", ";") for at, line in enumerate(lines) if line in ("4,row 4", "100,row 100", "199,row 199")
     }
     file = csv(tmp_path, "\n".join(broken.get(at, line) for at, line in enumerate(lines)))
-    assert len(find_source(Wanted(str(file))).pieces) > 5
+    assert len(find_source(SourceOptions(str(file))).pieces) > 5
     rows, bad = rows_of(file, types={"id": pa.int64()})
     assert [int(one.partition(":")[0].removeprefix("line ")) - 1 for one in bad] == list(broken)
     assert rows["text"].to_pylist()[:3] == ["two\nlines"] * 3 and rows.num_rows == 197
@@ -455,7 +455,7 @@ def test_json_types_give_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_json_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(files, "HEAD_BYTES", 64)
+    monkeypatch.setattr(discovery, "HEAD_BYTES", 64)
     for early, late in [
         ("5", "12345678901234567890"),
         ("0.5", "12345678901234567890"),
@@ -519,7 +519,9 @@ def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
 def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
     options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True}
     wanted = plan_of({"tables": {"a": {"files": "flights", **options}}}).tables["a"].wanted({})
-    assert wanted == Wanted("flights", schema=SchemaMode.STRICT, partitions="year/month", nulls=("NA",), multiline=True)
+    assert wanted == SourceOptions(
+        "flights", schema=SchemaMode.STRICT, partitions="year/month", nulls=("NA",), multiline=True
+    )
     for name, value in options.items():
         with pytest.raises(PlanError, match=f"tables.a: '{name}' is of files, not of SQL"):
             plan_of({"tables": {"a": {"sql": "SELECT 1", name: value}}})
@@ -530,11 +532,11 @@ def test_many_files_are_looked_at_in_parts_with_the_same_result(tmp_path: Path) 
         csv(tmp_path, json.dumps({"a": number, f"b{number % 3}": 1}) + "\n", f"{number:03}.jsonl")
     parts: list[int] = []
 
-    def look(whole: inspection.Inspection) -> list[inspection.Inspected]:
-        split = whole.parts(64)
+    def look(whole: inspection.InspectionTask) -> list[inspection.InspectedFile]:
+        split = whole.split(64)
         parts.extend(len(part.files) for part in split)
         return [one for part in split for one in part()]
 
-    wanted = Wanted(str(tmp_path))
+    wanted = SourceOptions(str(tmp_path))
     assert find_source(wanted, look) == find_source(wanted) and parts == [64, 64, 21]
-    assert find_source(wanted).reading.format is Format.JSON and files.FILES_HERE > 150
+    assert find_source(wanted).reader.format is Format.JSON and discovery.MAX_FILES_IN_DRIVER > 150

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.pipeline.table_location import Connection, Pairs, Place
+from tiltyard.pipeline.table_location import Connection, Pairs, TableLocation
 
 TWIN = "tiltyard.namespace.Namespace"
 
@@ -95,12 +95,12 @@ class Table:
             self.describe()  # what was opened by its name is what has the name still
         if branch:
             at = version if isinstance(version, int) else None
-            return _checked_out(found, (branch, at), TableBranchNotFoundError(f"{self} has no branch '{branch}'."))
+            return _checkout(found, (branch, at), TableBranchNotFoundError(f"{self} has no branch '{branch}'."))
         if version is None:
             return found
         missing = TableVersionNotFoundError(f"There is no version {version} of {self}.")
         tag = TableTagNotFoundError(f"{self} has no tag '{version}'.")
-        return _checked_out(found, version, tag if isinstance(version, str) else missing)
+        return _checkout(found, version, tag if isinstance(version, str) else missing)
 
     def latest_version(self) -> int:
         """Return the number of the newest version; 0 for a table that is only declared."""
@@ -108,22 +108,22 @@ class Table:
         versions = self.client.list_table_versions(request).versions
         return int(versions[0].version) if versions else 0
 
-    def place(self) -> Place:
+    def location(self) -> TableLocation:
         """Where its files are, for tasks. Raises TableNotFoundError."""
         told = self.describe()
         if not told.location:
             raise InvalidInputError(f"The namespace does not say where {self} lies.")
-        return self.placed(told.location, told.storage_options)
+        return self.location_at(told.location, told.storage_options)
 
-    def placed(self, uri: str, options: Mapping[str, str] | None) -> Place:
+    def location_at(self, uri: str, options: Mapping[str, str] | None) -> TableLocation:
         """A place that a response named."""
-        return Place(uri, {**(options or {}), **dict(self.connection.storage)}, self.connection, self.path)
+        return TableLocation(uri, {**(options or {}), **dict(self.connection.storage)}, self.connection, self.path)
 
     def __str__(self) -> str:
         return DEFAULT_DELIMITER.join(self.path)
 
 
-def _checked_out(dataset: lance.LanceDataset, version: Any, missing: Exception) -> lance.LanceDataset:
+def _checkout(dataset: lance.LanceDataset, version: Any, missing: Exception) -> lance.LanceDataset:
     """Another version of a dataset. Raises `missing` if it is not there, else what Lance raises."""
     try:
         return dataset.checkout_version(version)
@@ -142,8 +142,8 @@ def connection(
     """
     given = dict(properties or {})
     if uri.startswith(("http://", "https://")):
-        return Connection("rest", _pairs({"uri": uri, **given}), _pairs(storage or {}))
-    return Connection(TWIN, _pairs({"root": uri, "jobs": "0", **given}), _pairs(storage or {}))
+        return Connection("rest", _to_pairs({"uri": uri, **given}), _to_pairs(storage or {}))
+    return Connection(TWIN, _to_pairs({"root": uri, "jobs": "0", **given}), _to_pairs(storage or {}))
 
 
 def table(where: Connection | str, name: str | tuple[str, ...]) -> Table:
@@ -155,5 +155,5 @@ def table(where: Connection | str, name: str | tuple[str, ...]) -> Table:
     return Table(found, path)
 
 
-def _pairs(options: Mapping[str, str]) -> Pairs:
+def _to_pairs(options: Mapping[str, str]) -> Pairs:
     return tuple(sorted((name, str(value)) for name, value in options.items()))

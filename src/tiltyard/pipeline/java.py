@@ -18,7 +18,7 @@ from lance_namespace.errors import InvalidInputError, ServiceUnavailableError
 
 from tiltyard.pipeline.runs import RunCanceledError
 
-JAVA_NEEDED = 17
+MIN_JAVA_VERSION = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -34,14 +34,14 @@ class SparkEndedError(ServiceUnavailableError):
 
 
 @contextmanager
-def ending_with_spark() -> Iterator[None]:
+def detect_jvm_end() -> Iterator[None]:
     """Raise SparkEndedError for whatever fails in the block because the JVM of this process has ended."""
     try:
         yield
     except RunCanceledError:
         raise
     except Exception as error:
-        if _jvm_lives():
+        if _is_jvm_alive():
             raise
         raise SparkEndedError(
             "Spark's JVM ended while the job ran, most likely for want of memory: let the job make less at once, or "
@@ -49,7 +49,7 @@ def ending_with_spark() -> Iterator[None]:
         ) from error
 
 
-def _jvm_lives() -> bool:
+def _is_jvm_alive() -> bool:
     """Tell whether the JVM of this process, if it has one, still does what it is told."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415  # no types; an extra
     from pyspark import SparkContext  # noqa: PLC0415  # an extra: the rest of the package does without
@@ -68,13 +68,13 @@ def check_java() -> None:
     """Raise SparkMissingError if there is no Java 17 or newer."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    needed = f"Spark needs Java {JAVA_NEEDED} or newer"
-    get = f"install it (Debian: `apt install openjdk-{JAVA_NEEDED}-jre-headless`) or set JAVA_HOME"
+    needed = f"Spark needs Java {MIN_JAVA_VERSION} or newer"
+    get = f"install it (Debian: `apt install openjdk-{MIN_JAVA_VERSION}-jre-headless`) or set JAVA_HOME"
     if java is None or not Path(java).exists():
         raise SparkMissingError(f"{needed}, and there is none: {get}.")
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the operator's own Java
     found = _VERSION.search(told)
-    if found is None or int(found[1]) < JAVA_NEEDED:
+    if found is None or int(found[1]) < MIN_JAVA_VERSION:
         raise SparkMissingError(f"{needed}, and {java} is {found[1] if found else 'none'}: {get}.")
 
 

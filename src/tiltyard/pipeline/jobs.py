@@ -47,7 +47,7 @@ from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
 
-GIVEN = 3
+DRIVER_PARAMETERS = 3
 """How many parameters of a job function the driver fills: run, where, spark."""
 
 
@@ -94,7 +94,7 @@ class RegisteredJob:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Its arguments, in order."""
-        taken = list(inspect.signature(self.function).parameters.values())[GIVEN:]
+        taken = list(inspect.signature(self.function).parameters.values())[DRIVER_PARAMETERS:]
         # Only these are resolved: the types of what the driver fills may be imported for type checkers alone.
         wanted = type("Arguments", (), {"__annotations__": {one.name: one.annotation for one in taken}})
         module = importlib.import_module(self.function.__module__)
@@ -104,7 +104,7 @@ class RegisteredJob:
     @cached_property
     def _model(self) -> type[msgspec.Struct]:
         fields = [
-            (one.name, one.hint) if one.required else (one.name, one.hint, _copied(one.default))
+            (one.name, one.hint) if one.required else (one.name, one.hint, _field_default(one.default))
             for one in self.parameters
         ]
         return msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
@@ -124,7 +124,7 @@ class RegisteredJob:
         return list(parse_id(name, DEFAULT_DELIMITER)) if isinstance(name, str) else []
 
 
-_registered: dict[str, RegisteredJob] = {}
+_registry: dict[str, RegisteredJob] = {}
 
 
 def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
@@ -142,7 +142,7 @@ def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
             except RefusedError as refusal:
                 raise InvalidInputError(str(refusal)) from refusal
 
-        _registered[name] = RegisteredJob(name, told, spark)
+        _registry[name] = RegisteredJob(name, told, spark)
         return cast("Function", told)
 
     return register
@@ -150,12 +150,12 @@ def job(name: str, *, spark: bool = True) -> Callable[[Function], Function]:
 
 def find_job(name: str) -> RegisteredJob:
     """A job by its name. Raises InvalidInputError for one that does not exist."""
-    if name not in _registered:
+    if name not in _registry:
         known = pipeline_jobs()
         if name not in known:
             raise InvalidInputError(f"There is no job '{name}': choose one of {', '.join(sorted(known))}.")
         importlib.import_module(known[name])
-    return _registered[name]
+    return _registry[name]
 
 
 def _parameter(taken: inspect.Parameter, hint: Any) -> Parameter:
@@ -167,7 +167,7 @@ def _parameter(taken: inspect.Parameter, hint: Any) -> Parameter:
     return Parameter(taken.name, kinds[0], hint, text, taken.default, positional)
 
 
-def _copied(default: Any) -> Any:
+def _field_default(default: Any) -> Any:
     """A default as msgspec wants it: of a list or mapping, each call has its own."""
     return (
         msgspec.field(default_factory=lambda: type(default)(default)) if isinstance(default, list | dict) else default

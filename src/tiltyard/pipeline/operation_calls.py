@@ -22,8 +22,8 @@ from tiltyard.model.spec import operations
 if TYPE_CHECKING:
     from tiltyard.pipeline.table_location import Connection
 
-ANSWER_SECONDS = 60.0
-PATIENCE_SECONDS = 120.0
+RESPONSE_TIMEOUT = 60.0
+RETRY_SECONDS = 120.0
 """How long a server that does not answer is asked again: longer than one takes to be replaced."""
 KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob"})
 """What is not the same if it is done twice: it goes under a key, and then it is."""
@@ -32,10 +32,10 @@ _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "
 """The files that a client's `tls.…` properties name, as urllib3 calls them."""
 
 
-class Calls:
+class OperationClient:
     """The operations of a catalog, by their names, with mappings for requests and answers."""
 
-    def __init__(self, where: Connection, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, where: Connection, patience: float = RETRY_SECONDS) -> None:
         """Calls on a catalog; a server that does not answer is asked again for `patience` seconds."""
         self.connection = where
         self._patience = patience
@@ -75,7 +75,7 @@ class Calls:
 
     def _once(self, name: str, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
         if self._pool is None:
-            return _plain(self.connection.client().call(name, fields))  # type: ignore[attr-defined]  # the twin's own
+            return _to_mapping(self.connection.client().call(name, fields))  # type: ignore[attr-defined]  # the twin's own
         operation = operations()[name]
         path = operation.path.replace("{id}", quote("$".join(fields.get("id", ())), safe=""))
         url = f"{self._properties['uri'].rstrip('/')}{path}?delimiter=%24"
@@ -84,12 +84,12 @@ class Calls:
             if operation.method == "GET":
                 url = f"{url}&{urlencode({name: value for name, value in fields.items() if name != 'id'})}"
             body = {} if operation.method == "GET" else {"json": fields}
-            answer = self._pool.request(operation.method, url, headers=headers, timeout=ANSWER_SECONDS, **body)
+            answer = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_TIMEOUT, **body)
         except HTTPError as error:
             told = f"{self._properties['uri']} did not answer: {error}. Is it the address of a server that runs?"
             raise ServiceUnavailableError(told) from error
         if answer.status >= 300:
-            raise _told(answer.status, answer.data)
+            raise _response_error(answer.status, answer.data)
         found: dict[str, Any] = json.loads(answer.data or b"{}")
         return found
 
@@ -102,7 +102,7 @@ class Calls:
         return PoolManager(retries=False, **{name: file for name, file in files.items() if file})
 
 
-def _told(status: int, body: bytes) -> Exception:
+def _response_error(status: int, body: bytes) -> Exception:
     """The error that an answer carries."""
     try:
         found = json.loads(body)
@@ -112,7 +112,7 @@ def _told(status: int, body: bytes) -> Exception:
         return kind(f"The server answered {status}.")
 
 
-def _plain(answer: Any) -> dict[str, Any]:
+def _to_mapping(answer: Any) -> dict[str, Any]:
     """An answer of the twin, which is a model where upstream has one."""
     found: dict[str, Any] = answer.model_dump(by_alias=True) if hasattr(answer, "model_dump") else answer
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from functools import lru_cache
 
-from tiltyard.runtime.allocator import keep_freed
+from tiltyard.runtime.allocator import retain_freed_memory
 
 _OWN_MAPPING = 32 << 20
 """Bytes from which a buffer has pages of its own: the most that every glibc takes."""
@@ -14,17 +14,17 @@ _KEPT = 128 << 20
 
 
 @lru_cache(maxsize=1)
-def keep_memory() -> None:
+def tune_allocator() -> None:
     """Have glibc keep what Lance frees for the next batch, where it would give it back and ask for it anew.
 
     Batches and pages of columns are some megabytes each: half of the page faults of a task that writes are these. For
     a process that is ours alone.
     """
-    keep_freed(_KEPT, _OWN_MAPPING)
+    retain_freed_memory(_KEPT, _OWN_MAPPING)
 
 
 @lru_cache(maxsize=64)
-def settle(kind: str) -> None:
+def freeze_imports(kind: str) -> None:
     """Spare this process the look at what is imported, after the first task of a kind; later calls do nothing.
 
     PySpark collects garbage after each task. With pylance, pandas and PySpark imported that is a tenth of a second of

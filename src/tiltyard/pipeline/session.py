@@ -18,8 +18,8 @@ from tiltyard.pipeline.driver.environment import withheld
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL = "local[*]"
-ATTEMPTS = 4
+LOCAL_MASTER = "local[*]"
+TASK_ATTEMPTS = 4
 """How often a task may be tried in local mode, too, where Spark itself tries once: a worker that dies ends nothing."""
 
 DEFAULTS: Mapping[str, str] = {
@@ -57,7 +57,7 @@ def spark_session(
         if ours:
             with withheld():
                 check_java()
-        master = _retrying(master or _submitted() or LOCAL)
+        master = _with_retries(master or _submitted_master() or LOCAL_MASTER)
         if master.startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", of whatever environment
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else the machine's name, if it can be looked up
@@ -80,7 +80,7 @@ def _start_jvm(config: Mapping[str, str]) -> None:
     from pyspark import SparkContext  # noqa: PLC0415  # an extra
 
     given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    if SparkContext._gateway is not None or _submitted() or "--properties-file" in given:
+    if SparkContext._gateway is not None or _submitted_master() or "--properties-file" in given:
         return
     with withheld(), tempfile.TemporaryDirectory(prefix="tiltyard-spark-") as folder, _restored("PYSPARK_SUBMIT_ARGS"):
         file = Path(folder) / "spark.properties"
@@ -107,7 +107,7 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def slots(spark: SparkSession | None) -> int:
+def task_slots(spark: SparkSession | None) -> int:
     """How many tasks run at once, at least one; without a session, the machine's CPUs.
 
     Asks Spark Connect by a small query.
@@ -125,12 +125,12 @@ def slots(spark: SparkSession | None) -> int:
 _SUBMITTED = "submitted"
 
 
-def _submitted() -> str | None:
+def _submitted_master() -> str | None:
     """spark-submit has chosen a master, and tells the process by its variable: leave it."""
     return _SUBMITTED if os.environ.get("PYSPARK_GATEWAY_PORT") else None
 
 
-def _retrying(master: str) -> str:
+def _with_retries(master: str) -> str:
     """A local master with attempts."""
     found = _LOCAL_MASTER.fullmatch(master)
-    return f"local[{found[2] or 1},{ATTEMPTS}]" if found else master
+    return f"local[{found[2] or 1},{TASK_ATTEMPTS}]" if found else master

@@ -4,7 +4,7 @@ Rows never pass through here: a payload says what to read and where to write (a 
 written. Spark may run a task twice (a retry, speculation): its files then lie there twice, but exactly one result per
 payload reaches the driver, and only what results name is committed.
 
-Results arrive while others still run, so that a job can keep them (`run.keep`) and a driver that dies loses little:
+Results arrive while others still run, so that a job can keep them (`run.save_checkpoint`) and a driver that dies loses little:
 payloads go to Spark in waves of half the slots there are, three at a time, and the tasks of one wave fill the slots
 that the last tasks of another leave.
 
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from tiltyard.pipeline.driver.environment import for_tasks, set_in_task
-from tiltyard.pipeline.process_tuning import keep_memory, settle
-from tiltyard.pipeline.session import is_connect, slots
+from tiltyard.pipeline.process_tuning import freeze_imports, tune_allocator
+from tiltyard.pipeline.session import is_connect, task_slots
 from tiltyard.pipeline.spark_stages import counted_tasks
 from tiltyard.pipeline.task_errors import RefusedError
 
@@ -40,16 +40,16 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 WAVES = 3
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """How often a job that waits for its tasks looks whether it is canceled."""
 
-_LOOKS_TO_COUNT = 5
+_POLLS_PER_COUNT = 5
 """How many looks come to one count of Spark's tasks, which takes some calls of the JVM for each stage."""
 
-_ANSWER = pa.schema([("i", pa.int64()), ("o", pa.binary())])
+_RESULT_SCHEMA = pa.schema([("i", pa.int64()), ("o", pa.binary())])
 
 
-def call(task: Callable[[], R]) -> R:
+def call_task(task: Callable[[], R]) -> R:
     """The work of payloads that are functions themselves."""
     return task()
 
@@ -85,8 +85,8 @@ def run_tasks(
     if not payloads:
         return []
     if spark is None:
-        return _run_here(run, work, payloads, on_result)
-    size = wave or max(1, slots(spark) // 2)
+        return _run_in_threads(run, work, payloads, on_result)
+    size = wave or max(1, task_slots(spark) // 2)
     tag = f"tiltyard-{uuid.uuid4().hex}"
     dumps = _cloudpickle().dumps
     found: dict[int, R] = {}
@@ -98,8 +98,8 @@ def run_tasks(
                 while len(flying) < WAVES and (first := next(waiting, None)) is not None:
                     part = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
                     flying.add(pool.submit(_run_wave, spark, tag, name, work, part))
-                landed, flying = wait(flying, LOOK_SECONDS, FIRST_COMPLETED)
-                for position, result in (_opened(row) for future in landed for row in future.result()):
+                landed, flying = wait(flying, POLL_SECONDS, FIRST_COMPLETED)
+                for position, result in (_unpickle_result(row) for future in landed for row in future.result()):
                     found[position] = result
                     if on_result is not None:
                         on_result(position, result)
@@ -126,14 +126,14 @@ def run_partitions(
     raises.
     """
     tag = f"tiltyard-{uuid.uuid4().hex}"
-    mapped = frame.mapInArrow(_on_partition(work, task_variables(spark)), "i bigint, o binary")
+    mapped = frame.mapInArrow(_partition_worker(work, task_variables(spark)), "i bigint, o binary")
     with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
         flying = {pool.submit(_collect, spark, mapped, tag, name)}
         try:
             looks = itertools.count(1)
-            while not (landed := wait(flying, LOOK_SECONDS)[0]):
+            while not (landed := wait(flying, POLL_SECONDS)[0]):
                 run.check()
-                if told and next(looks) % _LOOKS_TO_COUNT == 0 and (counted := counted_tasks(spark, tag)) is not None:
+                if told and next(looks) % _POLLS_PER_COUNT == 0 and (counted := counted_tasks(spark, tag)) is not None:
                     run.progress(tasks=counted[0], tasks_total=counted[1] + 1)
         except BaseException:
             _cancel(spark, tag, flying)
@@ -141,10 +141,10 @@ def run_partitions(
     if told and (counted := counted_tasks(spark, tag)) is not None:
         run.progress(tasks=counted[1], tasks_total=counted[1])
     [answer] = landed
-    return [result for _, result in sorted((_opened(row) for row in answer.result()), key=lambda row: row[0])]
+    return [result for _, result in sorted((_unpickle_result(row) for row in answer.result()), key=lambda row: row[0])]
 
 
-def _run_here(
+def _run_in_threads(
     run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
 ) -> list[R]:
     found: dict[int, R] = {}
@@ -152,7 +152,7 @@ def _run_here(
         flying = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
         try:
             while len(found) < len(payloads):
-                landed, _ = wait(flying, LOOK_SECONDS, FIRST_COMPLETED)
+                landed, _ = wait(flying, POLL_SECONDS, FIRST_COMPLETED)
                 for future in landed:
                     position = flying.pop(future)
                     found[position] = future.result()
@@ -169,7 +169,7 @@ def _run_wave(spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave) 
     """One Spark job with a task per payload: positions and pickled outcomes."""
     count = len(wave.payloads)
     _tag(spark, tag, name)
-    run = _partition(work, wave.payloads, task_variables(spark))
+    run = _payload_worker(work, wave.payloads, task_variables(spark))
     frame = spark.range(0, count, 1, count).mapInArrow(run, "i bigint, o binary")
     return [(wave.first + position, outcome) for position, outcome in _rows(frame)]
 
@@ -198,12 +198,12 @@ def task_variables(spark: SparkSession) -> Mapping[str, str]:
     return for_tasks(None if is_connect(spark) else spark.sparkContext.master)
 
 
-def _partition(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
+def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
     """What runs in Spark's Python worker. A refusal would be one again: it is a result, not something to retry."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         set_in_task(variables)
-        keep_memory()
+        tune_allocator()
         for batch in batches:
             for position in batch.column(0).to_pylist():
                 try:
@@ -211,19 +211,19 @@ def _partition(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, s
                 except RefusedError as refusal:
                     outcome = refusal
                 yield _row(position, outcome)
-        settle(f"tasks of {getattr(work, '__module__', type(work))}")
+        freeze_imports(f"tasks of {getattr(work, '__module__', type(work))}")
 
     return run
 
 
-def _on_partition(work: Any, variables: Mapping[str, str]) -> Any:
+def _partition_worker(work: Any, variables: Mapping[str, str]) -> Any:
     """The same for a partition of a DataFrame, whose rows it is given."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  # an extra
 
         set_in_task(variables)
-        keep_memory()
+        tune_allocator()
         context = TaskContext.get()
         position = 0 if context is None else context.partitionId()
         try:
@@ -231,16 +231,18 @@ def _on_partition(work: Any, variables: Mapping[str, str]) -> Any:
         except RefusedError as refusal:
             outcome = refusal
         yield _row(position, outcome)
-        settle("partition")
+        freeze_imports("partition")
 
     return run
 
 
 def _row(position: int, outcome: Any) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([position], pa.int64()), pa.array([pickle.dumps(outcome)], pa.binary())], _ANSWER)
+    return pa.record_batch(
+        [pa.array([position], pa.int64()), pa.array([pickle.dumps(outcome)], pa.binary())], _RESULT_SCHEMA
+    )
 
 
-def _opened(row: tuple[int, bytes]) -> tuple[int, Any]:
+def _unpickle_result(row: tuple[int, bytes]) -> tuple[int, Any]:
     """A result by its position. Raises RefusedError if it is one."""
     position, pickled = row
     outcome = pickle.loads(pickled)  # noqa: S301  # from our own tasks
@@ -258,7 +260,7 @@ def _cancel(spark: SparkSession, tag: str, flying: set[Future[list[tuple[int, by
             spark.interruptTag(tag)
         else:
             spark.sparkContext.cancelJobsWithTag(tag)
-        _, flying = wait(flying, LOOK_SECONDS)
+        _, flying = wait(flying, POLL_SECONDS)
 
 
 def _cloudpickle() -> Any:

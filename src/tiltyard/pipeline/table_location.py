@@ -19,13 +19,13 @@ from tiltyard.pipeline.task_errors import RefusedError
 if TYPE_CHECKING:
     import lance_namespace
 
-EXPIRES = "expires_at_millis"
+EXPIRES_OPTION = "expires_at_millis"
 """The storage option that says until when the others hold."""
 
-_BLOB = b"lance-encoding:blob"
+_BLOB_ENCODING = b"lance-encoding:blob"
 """The key of a field's metadata that says that its values lie apart."""
 
-_HEADER = "header."
+_HEADER_PREFIX = "header."
 """What the client's properties that are headers begin with."""
 
 Pairs = tuple[tuple[str, str], ...]
@@ -48,22 +48,24 @@ class Connection:
     @property
     def headers(self) -> dict[str, str]:
         """The headers that the client sends to a server."""
-        return {name.removeprefix(_HEADER): text for name, text in self.properties if name.startswith(_HEADER)}
+        return {
+            name.removeprefix(_HEADER_PREFIX): text for name, text in self.properties if name.startswith(_HEADER_PREFIX)
+        }
 
     def client(self) -> lance_namespace.LanceNamespace:
         """The client of this process."""
-        return _connected(self.implementation, self.properties)
+        return _connect(self.implementation, self.properties)
 
 
 @lru_cache(maxsize=16)
-def _connected(implementation: str, properties: Pairs) -> lance_namespace.LanceNamespace:
+def _connect(implementation: str, properties: Pairs) -> lance_namespace.LanceNamespace:
     import lance_namespace  # noqa: PLC0415  # see above
 
     return lance_namespace.connect(implementation, dict(properties))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableLocation:
     """A table's folder and the options that open it, with the way to ask again."""
 
     uri: str
@@ -72,9 +74,9 @@ class Place:
     table: tuple[str, ...]
 
     @property
-    def refreshes(self) -> dict[str, Any]:
+    def refresh_arguments(self) -> dict[str, Any]:
         """Arguments by which pylance renews credentials that run out; none where they do not."""
-        if EXPIRES not in self.options:
+        if EXPIRES_OPTION not in self.options:
             return {}
         return {"namespace_client": self.connection.client(), "table_id": list(self.table)}
 
@@ -85,19 +87,21 @@ class Place:
         """
         first = None if branch else version  # looking for the newest one first would be a request more
         options = dict(self.options) or None
-        dataset = lance.dataset(self.uri, first, block_size=block_size, storage_options=options, **self.refreshes)
+        dataset = lance.dataset(
+            self.uri, first, block_size=block_size, storage_options=options, **self.refresh_arguments
+        )
         return dataset.checkout_version((branch, version)) if branch else dataset
 
-    def scanned(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
+    def scan(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
         """Rows of some fragments of the table at a version; `options` are those of pylance's scanner."""
-        yield from scanned(self.open(version), fragments, **options)
+        yield from scan_fragments(self.open(version), fragments, **options)
 
-    def writing(self) -> dict[str, Any]:
+    def write_arguments(self) -> dict[str, Any]:
         """Arguments of `lance.fragment.write_fragments`, besides the data."""
-        return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refreshes}
+        return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refresh_arguments}
 
 
-def check_values(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
+def check_no_blobs(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
     """Raise RefusedError for a column of blobs among these (None: all): a scan has their places, not their bytes."""
     for field in schema:
         if (columns is None or field.name in columns) and _holds_blobs(field):
@@ -105,16 +109,16 @@ def check_values(schema: pa.Schema, columns: Collection[str] | None = None) -> N
 
 
 def _holds_blobs(field: pa.Field) -> bool:
-    if (field.metadata or {}).get(_BLOB) == b"true" or getattr(field.type, "extension_name", "").startswith(
+    if (field.metadata or {}).get(_BLOB_ENCODING) == b"true" or getattr(field.type, "extension_name", "").startswith(
         "lance.blob"
     ):
         return True
     return any(_holds_blobs(field.type.field(at)) for at in range(field.type.num_fields))
 
 
-def scanned(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
+def scan_fragments(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
     """Rows of some fragments, by their numbers; `options` are those of pylance's scanner. Raises RefusedError."""
-    check_values(dataset.schema, options.get("columns"))
+    check_no_blobs(dataset.schema, options.get("columns"))
     wanted = frozenset(fragments)
     parts = [part for part in dataset.get_fragments() if part.fragment_id in wanted]
     yield from dataset.scanner(fragments=parts, **options).to_batches()

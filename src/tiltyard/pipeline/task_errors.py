@@ -12,6 +12,6 @@ class RefusedError(Exception):
     """The job cannot succeed as it was asked for; the message says what to change. Never retried."""
 
 
-def in_words(error: BaseException) -> str:
+def clean_message(error: BaseException) -> str:
     """What Lance or an object store says, without places in its code; no full stop at the end."""
     return _PREFIXES.sub("", _INSIDE.sub("", str(error))).strip().rstrip(".,")

@@ -36,7 +36,7 @@ def parse_type(text: str) -> pa.DataType:
     if found := _LIST.fullmatch(text):
         return pa.large_list(parse_type(found[2])) if found[1] else pa.list_(parse_type(found[2]))
     if (found := _STRUCT.fullmatch(text)) and all(
-        fields := [_FIELD.fullmatch(part.strip()) for part in _parts(found[1])]
+        fields := [_FIELD.fullmatch(part.strip()) for part in _split_at_commas(found[1])]
     ):
         return pa.struct([(one[1], parse_type(one[2])) for one in fields if one])
     try:
@@ -50,16 +50,16 @@ def parse_type(text: str) -> pa.DataType:
         ) from None
 
 
-def show_type(dtype: pa.DataType) -> str:
+def format_type(dtype: pa.DataType) -> str:
     """A type as `parse_type` reads it."""
     if pa.types.is_list(dtype):
-        return f"list<{show_type(dtype.value_type)}>"
+        return f"list<{format_type(dtype.value_type)}>"
     if pa.types.is_struct(dtype):
-        return f"struct<{', '.join(f'{field.name}: {show_type(field.type)}' for field in dtype)}>"
+        return f"struct<{', '.join(f'{field.name}: {format_type(field.type)}' for field in dtype)}>"
     return str(dtype)
 
 
-def _parts(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     """Split at commas that are in no brackets."""
     parts, depth = [""], 0
     for sign in text:

@@ -20,7 +20,7 @@ class Loadable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class UserFunction:
     """Where a function is: in a module that executors have, or in the text of a file."""
 
     module: str
@@ -29,24 +29,24 @@ class Code:
 
     def load(self) -> Callable[..., Any]:
         """The function, once a process. Raises RefusedError if there is none, and what its module raises."""
-        return _loaded(self)
+        return _load(self)
 
 
-def find_code(where: str) -> Code:
+def parse_user_function(where: str) -> UserFunction:
     """A function's code by `module:function` or `file.py:function`; nothing is run. Raises RefusedError."""
     module, colon, name = where.rpartition(":")
     if not colon or not module or not name:
         raise RefusedError(f"'{where}' names no function: write module:function or file.py:function.")
     if not module.endswith(".py"):
-        return Code(module, name)
+        return UserFunction(module, name)
     try:
-        return Code(module, name, Path(module).read_text())
+        return UserFunction(module, name, Path(module).read_text())
     except OSError as error:
         raise RefusedError(f"Cannot read {module}: {error.strerror}.") from error
 
 
 @lru_cache(maxsize=64)
-def _loaded(code: Code) -> Callable[..., Any]:
+def _load(code: UserFunction) -> Callable[..., Any]:
     if code.text is None:
         found = getattr(importlib.import_module(code.module), code.name, None)
     else:

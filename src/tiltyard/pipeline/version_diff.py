@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-_FEW_COMMITS = 16
+_MAX_TRANSACTIONS_READ = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class FragmentChanges:
     """Fragments that differ: those of the newer version (`came`: new or altered), and those that it lost (`gone`)."""
 
-    came: Mapping[int, FragmentMetadata]
-    gone: tuple[int, ...]
+    changed: Mapping[int, FragmentMetadata]
+    removed: tuple[int, ...]
 
 
-def fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
+def get_fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
     """A fragment that is known to be there."""
     found = dataset.get_fragment(number)
     assert found is not None
     return found
 
 
-def fragments_of(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
+def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
     """The fragments of a version, by their number."""
     return {one.fragment_id: one.metadata for one in dataset.get_fragments()}
 
@@ -51,33 +51,37 @@ def _ids(field: Any) -> list[int]:
     return [field.id(), *(number for child in field.children() for number in _ids(child))]
 
 
-def changed_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> Changed:
+def diff_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> FragmentChanges:
     """How `new` differs from `old`."""
-    before, after = fragments_of(old), fragments_of(new)
-    came = {number: one for number, one in after.items() if number not in before or not same(before[number], one)}
-    return Changed(came, tuple(number for number in before if number not in after))
+    before, after = fragments_by_id(old), fragments_by_id(new)
+    changed = {
+        number: one
+        for number, one in after.items()
+        if number not in before or not is_same_fragment(before[number], one)
+    }
+    return FragmentChanges(changed, tuple(number for number in before if number not in after))
 
 
-def brought(old: lance.LanceDataset, new: lance.LanceDataset) -> list[FragmentMetadata] | None:
+def fragments_with_new_rows(old: lance.LanceDataset, new: lance.LanceDataset) -> list[FragmentMetadata] | None:
     """The fragments in which rows came in, were moved or copied since `old`; None if values changed in place.
 
     Told by the few commits in between, or else by the two lists of fragments.
     """
     if old.schema != new.schema:
         return None
-    if new.version - old.version <= _FEW_COMMITS:
-        told = [_brought_by(entry.operation) for _, entry in read_transactions(new, old.version)]
+    if new.version - old.version <= _MAX_TRANSACTIONS_READ:
+        told = [_new_rows_of(entry.operation) for _, entry in read_transactions(new, old.version)]
         if len(told) < new.version - old.version or None in told:
             return None
         return [one for found in told for one in found or ()]
-    changed = changed_fragments(old, new)
-    before = fragments_of(old)
-    if any(number in before and before[number].files != one.files for number, one in changed.came.items()):
+    changed = diff_fragments(old, new)
+    before = fragments_by_id(old)
+    if any(number in before and before[number].files != one.files for number, one in changed.changed.items()):
         return None
-    return [one for number, one in changed.came.items() if number not in before]
+    return [one for number, one in changed.changed.items() if number not in before]
 
 
-def _brought_by(operation: LanceOperation.BaseOperation) -> list[FragmentMetadata] | None:
+def _new_rows_of(operation: LanceOperation.BaseOperation) -> list[FragmentMetadata] | None:
     if isinstance(operation, LanceOperation.Append):
         return list(operation.fragments)
     if isinstance(operation, LanceOperation.Update):
@@ -86,12 +90,12 @@ def _brought_by(operation: LanceOperation.BaseOperation) -> list[FragmentMetadat
     return [] if isinstance(operation, harmless) else None
 
 
-def same(one: FragmentMetadata, other: FragmentMetadata) -> bool:
+def is_same_fragment(one: FragmentMetadata, other: FragmentMetadata) -> bool:
     """Whether two fragments of one number hold the same: their files, and what is deleted of them."""
     return one.files == other.files and one.deletion_file == other.deletion_file
 
 
-def grouped(rows: Mapping[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
+def group_fragments(rows: Mapping[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
     """Neighbouring fragments (their rows by their number) in groups of about the same rows.
 
     They hold about `most` rows at most, and are as many as fill so many slots evenly; fewer if there are few fragments.

@@ -11,26 +11,26 @@ import pyarrow as pa
 from tiltyard.pipeline.datasource.reading import grouped
 from tiltyard.pipeline.datasource.spark_types import batch_schema, for_spark, spark_schema
 from tiltyard.pipeline.driver.environment import set_in_task
-from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import task_variables
-from tiltyard.pipeline.table_location import Place
-from tiltyard.pipeline.writing.fragments import Rows
+from tiltyard.pipeline.table_location import TableLocation
+from tiltyard.pipeline.writing.fragments import FragmentRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 def rows_of_version(
-    spark: SparkSession, place: Place, dataset: lance.LanceDataset, only: frozenset[int] | None = None
-) -> list[Rows]:
+    spark: SparkSession, location: TableLocation, dataset: lance.LanceDataset, only: frozenset[int] | None = None
+) -> list[FragmentRows]:
     """Tasks for all fragments of a version, or for some of them."""
     parts = [part for part in dataset.get_fragments() if only is None or part.fragment_id in only]
     sizes = [(part.fragment_id, part.metadata.num_rows) for part in parts]
-    return [Rows(place, int(dataset.version), group) for group in grouped(sizes, slots(spark) * 2)]
+    return [FragmentRows(location, int(dataset.version), group) for group in grouped(sizes, task_slots(spark) * 2)]
 
 
 def shown(
-    spark: SparkSession, schema: pa.Schema, tasks: Sequence[Rows], needed: frozenset[str] | None = None
+    spark: SparkSession, schema: pa.Schema, tasks: Sequence[FragmentRows], needed: frozenset[str] | None = None
 ) -> DataFrame:
     """The rows of tasks as a DataFrame. Columns that are not `needed` are null: they are not read.
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tiltyard.pipeline.datasource.spark_types import batch_schema, for_spark
-from tiltyard.pipeline.process_tuning import settle
-from tiltyard.pipeline.table_location import Place, check_values, scanned
+from tiltyard.pipeline.process_tuning import freeze_imports
+from tiltyard.pipeline.table_location import TableLocation, check_no_blobs, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Pinned:
     A table that is only declared has the version 0, no schema, and no groups.
     """
 
-    place: Place
+    location: TableLocation
     version: int
     branch: str | None
     schema: pa.Schema | None
@@ -73,16 +73,16 @@ def pinned(options: Options) -> Pinned:
         if options.version is not None or options.branch is not None or found.latest_version():
             raise
         scan = {**options.scanned(), "batch_size": options.number("batch_rows") or LEAST_BATCH_ROWS}
-        return Pinned(found.place(), 0, None, None, scan, ())
-    return _pinned(options, dataset, found.place())
+        return Pinned(found.location(), 0, None, None, scan, ())
+    return _pinned(options, dataset, found.location())
 
 
-def _pinned(options: Options, dataset: lance.LanceDataset, place: Place) -> Pinned:
+def _pinned(options: Options, dataset: lance.LanceDataset, location: TableLocation) -> Pinned:
     columns = options.names("columns")
     for name in columns or []:
         if name not in dataset.schema.names and not name.startswith("_"):
             raise RefusedError(f"{options.table} has no column '{name}'; it has {', '.join(dataset.schema.names)}.")
-    check_values(dataset.schema, columns)
+    check_no_blobs(dataset.schema, columns)
     scan = options.scanned()
     if columns is not None:
         scan["columns"] = columns
@@ -91,7 +91,7 @@ def _pinned(options: Options, dataset: lance.LanceDataset, place: Place) -> Pinn
     sizes = [(part.fragment_id, part.metadata.num_rows) for part in dataset.get_fragments()]
     groups = ((),) if options.whole else grouped(sizes, options.number("partitions") or _partitions(schema, sizes))
     return Pinned(
-        place, int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
+        location, int(dataset.version), options.branch, schema, {**scan, "batch_size": batch_rows}, tuple(groups)
     )
 
 
@@ -130,14 +130,14 @@ class TableReader(DataSourceReader):
 
 def read_group(source: Pinned, schema: StructType, group: Group) -> Iterator[pa.RecordBatch]:
     """Rows of some fragments, as Spark takes them. Runs in a task."""
-    dataset = source.place.open(group.version, source.branch)
+    dataset = source.location.open(group.version, source.branch)
     found = (
-        scanned(dataset, group.fragments, **source.scan)
+        scan_fragments(dataset, group.fragments, **source.scan)
         if group.fragments
         else dataset.scanner(**source.scan).to_batches()
     )
     yield from for_spark(found, batch_schema(schema))
-    settle("read")
+    freeze_imports("read")
 
 
 def _partitions(schema: pa.Schema, sizes: Sequence[tuple[int, int]]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.casts import Column, all_fitted
+from tiltyard.pipeline.writing.casts import ColumnMapping, cast_batches
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
@@ -84,9 +84,10 @@ def for_spark(
     Runs in tasks. Raises RefusedError for a value that Spark's type cannot hold.
     """
     columns = [
-        Column(field.with_nullable(True), field.name if read is None or field.name in read else None) for field in shape
+        ColumnMapping(field.with_nullable(True), field.name if read is None or field.name in read else None)
+        for field in shape
     ]
-    for fitted in all_fitted(batches, columns, "A value is more than Spark's type can hold: {reason}."):
+    for fitted in cast_batches(batches, columns, "A value is more than Spark's type can hold: {reason}."):
         yield pa.RecordBatch.from_arrays(fitted.columns, schema=shape)
 
 

@@ -22,7 +22,7 @@ from tiltyard.model.table_history import read_transaction
 from tiltyard.pipeline.datasource.reading import Group, Pinned, grouped, read_group
 from tiltyard.pipeline.datasource.writing import Message, TableWriter
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.version_diff import changed_fragments, fragments_of
+from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id
 
 if TYPE_CHECKING:
     import lance
@@ -89,10 +89,10 @@ class StreamReader(DataSourceStreamReader):
             dataset, before = self._dataset(version), self._dataset(version - 1)
             transaction = read_transaction(dataset, version)
             operation = None if transaction is None else transaction.operation
-            changed = changed_fragments(before, dataset)
+            changed = diff_fragments(before, dataset)
             if isinstance(operation, LanceOperation.Append):
-                found += self._groups(dataset, list(fragments_of(before)))
-            elif (changed.came or changed.gone) and not isinstance(operation, LanceOperation.Rewrite):
+                found += self._groups(dataset, list(fragments_by_id(before)))
+            elif (changed.changed or changed.removed) and not isinstance(operation, LanceOperation.Rewrite):
                 raise RefusedError(
                     f"Version {version} of {self._options.table} changes rows, and a stream reads appends only: start "
                     "the query anew, with another checkpoint."
@@ -105,7 +105,7 @@ class StreamReader(DataSourceStreamReader):
         return read_group(self._source, self._schema, partition)
 
     def _dataset(self, version: int | None = None) -> lance.LanceDataset:
-        return self._source.place.open(version, self._source.branch)
+        return self._source.location.open(version, self._source.branch)
 
     @staticmethod
     def _groups(dataset: lance.LanceDataset, without: Sequence[int]) -> list[InputPartition]:

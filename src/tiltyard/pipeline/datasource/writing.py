@@ -16,19 +16,19 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
 from tiltyard.pipeline.datasource.spark_types import arrow_schema, batch_schema
-from tiltyard.pipeline.process_tuning import keep_memory
+from tiltyard.pipeline.process_tuning import tune_allocator
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.casts import Column, fitted_columns
-from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_types, opened
-from tiltyard.pipeline.writing.tasks import Recipe, write_rows
+from tiltyard.pipeline.writing.casts import ColumnMapping, map_to_table
+from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types, parse_fragments
+from tiltyard.pipeline.writing.tasks import WriteSpec, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.datasource.options import Options
-    from tiltyard.pipeline.writing.target_table import Landing, WriteMode
+    from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode
 
 
 @dataclass
@@ -44,7 +44,7 @@ class TableWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool, run: str | None = None) -> None:
         from tiltyard.pipeline.catalog_client import connection, table  # noqa: PLC0415  # tasks do without the client
-        from tiltyard.pipeline.writing.target_table import WriteMode, land  # noqa: PLC0415  # the same
+        from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target  # noqa: PLC0415  # the same
 
         self._stream, self._batch = options.given.get("stream"), options.number("batch")
         if self._batch is not None and not self._stream:
@@ -55,18 +55,18 @@ class TableWriter(DataSourceArrowWriter):
         where = connection(options.uri, options.properties, options.storage)
         found, self._on = table(where, options.table), _key(options, overwrite)
         mode: WriteMode = WriteMode.OVERWRITE if overwrite else WriteMode.APPEND if self._on else _appending(found)
-        landing = land(LocalRun(self._run), found, mode)
+        landing = prepare_target(LocalRun(self._run), found, mode)
         _check_key(self._on, landing)
         self._landing = pickle.dumps(landing)  # tasks get it too, and would import the client to read it
         try:
             self._recipe = _recipe(self._run, landing, schema, options)
         except RefusedError:
-            landing.withdraw([])  # the name, if it was given just now
+            landing.discard_writes([])  # the name, if it was given just now
             raise
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a partition. Runs in a task. Raises RefusedError for a value that the table cannot hold."""
-        keep_memory()
+        tune_allocator()
         context = TaskContext.get()
         number = 0 if context is None else context.partitionId()
         written = write_rows(self._recipe, iterator, f"partition-{number}")
@@ -82,9 +82,9 @@ class TableWriter(DataSourceArrowWriter):
     def commit_batch(self, messages: Sequence[WriterCommitMessage | None], stream: str, batch: int) -> None:
         """Commit a batch of a stream, unless this one, or a later one, is there already."""
         landing = self._opened()
-        last = landing.last_of(f"stream-{stream}-")
+        last = landing.last_run_suffix(f"stream-{stream}-")
         if last is not None and int(last) >= batch:
-            landing.withdraw(_fragments(messages))
+            landing.discard_writes(_fragments(messages))
             return
         self._commit(LocalRun(f"stream-{stream}-{batch}"), _fragments(messages))
 
@@ -95,7 +95,7 @@ class TableWriter(DataSourceArrowWriter):
         takes those that no version names.
         """
         if not all(isinstance(message, Message) for message in messages):
-            self._opened().withdraw(_fragments(messages))
+            self._opened().discard_writes(_fragments(messages))
 
     def _commit(self, run: LocalRun, fragments: Sequence[str]) -> None:
         from lance_namespace.errors import (  # noqa: PLC0415  # tasks do without the client
@@ -108,15 +108,15 @@ class TableWriter(DataSourceArrowWriter):
         landing = self._opened()
         try:
             if self._on:
-                upsert_fragments(run, landing.table, None, opened(fragments), self._on, since=landing.base)
+                upsert_fragments(run, landing.table, None, parse_fragments(fragments), self._on, since=landing.base)
             else:
                 landing.commit(run, fragments, self._recipe.target.schema)
         except (RefusedError, InvalidInputError, TableAlreadyExistsError):  # nothing was committed, nor ever will be
-            landing.withdraw(fragments)
+            landing.discard_writes(fragments)
             raise
 
-    def _opened(self) -> Landing:
-        landing: Landing = pickle.loads(self._landing)  # noqa: S301  # from __init__
+    def _opened(self) -> TargetTable:
+        landing: TargetTable = pickle.loads(self._landing)  # noqa: S301  # from __init__
         return landing
 
 
@@ -141,26 +141,26 @@ def _key(options: Options, overwrite: bool) -> tuple[str, ...]:
     return on
 
 
-def _check_key(on: Sequence[str], landing: Landing) -> None:
+def _check_key(on: Sequence[str], landing: TargetTable) -> None:
     """Raise RefusedError or InvalidInputError if the table has no such columns."""
-    from tiltyard.pipeline.writing.commit import checked_columns  # noqa: PLC0415  # tasks do without the client
+    from tiltyard.pipeline.writing.commit import check_column_list  # noqa: PLC0415  # tasks do without the client
 
     if not on:
         return
     if landing.schema is None:
         raise RefusedError(f"{landing.table} has no rows yet: append to it first, then upsert.")
-    checked_columns(landing.schema, on, "The option on")
+    check_column_list(landing.schema, on, "The option on")
 
 
-def _recipe(run: str, landing: Landing, schema: StructType, options: Options) -> Recipe:
+def _recipe(run: str, landing: TargetTable, schema: StructType, options: Options) -> WriteSpec:
     """From Spark's batches to the table's columns."""
     rows_per_file = options.number("rows_per_file") or ROWS_PER_FILE
     target = landing.target(arrow_schema(schema), rows_per_file)
     landing.check_names(target.schema)
-    check_types(target.schema)
+    check_lance_types(target.schema)
     carried = batch_schema(schema)
-    columns = tuple(Column(field.with_nullable(True), field.name) for field in carried)
-    return Recipe(run, target, columns, fitted=tuple(fitted_columns(carried.names, target.schema, ())))
+    columns = tuple(ColumnMapping(field.with_nullable(True), field.name) for field in carried)
+    return WriteSpec(run, target, columns, fitted=tuple(map_to_table(carried.names, target.schema, ())))
 
 
 def _fragments(messages: Sequence[WriterCommitMessage | None]) -> list[str]:

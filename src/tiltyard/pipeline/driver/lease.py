@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 from tiltyard.model.ids import display
 from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_calls import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 
@@ -79,7 +79,7 @@ def new_owner() -> str:
 class CatalogRun:
     """A run of a job that the catalog knows as a transaction. A thread keeps the lease and looks for a cancel."""
 
-    def __init__(self, calls: Calls, job: QueuedJob, owner: str, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, calls: OperationClient, job: QueuedJob, owner: str, lease_ms: int = LEASE_MS) -> None:
         """Of a job that `owner` has. Raises lance_namespace.errors if what was kept of it cannot be read."""
         self.figures = Figures()
         self.handed_back = False
@@ -116,11 +116,11 @@ class CatalogRun:
         if self._lost.is_set():
             raise RunCanceledError(self.id)
 
-    def kept(self) -> Mapping[str, str]:
+    def checkpoints(self) -> Mapping[str, str]:
         """What this driver and those before it kept."""
         return dict(self._kept)
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         """Remember a part, in the catalog. Raises RunCanceledError, ServiceUnavailableError."""
         self.check()
         self._owned("KeepJobPart", name=key, value=value)
@@ -191,11 +191,11 @@ class CatalogRun:
             log.warning("job %s stopped here, but is not canceled: %s", self.id, error)
 
 
-def _parts(calls: Calls, job_id: str) -> list[tuple[str, str]]:
+def _parts(calls: OperationClient, job_id: str) -> list[tuple[str, str]]:
     return [part for page in calls.pages("ListJobParts", id=[job_id]) for part in page["parts"].items()]
 
 
-def submit(calls: Calls, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
+def submit(calls: OperationClient, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
     """Queue a job; with `owner`, begin it. `fields` are those of SubmitJob. Raises InvalidInputError."""
     checked = job.checked(arguments)
     told = calls.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
@@ -203,7 +203,12 @@ def submit(calls: Calls, job: RegisteredJob, arguments: Mapping[str, Any], **fie
 
 
 def claim(
-    calls: Calls, job_id: str, owner: str, lease_ms: int = LEASE_MS, *, check: Callable[[], None] = lambda: None
+    calls: OperationClient,
+    job_id: str,
+    owner: str,
+    lease_ms: int = LEASE_MS,
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> QueuedJob:
     """Take over a job, once the lease of its last driver has ended; one that failed is queued again first.
 

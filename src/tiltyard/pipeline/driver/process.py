@@ -30,12 +30,12 @@ from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.environment import adopt
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive
 from tiltyard.pipeline.driver.spark_ui import application_facts
-from tiltyard.pipeline.java import SparkEndedError, ending_with_spark
+from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
-from tiltyard.pipeline.process_tuning import keep_memory
+from tiltyard.pipeline.operation_calls import OperationClient
+from tiltyard.pipeline.process_tuning import tune_allocator
 from tiltyard.pipeline.session import spark_session
-from tiltyard.pipeline.udf_permission import check_udfs
+from tiltyard.pipeline.udf_permission import check_client_code_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ class Driver:
         """Connect. Raises what the catalog's client raises."""
         self._orders = orders
         self._where = connection(orders.uri, orders.properties)
-        self._calls = Calls(self._where)
+        self._calls = OperationClient(self._where)
         self._run: CatalogRun | None = None
         self._leaving = False
 
@@ -96,10 +96,10 @@ class Driver:
 
         def work() -> Mapping[str, object]:
             if told.arguments.get("udf") is not None:
-                check_udfs()
+                check_client_code_allowed()
             if not find_job(told.name).spark:
                 return told.work(run, self._where, None)
-            with ending_with_spark():
+            with detect_jvm_end():
                 spark = self._session()
                 run.progress(**application_facts(spark))
                 return told.work(run, self._where, spark)
@@ -162,7 +162,7 @@ def main() -> None:
     os.dup2(2, 1)
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel("WARNING")
-    keep_memory()
+    tune_allocator()
     os.environ |= {DRIVER: "worker", UDFS: "on" if given.udfs else "off"}
     orders = Orders.read(given.orders)
     adopt(orders.variables)

@@ -15,11 +15,11 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.export.tasks import Export, Exported, Part, export_part
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.sources.filesystem import absolute, list_files, write_file
+from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
 from tiltyard.pipeline.spark_tasks import run_tasks
-from tiltyard.pipeline.table_location import Connection, check_values
-from tiltyard.pipeline.task_errors import RefusedError, in_words
-from tiltyard.pipeline.version_diff import grouped
+from tiltyard.pipeline.table_location import Connection, check_no_blobs
+from tiltyard.pipeline.task_errors import RefusedError, clean_message
+from tiltyard.pipeline.version_diff import group_fragments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,32 +57,34 @@ def export(
     """
     if rows_per_file < 1:
         raise InvalidInputError("A file holds at least one row: set rows_per_file to 1 or more.")
-    destination = absolute(destination)
+    destination = absolute_path(destination)
     found = catalog_client.table(where, table)
-    pinned = run.kept().get(_VERSION)
+    pinned = run.checkpoints().get(_VERSION)
     dataset = found.dataset(int(pinned) if pinned else (version if version is not None else tag), branch)
     if pinned is None:
         _check_empty(destination, dict(where.storage))
-        run.keep(_VERSION, str(dataset.version))
+        run.save_checkpoint(_VERSION, str(dataset.version))
     scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
-    check_values(dataset.schema, columns or None)
+    check_no_blobs(dataset.schema, columns or None)
     try:
         schema = dataset.scanner(**scan).projected_schema
     except (OSError, ValueError) as error:
-        raise InvalidInputError(f"These columns, or rows, of {table} cannot be read: {in_words(error)}.") from error
-    how = Export(found.place(), dataset.version, branch, scan, schema, compression, dict(where.storage))
+        raise InvalidInputError(
+            f"These columns, or rows, of {table} cannot be read: {clean_message(error)}."
+        ) from error
+    how = Export(found.location(), dataset.version, branch, scan, schema, compression, dict(where.storage))
     return _export(run, spark, how, _parts(dataset, destination.rstrip("/"), rows_per_file), destination)
 
 
 def _export(
     run: Run, spark: SparkSession, how: Export, parts: Sequence[Part], destination: str
 ) -> Mapping[str, object]:
-    kept = run.kept()
+    kept = run.checkpoints()
     done = {part.path: Exported(**json.loads(kept[part.path])) for part in parts if part.path in kept}
     left = [part for part in parts if part.path not in done]
 
     def hear(position: int, exported: Exported) -> None:
-        run.keep(left[position].path, json.dumps(asdict(exported)))
+        run.save_checkpoint(left[position].path, json.dumps(asdict(exported)))
         done[left[position].path] = exported
         figures = {"rows": sum(one.rows for one in done.values()), "bytes": sum(one.size for one in done.values())}
         run.progress(**figures, tasks=len(done), tasks_total=len(parts))
@@ -99,7 +101,7 @@ def _export(
 def _parts(dataset: lance.LanceDataset, destination: str, rows_per_file: int) -> list[Part]:
     """Neighbouring fragments, about so many rows a file; a file without rows for a table without any."""
     rows = {one.fragment_id: one.metadata.num_rows for one in dataset.get_fragments()}
-    groups = grouped(rows, rows_per_file, 1) or [()]
+    groups = group_fragments(rows, rows_per_file, 1) or [()]
     return [Part(f"{destination}/part-{number:05}.parquet", group) for number, group in enumerate(groups)]
 
 

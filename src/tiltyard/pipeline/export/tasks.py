@@ -14,8 +14,8 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet
 
-from tiltyard.pipeline.sources.filesystem import is_remote, local, open_store
-from tiltyard.pipeline.table_location import Place, scanned
+from tiltyard.pipeline.sources.filesystem import is_remote, local_path, open_store
+from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 
 
@@ -23,7 +23,7 @@ from tiltyard.pipeline.task_errors import RefusedError
 class Export:
     """What all tasks of an export share: `scan` are options of pylance's scanner, `schema` is that of the files."""
 
-    place: Place
+    location: TableLocation
     version: int
     branch: str | None
     scan: Mapping[str, Any]
@@ -51,12 +51,12 @@ class Exported:
 
 def export_part(export: Export, part: Part) -> Exported:
     """Write a file; done twice, it is there once. Runs in a task. Raises RefusedError for a type that Parquet lacks."""
-    dataset = export.place.open(export.version, export.branch)
+    dataset = export.location.open(export.version, export.branch)
     rows = 0
     with _whole(part.path, export.storage) as file:
         try:
             with pyarrow.parquet.ParquetWriter(file, export.schema, compression=export.compression) as writer:
-                for batch in scanned(dataset, part.fragments, **export.scan) if part.fragments else ():
+                for batch in scan_fragments(dataset, part.fragments, **export.scan) if part.fragments else ():
                     writer.write_batch(batch)
                     rows += batch.num_rows
         except pa.ArrowNotImplementedError as error:
@@ -75,7 +75,7 @@ def _whole(path: str, storage: Mapping[str, str]) -> Iterator[Path]:
             store, key = open_store(path, storage)
             obstore.put(store, key, making)
         return
-    target = local(path)
+    target = local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     making = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:

@@ -14,23 +14,30 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.sources.files import TASK_BYTES, Source, Wanted, balanced, find_source, look_in_tasks
-from tiltyard.pipeline.sources.filesystem import absolute
+from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.sources.discovery import (
+    TASK_BYTES,
+    Source,
+    SourceOptions,
+    find_source,
+    group_pieces,
+    spark_inspector,
+)
+from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
-from tiltyard.pipeline.sources.text_schema import guesses, read_for_table
+from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.type_names import parse_type
-from tiltyard.pipeline.user_functions import find_code
-from tiltyard.pipeline.writing.casts import Chosen, check_zones, chosen_columns
-from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, are_there, discard
+from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.writing.casts import ColumnSelection, check_time_zones, select_columns
+from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
 from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.recipes import Asked, finish, recipe_for
-from tiltyard.pipeline.writing.target_table import Landing, WriteMode, land, let_go
-from tiltyard.pipeline.writing.tasks import Recipe, Share, Written, schema_of_piece, write_share
+from tiltyard.pipeline.writing.recipes import WriteOptions, commit_checked, make_write_spec
+from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, forget_location, prepare_target
+from tiltyard.pipeline.writing.tasks import PieceGroup, WriteResult, WriteSpec, infer_piece_schema, write_pieces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,17 +94,17 @@ def ingest(
         if number < 1:
             raise RefusedError(f"{option} is {number}: it is at least 1.")
     types = {name: parse_type(text) for name, text in cast.items()}
-    asked = Asked(
+    asked = WriteOptions(
         WriteMode(mode),
-        Chosen(tuple(select), rename, types, tuple(null)),
-        find_code(udf) if udf else None,
+        ColumnSelection(tuple(select), rename, types, tuple(null)),
+        parse_user_function(udf) if udf else None,
         tuple(parse_check(text) for text in check),
-        absolute(rejects) if rejects else None,
+        absolute_path(rejects) if rejects else None,
         rows_per_file,
     )
     old_names = {new: old for old, new in rename.items()}
-    wanted = Wanted(
-        absolute(source),
+    wanted = SourceOptions(
+        absolute_path(source),
         Format(format) if format else None,
         split,
         delimiter,
@@ -109,22 +116,22 @@ def ingest(
         tuple(null_value),
         multiline,
     )
-    files = find_source(wanted, look_in_tasks(run, spark))
+    files = find_source(wanted, spark_inspector(run, spark))
     return _ingest(run, spark, files, catalog_client.table(where, table), asked, task_mb << 20)
 
 
 def _ingest(
-    run: Run, spark: SparkSession, source: Source, table: Table, asked: Asked, task_bytes: int
+    run: Run, spark: SparkSession, source: Source, table: Table, asked: WriteOptions, task_bytes: int
 ) -> Mapping[str, object]:
-    landing = land(run, table, asked.mode)
+    landing = prepare_target(run, table, asked.mode)
     try:
         source = for_landing(run, source, landing, asked)
         recipe = source_recipe(run, spark, source, landing, asked)
         written = write_source(run, spark, source, recipe, task_bytes)
-        return {**finish(run, spark, landing, recipe, written), **told_types(source)}
+        return {**commit_checked(run, spark, landing, recipe, written), **told_types(source)}
     except (RefusedError, InvalidInputError):
         # A run that was stopped keeps its files: the next driver goes on with them; gc takes those of a canceled one.
-        landing.withdraw(forgotten(run))
+        landing.discard_writes(forgotten(run))
         raise
 
 
@@ -132,66 +139,72 @@ def forgotten(run: Run) -> list[str]:
     """Take back what was kept of shares, so that a resumed run writes them anew; their fragments, to be deleted."""
     kept = _shares(run)
     for key in kept:
-        run.keep(key, WITHDRAWN)
-    let_go(run)
+        run.save_checkpoint(key, WITHDRAWN)
+    forget_location(run)
     return [fragment for part in kept.values() for fragment in part.fragments]
 
 
-def _shares(run: Run) -> dict[str, Written]:
+def _shares(run: Run) -> dict[str, WriteResult]:
     """What was kept of shares."""
-    told = {key: text for key, text in run.kept().items() if key.startswith("share-") and text != WITHDRAWN}
-    return {key: Written.from_kept(text) for key, text in told.items()}
+    told = {key: text for key, text in run.checkpoints().items() if key.startswith("share-") and text != WITHDRAWN}
+    return {key: WriteResult.from_json(text) for key, text in told.items()}
 
 
-def for_landing(run: Run, source: Source, landing: Landing, asked: Asked) -> Source:
+def for_landing(run: Run, source: Source, landing: TargetTable, asked: WriteOptions) -> Source:
     """A source of text in the types of the table that it is added to; the run is told which types are guesses."""
     if landing.schema is not None and asked.udf is None:
-        source = replace(source, reading=read_for_table(source.reading, landing.schema, asked.chosen))
+        source = replace(source, reader=adapt_to_table(source.reader, landing.schema, asked.chosen))
     run.progress(**told_types(source))
     return source
 
 
 def told_types(source: Source) -> dict[str, object]:
     """The figure `guessed`, where types were guessed: options that name others."""
-    text = guesses(source.reading)
+    text = inferred_casts(source.reader)
     return {"guessed": text} if text else {}
 
 
-def source_recipe(run: Run, spark: SparkSession, source: Source, landing: Landing, asked: Asked) -> Recipe:
+def source_recipe(
+    run: Run, spark: SparkSession, source: Source, landing: TargetTable, asked: WriteOptions
+) -> WriteSpec:
     """How tasks make rows. Where a function decides on the columns, a task tries it on the first rows."""
-    chosen = chosen_columns(source.reading.schema, asked.chosen)
+    chosen = select_columns(source.reader.schema, asked.chosen)
     made_schema = pa.schema([column.field for column in chosen])
-    storage = source.reading.storage
+    storage = source.reader.storage
     if asked.udf is not None:
-        trial = Recipe(run.id, landing.target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage)
-        work = partial(schema_of_piece, trial, source.reading)
+        trial = WriteSpec(
+            run.id, landing.target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage
+        )
+        work = partial(infer_piece_schema, trial, source.reader)
         made_schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]
-    recipe = recipe_for(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
+    recipe = make_write_spec(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
     if asked.udf is None:
-        check_zones(made_schema, recipe.target.schema)
+        check_time_zones(made_schema, recipe.target.schema)
     return recipe
 
 
 def write_source(
-    run: Run, spark: SparkSession | None, source: Source, recipe: Recipe, task_bytes: int
-) -> list[Written]:
+    run: Run, spark: SparkSession | None, source: Source, recipe: WriteSpec, task_bytes: int
+) -> list[WriteResult]:
     """All shares of the source, written now or by an earlier driver of this run, if their files are still there."""
-    kept = run.kept()
-    number = int(kept[_SHARES]) if _SHARES in kept else slots(spark)  # another driver may have other slots
+    kept = run.checkpoints()
+    number = int(kept[_SHARES]) if _SHARES in kept else task_slots(spark)  # another driver may have other slots
     if _SHARES not in kept:
-        run.keep(_SHARES, str(number))
-    key = source.reading.key
-    shares = [Share(pieces, key) for pieces in balanced(source.pieces, number, task_bytes)]
+        run.save_checkpoint(_SHARES, str(number))
+    key = source.reader.key
+    shares = [PieceGroup(pieces, key) for pieces in group_pieces(source.pieces, number, task_bytes)]
     there = _shares(run)
-    place = recipe.target.place
+    location = recipe.target.location
     wanted = {share.key: there[share.key] for share in shares if share.key in there}
-    found = {key: part for key, part in wanted.items() if are_there(place, part.fragments)}
+    found = {key: part for key, part in wanted.items() if fragment_files_exist(location, part.fragments)}
     left = [share for share in shares if share.key not in found]
     stale = [part for key, part in there.items() if key not in wanted]
-    discard(place, [fragment for part in stale for fragment in part.fragments])  # of files since changed
+    delete_fragment_files(
+        location, [fragment for part in stale for fragment in part.fragments]
+    )  # of files since changed
 
-    def done(position: int, written: Written) -> None:
-        run.keep(left[position].key, written.kept())
+    def done(position: int, written: WriteResult) -> None:
+        run.save_checkpoint(left[position].key, written.to_json())
         found[left[position].key] = written
         run.progress(
             rows=sum(part.rows for part in found.values()),
@@ -201,5 +214,5 @@ def write_source(
             tasks_total=len(shares),
         )
 
-    run_tasks(spark, run, partial(write_share, recipe, source.reading), left, on_result=done, name=f"ingest {run.id}")
+    run_tasks(spark, run, partial(write_pieces, recipe, source.reader), left, on_result=done, name=f"ingest {run.id}")
     return [found[share.key] for share in shares]

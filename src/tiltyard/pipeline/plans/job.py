@@ -23,7 +23,7 @@ from tiltyard.pipeline.plans.rows import Filled, discard_all, fill, filled_befor
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sql.sessions import own_session
 from tiltyard.pipeline.table_location import Connection
-from tiltyard.pipeline.writing.recipes import figures
+from tiltyard.pipeline.writing.recipes import count_written
 from tiltyard.publishing import PublishConflictError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def pipeline(
 
 def _run(run: Run, where: Connection, spark: SparkSession, plan: Plan) -> Mapping[str, object]:
     """One attempt, or what is left of the last one."""
-    mark = json.loads(run.kept().get(_MARK, "null"))
+    mark = json.loads(run.checkpoints().get(_MARK, "null"))
     attempt = mark["attempt"] if mark else 1
     steps = _Steps(run, len(plan.tables) + sum(len(table.indexes) for table in plan.tables.values()) + 1)
     if mark:
@@ -80,7 +80,7 @@ def _run(run: Run, where: Connection, spark: SparkSession, plan: Plan) -> Mappin
         attempt += 1
     tables = _rows(run, attempt, where, spark, plan, steps)
     bases = mark["bases"] if mark else {table.name: table.landing.base for table in tables}
-    run.keep(_MARK, json.dumps({"attempt": attempt, "bases": bases}))
+    run.save_checkpoint(_MARK, json.dumps({"attempt": attempt, "bases": bases}))
     try:
         versions = publish_all(run, where, spark, tables, bases, steps.done)
     except InvalidInputError:
@@ -111,7 +111,7 @@ def _rows(run: Run, attempt: int, where: Connection, spark: SparkSession, plan: 
 def _ended(plan: Plan, tables: list[Filled], versions: Mapping[str, int]) -> Mapping[str, object]:
     if plan.tag:
         tag_all(tables, plan.tag, versions)
-    told = [figures(table.written) for table in tables]
+    told = [count_written(table.written) for table in tables]
     totals = {name: sum(one[name] for one in told) for name in ("rows", "rejected", "fragments", "bytes")}
     return {**totals, "versions": json.dumps(versions)}
 

@@ -10,19 +10,19 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.pipeline.indexes.job import find_order
-from tiltyard.pipeline.indexes.tasks import Order
-from tiltyard.pipeline.sources.files import Wanted
+from tiltyard.pipeline.indexes.job import make_spec
+from tiltyard.pipeline.indexes.tasks import IndexSpec
+from tiltyard.pipeline.sources.discovery import SourceOptions
 from tiltyard.pipeline.sources.partitions import HIVE
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.type_names import parse_type
-from tiltyard.pipeline.user_functions import find_code
-from tiltyard.pipeline.writing.casts import Chosen
+from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.recipes import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -38,9 +38,9 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     name: str | None = None
     parameters: dict[str, Any] = {}
 
-    def order(self) -> Order:
+    def order(self) -> IndexSpec:
         """What is built. Raises InvalidInputError."""
-        return find_order(self.column, self.type, self.name, self.parameters)
+        return make_spec(self.column, self.type, self.name, self.parameters)
 
 
 class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -70,24 +70,24 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     rows_per_file: int = ROWS_PER_FILE
     indexes: list[Index] = []
 
-    def asked(self) -> Asked:
+    def asked(self) -> WriteOptions:
         """What becomes of the rows. Raises RefusedError, InvalidInputError."""
-        return Asked(
+        return WriteOptions(
             WriteMode(self.mode),
-            Chosen(tuple(self.select), self.rename, self._types(), tuple(self.null)),
-            find_code(self.udf) if self.udf else None,
+            ColumnSelection(tuple(self.select), self.rename, self._types(), tuple(self.null)),
+            parse_user_function(self.udf) if self.udf else None,
             tuple(parse_check(text) for text in self.check),
             self.rejects,
             self.rows_per_file,
         )
 
-    def wanted(self, storage: Mapping[str, str]) -> Wanted:
+    def wanted(self, storage: Mapping[str, str]) -> SourceOptions:
         """The files that it is made of. Raises InvalidInputError."""
         assert self.files is not None
         old_names = {new: old for old, new in self.rename.items()}
         types = {old_names.get(name, name): dtype for name, dtype in self._types().items()}
         kind = Format(self.format) if self.format else None
-        return Wanted(
+        return SourceOptions(
             self.files,
             kind,
             self.split,

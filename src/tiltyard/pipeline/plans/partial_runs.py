@@ -33,15 +33,17 @@ class PartOfRun:
         """Raises RunCanceledError once the run has to stop."""
         self.whole.check()
 
-    def kept(self) -> Mapping[str, str]:
+    def checkpoints(self) -> Mapping[str, str]:
         """What this part has kept in this attempt."""
         return {
-            key.removeprefix(self._mark): text for key, text in self.whole.kept().items() if key.startswith(self._mark)
+            key.removeprefix(self._mark): text
+            for key, text in self.whole.checkpoints().items()
+            if key.startswith(self._mark)
         }
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         """Remember that something is done."""
-        self.whole.keep(f"{self._mark}{key}", value)
+        self.whole.save_checkpoint(f"{self._mark}{key}", value)
 
     @property
     def _mark(self) -> str:

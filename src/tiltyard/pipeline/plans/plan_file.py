@@ -12,7 +12,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.plans.model import Plan, PlanError, plan_of
-from tiltyard.pipeline.sources.filesystem import absolute, is_remote
+from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
 
 if TYPE_CHECKING:
     import yaml
@@ -112,15 +112,15 @@ def _filled(told: Any, values: Mapping[str, str], place: Sequence[str | int]) ->
 def _beside(told: Any, folder: Path) -> Any:
     """What a file says, with its relative paths as other processes find them. What is of another form stays."""
 
-    def placed(path: str) -> str:
-        return path if is_remote(path) else absolute(str(folder / path))
+    def resolve_path(path: str) -> str:
+        return path if is_remote(path) else absolute_path(str(folder / path))
 
     def table(own: Any) -> Any:
         if not isinstance(own, Mapping):
             return own
-        paths = {key: placed(own[key]) for key in ("files", "rejects") if isinstance(own.get(key), str)}
+        paths = {key: resolve_path(own[key]) for key in ("files", "rejects") if isinstance(own.get(key), str)}
         udf = own.get("udf")
-        code = {"udf": placed(udf)} if isinstance(udf, str) and udf.rpartition(":")[0].endswith(".py") else {}
+        code = {"udf": resolve_path(udf)} if isinstance(udf, str) and udf.rpartition(":")[0].endswith(".py") else {}
         return {**own, **paths, **code}
 
     if not isinstance(told, Mapping) or not isinstance(told.get("tables"), Mapping):

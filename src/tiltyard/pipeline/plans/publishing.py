@@ -16,16 +16,16 @@ from lance_namespace.errors import (
     TableTagAlreadyExistsError,
 )
 
-from tiltyard.pipeline.indexes.job import fitted
-from tiltyard.pipeline.indexes.tasks import built_segments, commit_empty_index
+from tiltyard.pipeline.indexes.job import validate_spec
+from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
 from tiltyard.pipeline.plans.model import Index
 from tiltyard.pipeline.plans.rows import Filled
-from tiltyard.pipeline.table_location import Connection, Place
+from tiltyard.pipeline.table_location import Connection, TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.commit import RUN, version_of
-from tiltyard.pipeline.writing.target_table import WriteMode, first_version
+from tiltyard.pipeline.writing.commit import RUN_PROPERTY, find_run_version
+from tiltyard.pipeline.writing.target_table import WriteMode, commit_first_version
 from tiltyard.publishing import Publication, publish
-from tiltyard.publishing.staged import OneVersion
+from tiltyard.publishing.staged import SingleVersionNamespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedPlace(Place):
+class StagedTableLocation(TableLocation):
     """A table at a version that only its publication knows, for tasks that build indexes of it."""
 
     staged: Mapping[str, Any]
@@ -46,7 +46,7 @@ class StagedPlace(Place):
         """The table at that version; no other, and no branch."""
         assert branch is None
         assert version in (None, self.staged["version"])
-        only = OneVersion(self.uri, self.options, upstream.TableVersion(**self.staged))
+        only = SingleVersionNamespace(self.uri, self.options, upstream.TableVersion(**self.staged))
         options = dict(self.options) or None
         table = list(self.table)
         return lance.dataset(namespace_client=only, table_id=table, block_size=block_size, storage_options=options)
@@ -119,7 +119,7 @@ def _committed(table: Filled, base: int) -> int | None:
     """The version after `base` that has the rows of this run."""
     if not table.landing.table.latest_version():
         return None
-    return version_of(table.landing.table.dataset(), base, table.run.id)
+    return find_run_version(table.landing.table.dataset(), base, table.run.id)
 
 
 def _stage(block: Publication, table: Filled) -> None:
@@ -131,26 +131,26 @@ def _stage(block: Publication, table: Filled) -> None:
     if newest and not landing.base and mode is not WriteMode.OVERWRITE:
         raise TableAlreadyExistsError(f"Somebody else has written {table.name} meanwhile: append, or name another.")
     read = landing.base if mode is WriteMode.APPEND else newest
-    transaction = Transaction(read, operation, str(uuid4()), {RUN: table.run.id})
+    transaction = Transaction(read, operation, str(uuid4()), {RUN_PROPERTY: table.run.id})
     if newest:
         lance.LanceDataset.commit(landing.table.dataset(read or None, client=block), transaction)
     else:
-        first_version(landing, block, transaction)
+        commit_first_version(landing, block, transaction)
 
 
 def _build(block: Publication, spark: SparkSession, table: Filled, index: Index) -> None:
     """Build an index of the rows that the block knows. Raises InvalidInputError."""
     found, order = table.landing.table, index.order()
     dataset = found.dataset(client=block)
-    place = table.landing.place
+    location = table.landing.location
     staged = _staged(block, found).model_dump()
     try:
-        seen = StagedPlace(place.uri, place.options, place.connection, place.table, staged)
-        order = fitted(order, dataset.schema)
+        seen = StagedTableLocation(location.uri, location.options, location.connection, location.table, staged)
+        order = validate_spec(order, dataset.schema)
         if not dataset.get_fragments():
             commit_empty_index(dataset, order, str(uuid4()))
             return
-        segments = built_segments(table.run, spark, seen, dataset, None, order)
+        segments = build_segments(table.run, spark, seen, dataset, None, order)
     except (RefusedError, InvalidInputError) as refusal:
         raise InvalidInputError(f"The index {order.name} of {table.name}: {refusal}") from refusal
     dataset.commit_existing_index_segments(order.name, order.column, segments)

@@ -16,17 +16,17 @@ from tiltyard.pipeline.datasource.lance_frames import rows_of_version, shown
 from tiltyard.pipeline.ingest.job import WITHDRAWN, for_landing, forgotten, source_recipe, write_source
 from tiltyard.pipeline.plans.model import Plan, TablePlan
 from tiltyard.pipeline.plans.partial_runs import PartOfRun
-from tiltyard.pipeline.sources.files import TASK_BYTES, find_source, look_in_tasks
+from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
 from tiltyard.pipeline.sql.sessions import quoted
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.udf_permission import drives_for_others
-from tiltyard.pipeline.writing.dataframes import frame_recipe, write_partitions
-from tiltyard.pipeline.writing.fragments import Rows, are_there
+from tiltyard.pipeline.udf_permission import is_worker_driver
+from tiltyard.pipeline.writing.dataframes import frame_write_spec, write_partitions
+from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
 from tiltyard.pipeline.writing.recipes import check_written
-from tiltyard.pipeline.writing.target_table import Landing, land
-from tiltyard.pipeline.writing.tasks import Written
+from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target
+from tiltyard.pipeline.writing.tasks import WriteResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,8 +41,8 @@ class Filled:
     name: str
     plan: TablePlan
     run: PartOfRun
-    landing: Landing
-    written: tuple[Written, ...]
+    landing: TargetTable
+    written: tuple[WriteResult, ...]
     schema: pa.Schema
 
     @property
@@ -58,15 +58,15 @@ def fill(
 
     `readable` are the views that its SQL may read.
 
-    Raises InvalidInputError for what does not fit, RunCanceledError, what `land` raises.
+    Raises InvalidInputError for what does not fit, RunCanceledError, what `prepare_target` raises.
     """
-    landing = land(run, catalog_client.table(where, name), plan.asked().mode)
+    landing = prepare_target(run, catalog_client.table(where, name), plan.asked().mode)
     try:
         filled = _kept(run, name, plan, landing)
-        if filled is None or not are_there(landing.place, filled.fragments):
+        if filled is None or not fragment_files_exist(landing.location, filled.fragments):
             filled = _written(run, where, spark, name, plan, landing, readable)
     except (RefusedError, InvalidInputError) as error:
-        landing.withdraw(forgotten(run))
+        landing.discard_writes(forgotten(run))
         raise InvalidInputError(f"{name}: {error}") from error
     return filled
 
@@ -76,17 +76,17 @@ def filled_before(run: PartOfRun, where: Connection, name: str, plan: TablePlan)
 
     None if it was withdrawn.
     """
-    return _kept(run, name, plan, land(run, catalog_client.table(where, name), plan.asked().mode))
+    return _kept(run, name, plan, prepare_target(run, catalog_client.table(where, name), plan.asked().mode))
 
 
-def _kept(run: PartOfRun, name: str, plan: TablePlan, landing: Landing) -> Filled | None:
+def _kept(run: PartOfRun, name: str, plan: TablePlan, landing: TargetTable) -> Filled | None:
     """The rows that an earlier driver of this run wrote, whether their files are still there or not."""
-    text = run.kept().get(_WRITTEN)
+    text = run.checkpoints().get(_WRITTEN)
     if text in (None, WITHDRAWN):
         return None
     told = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(told["schema"])))
-    return Filled(name, plan, run, landing, tuple(map(Written.from_kept, told["parts"])), schema)
+    return Filled(name, plan, run, landing, tuple(map(WriteResult.from_json, told["parts"])), schema)
 
 
 def _written(
@@ -95,23 +95,23 @@ def _written(
     spark: SparkSession,
     name: str,
     plan: TablePlan,
-    landing: Landing,
+    landing: TargetTable,
     readable: Collection[str],
 ) -> Filled:
     asked = plan.asked()
     if plan.files is not None:
-        found = find_source(plan.wanted(dict(where.storage)), look_in_tasks(run, spark))
+        found = find_source(plan.wanted(dict(where.storage)), spark_inspector(run, spark))
         source = for_landing(run, found, landing, asked)
         recipe = source_recipe(run, spark, source, landing, asked)
         written = write_source(run, spark, source, recipe, TASK_BYTES)
     else:
         frame = _query(spark, plan.sql or "", readable)
-        recipe = frame_recipe(run, frame, landing, asked)
+        recipe = frame_write_spec(run, frame, landing, asked)
         written = write_partitions(run, frame, recipe)
     check_written(spark, landing, recipe, written)
     schema = recipe.target.schema
-    told = {"parts": [part.kept() for part in written], "schema": schema.serialize().to_pybytes().hex()}
-    run.keep(_WRITTEN, json.dumps(told))
+    told = {"parts": [part.to_json() for part in written], "schema": schema.serialize().to_pybytes().hex()}
+    run.save_checkpoint(_WRITTEN, json.dumps(told))
     return Filled(name, plan, run, landing, tuple(written), schema)
 
 
@@ -119,8 +119,8 @@ def discard_all(tables: Iterable[Filled]) -> None:
     """Leave nothing of tables behind: their files are deleted, and the names that they were given."""
     for table in tables:
         forgotten(table.run)
-        table.run.keep(_WRITTEN, WITHDRAWN)
-        table.landing.withdraw(table.fragments)
+        table.run.save_checkpoint(_WRITTEN, WITHDRAWN)
+        table.landing.discard_writes(table.fragments)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def views(where: Connection, spark: SparkSession, plan: Plan) -> Iterator[dict[s
         for name, source in plan.reads.items():
             table = catalog_client.table(where, source)
             dataset = table.dataset()
-            tasks = rows_of_version(spark, table.place(), dataset)
+            tasks = rows_of_version(spark, table.location(), dataset)
             show(spark, made, name, shown(spark, dataset.schema, tasks))
         yield made
     finally:
@@ -147,7 +147,7 @@ def show(spark: SparkSession, made: dict[str, DataFrame], name: str, frame: Data
 
 def frame_of(spark: SparkSession, table: Filled) -> DataFrame:
     """The rows that this run has written to a table, before they are published. Raises RefusedError."""
-    tasks = [Rows(table.landing.place, 0, files=(fragment,)) for fragment in table.fragments]
+    tasks = [FragmentRows(table.landing.location, 0, files=(fragment,)) for fragment in table.fragments]
     return shown(spark, table.schema, tasks)
 
 
@@ -156,7 +156,7 @@ def _query(spark: SparkSession, text: str, readable: Collection[str]) -> DataFra
 
     On a worker also for one that does more than read these views: who submits a job is not who runs the worker.
     """
-    if not drives_for_others():
+    if not is_worker_driver():
         return analysed(spark, text)
     check_parsed(spark, text, readable)
     frame = analysed(spark, text)

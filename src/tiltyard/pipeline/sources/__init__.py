@@ -1,1 +1,1 @@
-"""Sources of a job: find files, infer and merge their schemas, split them into tasks, read them."""
+"""Discover the files of a source, infer and merge their schemas, split them into pieces for tasks, and read them."""

@@ -1,4 +1,4 @@
-"""One schema for files that differ: types that hold the values of all, or a refusal that names file and column."""
+"""Merge the schemas of files that differ into types that hold the values of all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UNITS = ("s", "ms", "us", "ns")
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 _DIGITS_128, _DIGITS_256 = 38, 76
 _FLOAT32_BITS = 16
-"""Integers of so many bits are float32 numbers, each of them; of wider ones that is for float64 to hold."""
+"""Every integer of up to so many bits is exact in a float32; wider ones need a float64."""
 
 
 class SchemaMode(StrEnum):
-    """What becomes of files of one source whose schemas differ."""
+    """How the differing schemas of a source's files are handled."""
 
     UNION = "union"
     FIRST = "first"
@@ -39,83 +39,83 @@ def merge_schemas(
     types: Mapping[str, pa.DataType] | None = None,
     only: Collection[str] = (),
 ) -> pa.Schema:
-    """Merge the schemas of files, in the order in which columns come up.
+    """Merge the schemas of files; columns are in the order of their first appearance.
 
-    `types` decide where they name a column, whatever the files say; columns that are not of `only` (empty: all) may
-    differ. A column that a file lacks is nullable. Raises RefusedError where no type holds the values of all (union),
-    for any difference (strict), for a name that a file has twice.
+    `types` override the files' types; columns that are not in `only` (empty: all) may differ. A column that a file
+    lacks is nullable. Raises RefusedError where no type holds the values of all (union), for any difference (strict),
+    for a name that a file has twice.
     """
     merged: dict[str, pa.Field] = {}
     origins: dict[str, str] = {}
     first: FileSchema | None = None
-    seen: pa.Schema | None = None
+    previous: pa.Schema | None = None
     for file in files:
-        if seen is not None and file.schema.equals(seen):
+        if previous is not None and file.schema.equals(previous):
             continue
-        seen = file.schema
-        check_names(file)
+        previous = file.schema
+        check_column_names(file)
         fields = {field.name: field for field in file.schema if not only or field.name in only}
         if first is None:
             first, merged, origins = file, fields, dict.fromkeys(fields, file.path)
             continue
         if mode is SchemaMode.STRICT:
-            _check_same(first.path, merged, file.path, fields)
+            _check_same_schema(first.path, merged, file.path, fields)
         merged = {name: field if name in fields else field.with_nullable(True) for name, field in merged.items()}
         if mode is SchemaMode.UNION:
             _check_case(merged, origins, file.path, fields)
             for name, field in fields.items():
                 old = merged.get(name, field.with_nullable(True))
-                merged[name] = _both(old, field, origins.setdefault(name, file.path), file.path, types or {})
+                merged[name] = _merge_fields(old, field, origins.setdefault(name, file.path), file.path, types or {})
     for name, dtype in (types or {}).items():
         if name in merged:
             merged[name] = merged[name].with_type(dtype)
     return pa.schema(merged.values())
 
 
-def check_names(file: FileSchema) -> None:
-    """Raise RefusedError for a name that a file has twice, or a column without one."""
-    seen: set[str] = set()
+def check_column_names(file: FileSchema) -> None:
+    """Raise RefusedError for a column name that a file has twice, or an empty one."""
+    names: set[str] = set()
     for name in file.schema.names:
         if not name:
             raise RefusedError(f"{file.path} has a column without a name: give it one there.")
-        if name in seen:
+        if name in names:
             raise RefusedError(f"{file.path} has two columns called '{name}': give one of them another name there.")
-        seen.add(name)
+        names.add(name)
 
 
-def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The narrowest type that values of both are cast to with nothing lost, checked value by value where need be.
+def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """Return the narrowest type that holds all values of both, or None.
 
-    None where there is none.
+    Some values have to be checked one by one when they are cast to it.
     """
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
+    if left == right or pa.types.is_null(right):
+        return left
+    if pa.types.is_null(left):
+        return right
     for rule in (_common_number, _common_time, _common_text, _common_nested):
-        if (found := rule(one, other) or rule(other, one)) is not None:
-            return found
+        if (dtype := rule(left, right) or rule(right, left)) is not None:
+            return dtype
     return None
 
 
-def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_floating(one) and pa.types.is_floating(other):
-        return max(one, other, key=lambda dtype: dtype.bit_width)
-    if pa.types.is_integer(one) and pa.types.is_integer(other):
-        return _common_integer(one, other)
-    if pa.types.is_integer(one) and pa.types.is_floating(other):
-        return other if one.bit_width <= _FLOAT32_BITS and pa.types.is_float32(other) else pa.float64()
-    if pa.types.is_decimal(one) and pa.types.is_decimal(other):
-        return _decimal(max(one.precision - one.scale, other.precision - other.scale), max(one.scale, other.scale))
-    if pa.types.is_decimal(one) and pa.types.is_integer(other):
-        return _decimal(max(one.precision - one.scale, _INTEGER_DIGITS[other.bit_width]), one.scale)
+def _common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_floating(left) and pa.types.is_floating(right):
+        return max(left, right, key=lambda dtype: dtype.bit_width)
+    if pa.types.is_integer(left) and pa.types.is_integer(right):
+        return _common_integer(left, right)
+    if pa.types.is_integer(left) and pa.types.is_floating(right):
+        return right if left.bit_width <= _FLOAT32_BITS and pa.types.is_float32(right) else pa.float64()
+    if pa.types.is_decimal(left) and pa.types.is_decimal(right):
+        return _decimal(max(left.precision - left.scale, right.precision - right.scale), max(left.scale, right.scale))
+    if pa.types.is_decimal(left) and pa.types.is_integer(right):
+        return _decimal(max(left.precision - left.scale, _INTEGER_DIGITS[right.bit_width]), left.scale)
     return None
 
 
-def _common_integer(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
-        return max(one, other, key=lambda dtype: dtype.bit_width)
-    signed, unsigned = (one, other) if pa.types.is_signed_integer(one) else (other, one)
+def _common_integer(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_signed_integer(left) == pa.types.is_signed_integer(right):
+        return max(left, right, key=lambda dtype: dtype.bit_width)
+    signed, unsigned = (left, right) if pa.types.is_signed_integer(left) else (right, left)
     wider = {8: pa.int16(), 16: pa.int32(), 32: pa.int64()}.get(unsigned.bit_width)
     return None if wider is None else max(signed, wider, key=lambda dtype: dtype.bit_width)
 
@@ -127,33 +127,33 @@ def _decimal(integers: int, scale: int) -> pa.DataType | None:
     return pa.decimal128(digits, scale) if digits <= _DIGITS_128 else pa.decimal256(digits, scale)
 
 
-def _common_time(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other) and one.tz == other.tz:
-        return _finer(one, other)
+def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_timestamp(left) and pa.types.is_timestamp(right) and left.tz == right.tz:
+        return _finer_unit(left, right)
     for is_kind in (pa.types.is_time, pa.types.is_duration):
-        if is_kind(one) and is_kind(other):
-            return _finer(one, other)
-    if pa.types.is_date(one) and pa.types.is_date(other):
+        if is_kind(left) and is_kind(right):
+            return _finer_unit(left, right)
+    if pa.types.is_date(left) and pa.types.is_date(right):
         return pa.date32()
-    if pa.types.is_date(one) and pa.types.is_timestamp(other) and other.tz is None:
-        return other
+    if pa.types.is_date(left) and pa.types.is_timestamp(right) and right.tz is None:
+        return right
     return None
 
 
-def _finer(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    return max(one, other, key=lambda dtype: _UNITS.index(dtype.unit))
+def _finer_unit(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    return max(left, right, key=lambda dtype: _UNITS.index(dtype.unit))
 
 
-def _common_text(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if _is_text(one) and _is_text(other):
-        return pa.large_string() if pa.large_string() in (one, other) else pa.string()
-    if _is_bytes(one) and _is_bytes(other):
-        return pa.large_binary() if pa.large_binary() in (one, other) else pa.binary()
-    if pa.types.is_dictionary(one) and pa.types.is_dictionary(other):
-        values = common_type(one.value_type, other.value_type)
-        index = max(one.index_type, other.index_type, key=lambda dtype: dtype.bit_width)
-        return None if values is None else pa.dictionary(index, values, one.ordered and other.ordered)
-    return common_type(one.value_type, other) if pa.types.is_dictionary(one) else None
+def _common_text(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if _is_text(left) and _is_text(right):
+        return pa.large_string() if pa.large_string() in (left, right) else pa.string()
+    if _is_bytes(left) and _is_bytes(right):
+        return pa.large_binary() if pa.large_binary() in (left, right) else pa.binary()
+    if pa.types.is_dictionary(left) and pa.types.is_dictionary(right):
+        values = common_type(left.value_type, right.value_type)
+        index = max(left.index_type, right.index_type, key=lambda dtype: dtype.bit_width)
+        return None if values is None else pa.dictionary(index, values, left.ordered and right.ordered)
+    return common_type(left.value_type, right) if pa.types.is_dictionary(left) else None
 
 
 def _is_text(dtype: pa.DataType) -> bool:
@@ -166,39 +166,39 @@ def _is_bytes(dtype: pa.DataType) -> bool:
     return any(is_kind(dtype) for is_kind in kinds)
 
 
-def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return _common_struct(one, other)
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        key, item = common_type(one.key_type, other.key_type), _common_field(one.item_field, other.item_field)
+def _common_nested(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        return _common_struct(left, right)
+    if pa.types.is_map(left) and pa.types.is_map(right):
+        key, item = common_type(left.key_type, right.key_type), _common_field(left.item_field, right.item_field)
         return None if key is None or item is None else pa.map_(key, item)
-    if not (_is_list(one) and _is_list(other)):
+    if not (_is_list(left) and _is_list(right)):
         return None
-    value = _common_field(one.value_field, other.value_field)
+    value = _common_field(left.value_field, right.value_field)
     if value is None:
         return None
-    if pa.types.is_fixed_size_list(one) and pa.types.is_fixed_size_list(other) and one.list_size == other.list_size:
-        return pa.list_(value, one.list_size)
-    return pa.large_list(value) if any(map(pa.types.is_large_list, (one, other))) else pa.list_(value)
+    if pa.types.is_fixed_size_list(left) and pa.types.is_fixed_size_list(right) and left.list_size == right.list_size:
+        return pa.list_(value, left.list_size)
+    return pa.large_list(value) if any(map(pa.types.is_large_list, (left, right))) else pa.list_(value)
 
 
-def _common_struct(one: pa.StructType, other: pa.StructType) -> pa.DataType | None:
-    fields: dict[str, pa.Field] = {field.name: field for field in one}
-    if len(fields) < one.num_fields or len({field.name for field in other}) < other.num_fields:
+def _common_struct(left: pa.StructType, right: pa.StructType) -> pa.DataType | None:
+    fields: dict[str, pa.Field] = {field.name: field for field in left}
+    if len(fields) < left.num_fields or len({field.name for field in right}) < right.num_fields:
         return None
-    theirs = {field.name for field in other}
-    fields = {name: field if name in theirs else field.with_nullable(True) for name, field in fields.items()}
-    for field in other:
-        both = _common_field(fields.get(field.name, field.with_nullable(True)), field)
-        if both is None:
+    right_names = {field.name for field in right}
+    fields = {name: field if name in right_names else field.with_nullable(True) for name, field in fields.items()}
+    for field in right:
+        merged = _common_field(fields.get(field.name, field.with_nullable(True)), field)
+        if merged is None:
             return None
-        fields[field.name] = both
+        fields[field.name] = merged
     return pa.struct(list(fields.values()))
 
 
-def _common_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
-    dtype = common_type(one.type, other.type)
-    return None if dtype is None else one.with_type(dtype).with_nullable(one.nullable or other.nullable)
+def _common_field(left: pa.Field, right: pa.Field) -> pa.Field | None:
+    dtype = common_type(left.type, right.type)
+    return None if dtype is None else left.with_type(dtype).with_nullable(left.nullable or right.nullable)
 
 
 def _is_list(dtype: pa.DataType) -> bool:
@@ -206,21 +206,23 @@ def _is_list(dtype: pa.DataType) -> bool:
     return any(is_kind(dtype) for is_kind in kinds)
 
 
-def _both(one: pa.Field, other: pa.Field, origin: str, path: str, types: Mapping[str, pa.DataType]) -> pa.Field:
-    """A field for the values of both. Raises RefusedError."""
-    if one.name in types:
-        return one.with_nullable(one.nullable or other.nullable)
-    found = _common_field(one, other)
-    if found is None:
+def _merge_fields(
+    left: pa.Field, right: pa.Field, origin: str, path: str, types: Mapping[str, pa.DataType]
+) -> pa.Field:
+    """Return a field that holds the values of both. Raises RefusedError."""
+    if left.name in types:
+        return left.with_nullable(left.nullable or right.nullable)
+    merged = _common_field(left, right)
+    if merged is None:
         raise RefusedError(
-            f"Column '{one.name}' is {other.type} in {path} and {one.type} in {origin}: no type holds the values of "
-            f"both. Name one that both are cast to (--cast {one.name}=TYPE), leave the column out, or take the first "
+            f"Column '{left.name}' is {right.type} in {path} and {left.type} in {origin}: no type holds the values of "
+            f"both. Name one that both are cast to (--cast {left.name}=TYPE), leave the column out, or take the first "
             "file's type (--schema first)."
         )
-    return found
+    return merged
 
 
-def _check_same(first: str, columns: Mapping[str, pa.Field], path: str, fields: Mapping[str, pa.Field]) -> None:
+def _check_same_schema(first: str, columns: Mapping[str, pa.Field], path: str, fields: Mapping[str, pa.Field]) -> None:
     """Raise RefusedError for any difference in names or types."""
     for name, field in columns.items():
         if name not in fields:
@@ -236,12 +238,12 @@ def _check_same(first: str, columns: Mapping[str, pa.Field], path: str, fields: 
 def _check_case(
     columns: Mapping[str, pa.Field], origins: Mapping[str, str], path: str, fields: Mapping[str, pa.Field]
 ) -> None:
-    """Raise RefusedError for a new column whose name is that of another one in other letters: `ID` beside `id`."""
-    known = {name.casefold(): name for name in columns}
+    """Raise RefusedError for a new column whose name differs from another only in case: `ID` and `id`."""
+    names_by_casefold = {name.casefold(): name for name in columns}
     for name in fields:
-        other = known.get(name.casefold(), name)
-        if name not in columns and other not in fields:
+        existing = names_by_casefold.get(name.casefold(), name)
+        if name not in columns and existing not in fields:
             raise RefusedError(
-                f"{path} has a column '{name}' where {origins[other]} has '{other}': write both with the same letters, "
-                "or take the first file's columns alone (--schema first)."
+                f"{path} has a column '{name}' where {origins[existing]} has '{existing}': write both with the same "
+                "letters, or take the first file's columns alone (--schema first)."
             )

@@ -1,4 +1,4 @@
-"""Text read in blocks of whole lines, from anywhere in a file, and rows that cannot be taken."""
+"""Read text files in blocks of whole lines, starting at any offset; rows that are rejected, with their reasons."""
 
 from __future__ import annotations
 
@@ -7,68 +7,68 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-BLOCK = 8 << 20
+BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """A row that cannot be taken: what it was, as far as that can be shown, why, and its line in a file of text."""
+class RejectedRow:
+    """A row that is rejected: its content as far as it can be shown, the reason, and its line number in a text file."""
 
     row: Any
     reason: str
     line: int | None = None
 
 
-def blocks(file: IO[bytes], start: int, end: int | None, size: int = BLOCK) -> Iterator[bytes]:
-    """The lines that begin in the bytes from `start` to `end` (None: the end of the file), in blocks of whole lines.
+def read_line_blocks(file: IO[bytes], start: int, end: int | None, size: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the lines that begin in the bytes from `start` to `end` (None: end of file), in blocks of whole lines.
 
-    The file is read on from `start`, never back: it may be one that is decompressed on the way.
+    The file is read forwards only, because it may be decompressed while it is read.
     """
-    position = max(0, start - 1)  # one before: where that is the end of a line, the first line is ours
+    position = max(0, start - 1)  # if the byte before is a line break, the first line belongs to this range
     if position:
         file.seek(position)
-    rest, skipping = b"", start > 0
+    remainder, skips_first_line = b"", start > 0
     while chunk := file.read(size):
         position += len(chunk)
-        whole = rest + chunk
-        rest = b""
-        if skipping:
-            cut = whole.find(b"\n")
+        data = remainder + chunk
+        remainder = b""
+        if skips_first_line:
+            cut = data.find(b"\n")
             if cut < 0:
                 continue
-            whole, skipping = whole[cut + 1 :], False
-        begin = position - len(whole)
+            data, skips_first_line = data[cut + 1 :], False
+        begin = position - len(data)
         if end is not None and begin >= end:
             return
         if end is not None and position >= end:
-            cut = whole.find(b"\n", end - 1 - begin) + 1
+            cut = data.find(b"\n", end - 1 - begin) + 1
             if cut:
-                yield whole[:cut]
+                yield data[:cut]
                 return
-            rest = whole
+            remainder = data
             continue
-        cut = whole.rfind(b"\n") + 1
+        cut = data.rfind(b"\n") + 1
         if cut:
-            yield whole[:cut]
-        rest = whole[cut:]
-    if rest:
-        yield rest
+            yield data[:cut]
+        remainder = data[cut:]
+    if remainder:
+        yield remainder
 
 
-def whole_lines(head: bytes, *, complete: bool) -> bytes:
-    """The lines of a text's beginning, without the last one if that is cut off."""
+def drop_incomplete_line(head: bytes, *, complete: bool) -> bytes:
+    """Return the beginning of a text without its last line, if that is cut off."""
     return head if complete else head[: head.rfind(b"\n") + 1]
 
 
 def count_lines(file: IO[bytes], end: int) -> int:
-    """How many line breaks there are before an offset; the file is read up to there."""
+    """Count the line breaks before an offset; reads the file up to there."""
     file.seek(0)
-    count, left = 0, end
-    while left and (chunk := file.read(min(left, BLOCK))):
-        count, left = count + chunk.count(b"\n"), left - len(chunk)
+    count, remaining = 0, end
+    while remaining and (chunk := file.read(min(remaining, BLOCK_BYTES))):
+        count, remaining = count + chunk.count(b"\n"), remaining - len(chunk)
     return count
 
 
-def unpacked(file: Any, path: str) -> Any:
-    """The file itself, or what is compressed in it, by its name."""
+def open_decompressed(file: Any, path: str) -> Any:
+    """Return the file, or a reader that decompresses it where its name ends in .gz."""
     return gzip.GzipFile(fileobj=file) if path.lower().endswith(".gz") else file

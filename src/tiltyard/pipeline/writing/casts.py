@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.model.schemas.nested_types import cast_array, is_same_type
-from tiltyard.pipeline.sources.text_blocks import Bad
+from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.task_errors import RefusedError
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnMapping:
     """A column to make: its field, and the column of the source that it comes from (None: nulls)."""
 
     field: pa.Field
@@ -24,7 +24,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ColumnSelection:
     """What a caller says of columns: `names` to take (empty: all), `renamed` old → new, `types` by new name.
 
     `nulls` are columns of the table that the source has not, and that shall be null.
@@ -36,7 +36,7 @@ class Chosen:
     nulls: tuple[str, ...] = ()
 
 
-def chosen_columns(source: pa.Schema, chosen: Chosen) -> list[Column]:
+def select_columns(source: pa.Schema, chosen: ColumnSelection) -> list[ColumnMapping]:
     """The columns that a choice makes of a source. Raises RefusedError for a name that the source lacks."""
     renamed, types = chosen.renamed or {}, chosen.types or {}
     for name in (*chosen.names, *renamed):
@@ -45,7 +45,7 @@ def chosen_columns(source: pa.Schema, chosen: Chosen) -> list[Column]:
     columns = []
     for name in chosen.names or source.names:
         field = source.field(name).with_name(renamed.get(name, name)).remove_metadata()
-        columns.append(Column(field.with_type(types.get(field.name, field.type)), name))
+        columns.append(ColumnMapping(field.with_type(types.get(field.name, field.type)), name))
     names = [column.field.name for column in columns]
     for name in types:
         if name not in names:
@@ -55,7 +55,7 @@ def chosen_columns(source: pa.Schema, chosen: Chosen) -> list[Column]:
     return columns
 
 
-def fitted_columns(made: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -> list[Column]:
+def map_to_table(made: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -> list[ColumnMapping]:
     """The columns of a table, each from what was made under its name. Raises RefusedError for what does not match."""
     if unknown := [name for name in made if name not in table.names]:
         raise RefusedError(f"The table has no column '{unknown[0]}': select or rename the columns of the source.")
@@ -65,11 +65,11 @@ def fitted_columns(made: Sequence[str], table: pa.Schema, nulls: Iterable[str]) 
             raise RefusedError(
                 f"The source has no column '{field.name}' of the table: rename one to it, or say that it shall be null."
             )
-        columns.append(Column(field, field.name if field.name in made else None))
+        columns.append(ColumnMapping(field, field.name if field.name in made else None))
     return columns
 
 
-def check_zones(made: pa.Schema, table: pa.Schema) -> None:
+def check_time_zones(made: pa.Schema, table: pa.Schema) -> None:
     """Raise RefusedError where times would lose their zone in a table, or get one, and no cast says so."""
     for field in made:
         wanted = table.field(field.name).type if field.name in table.names else field.type
@@ -82,7 +82,7 @@ def check_zones(made: pa.Schema, table: pa.Schema) -> None:
             )
 
 
-def fit(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[pa.RecordBatch | Bad]:
+def cast_batch(batch: pa.RecordBatch, columns: Sequence[ColumnMapping]) -> Iterator[pa.RecordBatch | RejectedRow]:
     """A batch with these columns; first the rows that cannot have them, each with all its reasons."""
     reasons: dict[int, str] = {}
     arrays = []
@@ -91,10 +91,10 @@ def fit(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[pa.RecordB
         if name is not None and name not in batch.schema.names:
             raise RefusedError(f"A file of the source has no column '{name}'.")
         array = pa.nulls(batch.num_rows, field.type) if name is None else batch.column(name)
-        arrays.append(_fitted(array, field, reasons))
+        arrays.append(_cast_column(array, field, reasons))
     schema = pa.schema([column.field for column in columns])
     for row, reason in sorted(reasons.items()):
-        yield Bad(batch.slice(row, 1).to_pylist()[0], reason)
+        yield RejectedRow(batch.slice(row, 1).to_pylist()[0], reason)
     if not reasons:
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
     elif len(reasons) < batch.num_rows:
@@ -102,16 +102,20 @@ def fit(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[pa.RecordB
         yield pa.RecordBatch.from_arrays([array.take(good) for array in arrays], schema=schema)
 
 
-def all_fitted(batches: Iterable[pa.RecordBatch], columns: Sequence[Column], refusal: str) -> Iterator[pa.RecordBatch]:
+def cast_batches(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[ColumnMapping], refusal: str
+) -> Iterator[pa.RecordBatch]:
     """Batches with these columns, all rows of them. Raises RefusedError, in the words of `refusal` for a value."""
     for batch in batches:
-        for fitted in fit(batch, columns):
-            if isinstance(fitted, Bad):
+        for fitted in cast_batch(batch, columns):
+            if isinstance(fitted, RejectedRow):
                 raise RefusedError(refusal.format(reason=fitted.reason))
             yield fitted
 
 
-def applied(batch: pa.RecordBatch, function: BatchFunction, *, alone: bool = True) -> Iterator[pa.RecordBatch | Bad]:
+def apply_function(
+    batch: pa.RecordBatch, function: BatchFunction, *, alone: bool = True
+) -> Iterator[pa.RecordBatch | RejectedRow]:
     """What a function makes of a batch. Rows that it fails on are found by halving the batch, if `alone`.
 
     Raises RefusedError if it fails otherwise, or gives something else.
@@ -127,22 +131,22 @@ def applied(batch: pa.RecordBatch, function: BatchFunction, *, alone: bool = Tru
                 "(--rejects)."
             ) from error
         if batch.num_rows <= 1:
-            yield Bad(batch.to_pylist()[0] if batch.num_rows else None, f"{type(error).__name__}: {error}")
+            yield RejectedRow(batch.to_pylist()[0] if batch.num_rows else None, f"{type(error).__name__}: {error}")
             return
         middle = batch.num_rows // 2
-        yield from applied(batch.slice(0, middle), function)
-        yield from applied(batch.slice(middle), function)
+        yield from apply_function(batch.slice(0, middle), function)
+        yield from apply_function(batch.slice(middle), function)
         return
     if not isinstance(made, pa.RecordBatch):
         raise RefusedError(f"The UDF gave a {type(made).__name__}: it takes a pyarrow.RecordBatch and gives one.")
     yield made
 
 
-def _fitted(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array:
+def _cast_column(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array:
     """An array of the field's type; rows that do not fit are null in it, and have a reason."""
     found = array
     if not is_same_type(array.type, field.type):
-        parts = list(_cast(array, field, 0, reasons))
+        parts = list(_cast_halves(array, field, 0, reasons))
         found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     if not field.nullable and found.null_count:
         for row in pc.indices_nonzero(found.is_null()).to_pylist():
@@ -150,7 +154,7 @@ def _fitted(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Arr
     return found
 
 
-def _cast(array: pa.Array, field: pa.Field, first: int, reasons: dict[int, str]) -> Iterator[pa.Array]:
+def _cast_halves(array: pa.Array, field: pa.Field, first: int, reasons: dict[int, str]) -> Iterator[pa.Array]:
     """Parts of the array, cast; halved until what cannot be cast stands alone."""
     try:
         yield cast_array(array, field.type)
@@ -163,5 +167,5 @@ def _cast(array: pa.Array, field: pa.Field, first: int, reasons: dict[int, str])
             yield pa.nulls(1, field.type)
             return
         middle = len(array) // 2
-        yield from _cast(array.slice(0, middle), field, first, reasons)
-        yield from _cast(array.slice(middle), field, first + middle, reasons)
+        yield from _cast_halves(array.slice(0, middle), field, first, reasons)
+        yield from _cast_halves(array.slice(middle), field, first + middle, reasons)

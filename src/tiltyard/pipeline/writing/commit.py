@@ -25,19 +25,19 @@ from tiltyard.model.table_history import read_transactions
 if TYPE_CHECKING:
     from tiltyard.pipeline.catalog_client import Table
     from tiltyard.pipeline.runs import Run
-    from tiltyard.pipeline.table_location import Place
+    from tiltyard.pipeline.table_location import TableLocation
 
-RUN = "tiltyard.run"
+RUN_PROPERTY = "tiltyard.run"
 """The property of a Lance transaction that names the run it belongs to."""
 
-_STEP = "tiltyard.step"
+_STEP_PROPERTY = "tiltyard.step"
 
 
-class OvertakenError(Exception):
+class CommitConflictError(Exception):
     """Somebody else committed first. Nothing of this commit is visible: look at the newest version."""
 
 
-class NextOnly(upstream.LanceNamespace):
+class NextVersionNamespace(upstream.LanceNamespace):
     """The namespace of one table's commits: it lets pass the version after `base`, and others if `verify` says so."""
 
     def __init__(self, inner: upstream.LanceNamespace) -> None:
@@ -102,20 +102,20 @@ class NextOnly(upstream.LanceNamespace):
 
 
 @dataclass(slots=True)
-class StrictTable:
+class JobTable:
     """A table (or its branch) as a job sees and changes it."""
 
     table: Table
     branch: str | None = None
-    _guard: NextOnly = field(init=False)
+    _guard: NextVersionNamespace = field(init=False)
     _dataset: lance.LanceDataset = field(init=False)
-    _place: Place = field(init=False)
+    _place: TableLocation = field(init=False)
     _looked: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._guard = NextOnly(self.table.client)
+        self._guard = NextVersionNamespace(self.table.client)
         self._dataset = self.table.dataset(branch=self.branch, client=self._guard)
-        self._place = self.table.place()
+        self._place = self.table.location()
 
     def latest(self) -> lance.LanceDataset:
         """The newest version, in a handle of its own."""
@@ -139,10 +139,10 @@ class StrictTable:
         catalog's unique key, so nobody can come in between unseen.
 
         The run's id and `step` become properties of Lance's transaction, by which `done` finds it, beside those of
-        `told`. A commit whose answer got lost is looked for. Raises OvertakenError (nothing happened), else what Lance
+        `told`. A commit whose answer got lost is looked for. Raises CommitConflictError (nothing happened), else what Lance
         raises.
         """
-        properties = {**(told or {}), RUN: run.id, _STEP: step}
+        properties = {**(told or {}), RUN_PROPERTY: run.id, _STEP_PROPERTY: step}
         transaction = Transaction(dataset.version, operation, str(uuid.uuid4()), properties)
         self._guard.base, self._guard.refused = int(dataset.version), False
         self._guard.verify = None if verify is None else lambda version: verify(self._at(version))
@@ -151,19 +151,19 @@ class StrictTable:
         except Exception as error:
             if self._guard.refused:
                 self._guard.refused = False
-                raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
+                raise CommitConflictError(f"{self.table} is past version {dataset.version}.") from error
             newest = self.latest()
             for version, entry in read_transactions(newest, dataset.version):
                 if entry.uuid == transaction.uuid:
                     return version  # it came to be, only the answer did not
             if newest.version > dataset.version and _is_conflict(error):
-                raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
+                raise CommitConflictError(f"{self.table} is past version {dataset.version}.") from error
             raise
 
     def change(self, dataset: lance.LanceDataset, change: Callable[[], object]) -> None:
         """Run a change of `dataset` that pylance commits by itself: on top of it, or not at all.
 
-        `dataset` is what `latest` gave. Raises OvertakenError (nothing happened), else what Lance raises.
+        `dataset` is what `latest` gave. Raises CommitConflictError (nothing happened), else what Lance raises.
         """
         self._guard.base, self._guard.refused, self._guard.verify = int(dataset.version), False, None
         try:
@@ -172,7 +172,7 @@ class StrictTable:
             if not (self._guard.refused or _is_conflict(error)):
                 raise
             self._guard.refused = False
-            raise OvertakenError(f"{self.table} is past version {dataset.version}.") from error
+            raise CommitConflictError(f"{self.table} is past version {dataset.version}.") from error
 
     def _at(self, version: int) -> lance.LanceDataset:
         """A version to read, straight from storage: the catalog need not be asked for what it has given out."""
@@ -184,17 +184,17 @@ class StrictTable:
         Asked again it looks at what came meanwhile: beside a quick writer, all since then would be ever more.
         """
         newest = int(self.latest().version)
-        found = version_of(self._at(newest), max(since, self._looked.get(step, 0)), run.id, step)
+        found = find_run_version(self._at(newest), max(since, self._looked.get(step, 0)), run.id, step)
         if found is None:
             self._looked[step] = newest
         return found
 
 
-def version_of(dataset: lance.LanceDataset, since: int, run_id: str, step: str | None = None) -> int | None:
+def find_run_version(dataset: lance.LanceDataset, since: int, run_id: str, step: str | None = None) -> int | None:
     """The newest version after `since` that a run committed, with this step or (None) any; None if there is none."""
     for version, entry in read_transactions(dataset, since):
         told: Mapping[str, str] = entry.transaction_properties or {}
-        if told.get(RUN) == run_id and step in (None, told.get(_STEP, "")):
+        if told.get(RUN_PROPERTY) == run_id and step in (None, told.get(_STEP_PROPERTY, "")):
             return version
     return None
 
@@ -205,7 +205,7 @@ def _is_conflict(error: Exception) -> bool:
     return ("conflict" in text or "concurrent writers" in text) and "unknown" not in text
 
 
-def checked_columns(schema: pa.Schema, names: Sequence[str], what: str) -> None:
+def check_column_list(schema: pa.Schema, names: Sequence[str], what: str) -> None:
     """Raise InvalidInputError for a column that the table lacks, or a name that is there twice, or for no name."""
     for name in names:
         if name not in schema.names:

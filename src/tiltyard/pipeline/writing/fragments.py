@@ -13,8 +13,8 @@ from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
 from tiltyard.model.arrow_compat import aligned, with_decimals
-from tiltyard.pipeline.sources.filesystem import delete_files, exists
-from tiltyard.pipeline.table_location import Place
+from tiltyard.pipeline.sources.filesystem import delete_files, file_exists
+from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
 
 ROWS_PER_FILE = 1 << 20
@@ -22,20 +22,20 @@ BATCH_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FragmentTarget:
     """How tasks write a table: `schema` of all columns; `fresh` if the files are for a new table, or all of it.
 
     Files that are added to a table take its field ids and its file format (`storage_version`).
     """
 
-    place: Place
+    location: TableLocation
     schema: pa.Schema
     fresh: bool
     storage_version: str | None = None
     rows_per_file: int = ROWS_PER_FILE
 
 
-def check_types(schema: pa.Schema) -> None:
+def check_lance_types(schema: pa.Schema) -> None:
     """Raise RefusedError for a column that Lance cannot store: its own error would not name it."""
     for field in schema:
         try:
@@ -46,7 +46,7 @@ def check_types(schema: pa.Schema) -> None:
             ) from error
 
 
-def write(target: Target, batches: Iterable[pa.RecordBatch]) -> list[str]:
+def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> list[str]:
     """Write batches of the target's schema; the fragments as JSON, [] for no rows. Raises what the batches raise."""
     failure: list[BaseException] = []
 
@@ -77,52 +77,56 @@ def write(target: Target, batches: Iterable[pa.RecordBatch]) -> list[str]:
             mode="overwrite" if target.fresh else "append",
             max_rows_per_file=target.rows_per_file,
             data_storage_version=target.storage_version,
-            **target.place.writing(),
+            **target.location.write_arguments(),
         )
     except Exception as error:
         raise (failure[0] if failure else error) from error
     return [json.dumps(fragment.to_json()) for fragment in written]
 
 
-def opened(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:
+def parse_fragments(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:
     """Fragments from their JSON."""
     return [lance.FragmentMetadata.from_json(fragment) for fragment in fragments]
 
 
-def files_of(fragments: Iterable[str]) -> list[str]:
+def data_files(fragments: Iterable[str]) -> list[str]:
     """The data files of fragments, in their order, below the table's folder."""
     return [f"data/{file['path']}" for fragment in fragments for file in json.loads(fragment)["files"]]
 
 
-def discard(place: Place, fragments: Iterable[str]) -> None:
+def delete_fragment_files(location: TableLocation, fragments: Iterable[str]) -> None:
     """Delete the files of fragments that nobody will commit."""
-    delete_files([f"{place.uri}/{file}" for file in files_of(fragments)], place.options)
+    delete_files([f"{location.uri}/{file}" for file in data_files(fragments)], location.options)
 
 
-def are_there(place: Place, fragments: Iterable[str]) -> bool:
+def fragment_files_exist(location: TableLocation, fragments: Iterable[str]) -> bool:
     """Whether all files of fragments that a run has kept are still there: nobody but `gc` takes them."""
-    return all(exists(f"{place.uri}/{file}", place.options) for file in files_of(fragments))
+    return all(file_exists(f"{location.uri}/{file}", location.options) for file in data_files(fragments))
 
 
-def read_files(place: Place, fragments: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_fragments(
+    location: TableLocation, fragments: Sequence[str], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Rows of fragments that are not committed."""
-    return read_data_files(place, files_of(fragments), columns)
+    return read_data_files(location, data_files(fragments), columns)
 
 
 def read_data_files(
-    place: Place, files: Iterable[str], columns: Sequence[str], batch_rows: int = BATCH_ROWS
+    location: TableLocation, files: Iterable[str], columns: Sequence[str], batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """Rows of files below the table's folder (`data/…`); credentials that run out meanwhile are renewed."""
     for file in files:
-        reader = LanceFileReader(f"{place.uri}/{file}", dict(place.options) or None, list(columns), **place.refreshes)
+        reader = LanceFileReader(
+            f"{location.uri}/{file}", dict(location.options) or None, list(columns), **location.refresh_arguments
+        )
         yield from reader.read_all(batch_size=batch_rows).to_batches()
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FragmentRows:
     """A task: rows of fragments of a version, by their numbers, or else those of fragments that no version names."""
 
-    place: Place
+    location: TableLocation
     version: int = 0
     fragments: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
@@ -130,6 +134,6 @@ class Rows:
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows, with these columns."""
         if self.files:
-            yield from read_files(self.place, self.files, columns)
+            yield from read_fragments(self.location, self.files, columns)
         else:
-            yield from self.place.scanned(self.version, self.fragments, columns=list(columns))
+            yield from self.location.scan(self.version, self.fragments, columns=list(columns))

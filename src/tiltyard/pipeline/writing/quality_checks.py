@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 
 from tiltyard.pipeline.task_errors import RefusedError
 
-_COUNT = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
-_CALL = re.compile(r"(not_null|between|unique)\((.+)\)")
+_COUNT_CHECK = re.compile(r"(rows|rejected) *(<=|>=|==|<|>) *(\d+)")
+_FUNCTION_CHECK = re.compile(r"(not_null|between|unique)\((.+)\)")
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class QualityCheck:
     """One check: its text, its kind, and what stands in its brackets (or sign and number)."""
 
     text: str
@@ -40,20 +40,20 @@ class Check:
         return {"not_null": self.given, "between": self.given[:1], "unique": self.given}.get(self.kind, ())
 
 
-def parse_check(text: str) -> Check:
+def parse_check(text: str) -> QualityCheck:
     """A check from its text. Raises RefusedError."""
-    if found := _COUNT.fullmatch(text.strip()):
-        return Check(text, found[1], (found[2], found[3]))
-    if found := _CALL.fullmatch(text.strip()):
+    if found := _COUNT_CHECK.fullmatch(text.strip()):
+        return QualityCheck(text, found[1], (found[2], found[3]))
+    if found := _FUNCTION_CHECK.fullmatch(text.strip()):
         given = tuple(part.strip() for part in found[2].split(","))
         if found[1] != "between" or len(given) == 3:
-            return Check(text, found[1], given)
+            return QualityCheck(text, found[1], given)
     raise RefusedError(
         f"'{text}' is no check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1) or unique(id)."
     )
 
 
-def check_columns(checks: Sequence[Check], schema: pa.Schema) -> None:
+def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
     """Raise RefusedError for a check of a column that the table does not have, or bounds that it cannot have."""
     for check in checks:
         for name in check.columns:
@@ -66,10 +66,10 @@ def check_columns(checks: Sequence[Check], schema: pa.Schema) -> None:
 
 
 @dataclass(slots=True)
-class Tally:
+class CheckCounter:
     """What the checks found wrong in some rows: how many by the check's text."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[QualityCheck, ...]
     wrong: dict[str, int] = field(default_factory=dict)
 
     def look(self, batch: pa.RecordBatch) -> None:
@@ -88,7 +88,9 @@ class Tally:
                 self.wrong[check.text] = self.wrong.get(check.text, 0) + bad
 
 
-def judged(checks: Sequence[Check], rows: int, rejected: int, wrong: Sequence[Mapping[str, int]]) -> list[str]:
+def find_failed_checks(
+    checks: Sequence[QualityCheck], rows: int, rejected: int, wrong: Sequence[Mapping[str, int]]
+) -> list[str]:
     """What fails, in words; [] if all is well. `unique` is judged elsewhere."""
     failed = []
     for check in checks:
@@ -101,7 +103,7 @@ def judged(checks: Sequence[Check], rows: int, rejected: int, wrong: Sequence[Ma
     return failed
 
 
-def _bounds(check: Check, dtype: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+def _bounds(check: QualityCheck, dtype: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
     """The bounds, as the column's type. Raises RefusedError."""
     try:
         low, high = (_bound(text, dtype) for text in check.given[1:])

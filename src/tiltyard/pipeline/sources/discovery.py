@@ -1,0 +1,280 @@
+"""Discover a source: find its files, infer their common schema, and group their pieces into tasks of similar size."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+
+from tiltyard.pipeline.sources.csv_records import Dialect
+from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
+from tiltyard.pipeline.sources.inspection import HEAD_BYTES, RANGE_BYTES, InspectedFile, InspectionTask, dialect_by_name
+from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
+from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
+from tiltyard.pipeline.sources.schema_merge import FileSchema, SchemaMode, merge_schemas
+from tiltyard.pipeline.sources.text_schema import csv_reader, json_reader
+from tiltyard.pipeline.spark_tasks import call_task, run_tasks
+from tiltyard.pipeline.table_location import check_no_blobs
+from tiltyard.pipeline.task_errors import RefusedError, clean_message
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiltyard.pipeline.runs import Run
+
+TASK_BYTES = 256 << 20
+LATER_FILE_BYTES = 128 << 10
+"""Bytes of each text file after the first one from which types are inferred."""
+
+MAX_FILES_IN_DRIVER = 512
+"""Up to so many files are inspected in the driver, more of them in Spark tasks."""
+
+_FILES_PER_TASK = 64
+_INSPECTION_THREADS = 16
+_IMAGES = ("bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp")
+_FORMATS_BY_EXTENSION = {
+    "parquet": Format.PARQUET, "arrow": Format.ARROW, "feather": Format.ARROW, "arrows": Format.ARROW,
+    "csv": Format.CSV, "tsv": Format.CSV, "json": Format.JSON, "jsonl": Format.JSON, "ndjson": Format.JSON,
+    **dict.fromkeys(_IMAGES, Format.IMAGES),
+}  # fmt: skip
+_IMAGE_METADATA = "metadata.jsonl"
+_UNSUPPORTED_COMPRESSIONS = ("bz2", "zst", "xz", "zip", "lz4", "7z", "br", "snappy", "z")
+
+Inspector = Callable[[InspectionTask], list[InspectedFile]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of one format: how to read their rows, and the pieces that tasks read."""
+
+    reader: SourceReader
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the approximate size in bytes."""
+        return sum(piece.size for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options for reading a source: `format` and `delimiter` (None: by file name), `split` of a data set.
+
+    `types` replace inferred ones (text formats), and files may differ in such columns; `columns` are those that are
+    needed (empty: all). `nulls` are unquoted texts of CSV that mean null, besides the empty one; with `multiline`, CSV
+    files are not split. `storage` are Lance's options of the object store.
+    """
+
+    path: str
+    format: Format | None = None
+    split: str | None = None
+    delimiter: str | None = None
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
+    schema: SchemaMode = SchemaMode.UNION
+    partitions: str = HIVE
+    columns: tuple[str, ...] = ()
+    nulls: tuple[str, ...] = ()
+    multiline: bool = False
+
+
+def find_source(options: SourceOptions, inspect: Inspector | None = None) -> Source:
+    """Inspect all files of a source. Raises RefusedError if there are none, or if their format is not clear."""
+    if options.format is Format.LANCE or (options.format is None and options.path.rstrip("/").endswith(".lance")):
+        return _lance_source(options.path.rstrip("/"), options.storage, options.columns)
+    files = list_files(options.path, options.storage)
+    format_ = options.format or _detect_format(options.path, files)
+    if len(files) > 1 and not options.format:
+        files = _files_of_format(format_, files)
+    files = _files_of_split(files, options) if options.split else files
+    inspect = inspect or inspect_in_threads
+    if format_ is Format.IMAGES:
+        return _image_source(files, options, inspect)
+    files = [file for file in files if file.size]
+    if not files:
+        raise RefusedError(f"All files at {options.path} are empty.")
+    return _file_source(format_, files, options, inspect)
+
+
+def inspect_in_threads(task: InspectionTask) -> list[InspectedFile]:
+    """Inspect files in threads of this process."""
+    with ThreadPoolExecutor(_INSPECTION_THREADS) as pool:
+        return [file for files in pool.map(call_task, task.split(1)) for file in files]
+
+
+def spark_inspector(run: Run, spark: SparkSession) -> Inspector:
+    """Return an inspector that runs Spark tasks for many files."""
+
+    def inspect(task: InspectionTask) -> list[InspectedFile]:
+        if len(task.files) <= MAX_FILES_IN_DRIVER:
+            return inspect_in_threads(task)
+        results = run_tasks(spark, run, call_task, task.split(_FILES_PER_TASK), name="inspect files")
+        return [file for files in results for file in files]
+
+    return inspect
+
+
+def group_pieces(pieces: Sequence[Piece], slots: int, task_bytes: int = TASK_BYTES) -> list[tuple[Piece, ...]]:
+    """Group neighbouring pieces into tasks of similar size: as many as fill all slots evenly.
+
+    No task is larger than `task_bytes`, unless a single piece is.
+    """
+    ends = list(itertools.accumulate(max(1, piece.size) for piece in pieces))
+    rounds = -(-ends[-1] // (task_bytes * slots))
+    count = min(len(pieces), rounds * slots)
+    # Each boundary is where the cumulative size comes nearest to the task's share.
+    cuts = [0, *(bisect.bisect_left(ends, ends[-1] * share // count) + 1 for share in range(1, count)), len(pieces)]
+    return [tuple(pieces[a:b]) for a, b in itertools.pairwise(sorted(set(cuts))) if a < b]
+
+
+def _detect_format(path: str, files: Sequence[FileInfo]) -> Format:
+    """Return the one format of the files by their names; IMAGES for images with their metadata files."""
+    formats = {format_ for file in files if (format_ := _format_by_name(file)) is not None}
+    if Format.IMAGES in formats and all(
+        _is_image_metadata(file) or _format_by_name(file) in (Format.IMAGES, None) for file in files
+    ):
+        return Format.IMAGES
+    if len(formats) != 1:
+        names = ", ".join(sorted(formats)) or "no known format"
+        raise RefusedError(f"The files at {path} are of {names}: name one with --format, or fewer files.")
+    return formats.pop()
+
+
+def _format_by_name(file: FileInfo) -> Format | None:
+    name = file.path.rpartition("/")[2].lower()
+    uncompressed = name.removesuffix(".gz")
+    format_ = _FORMATS_BY_EXTENSION.get(uncompressed.rpartition(".")[2])
+    return format_ if uncompressed == name or format_ in (Format.CSV, Format.JSON) else None
+
+
+def _files_of_format(format_: Format, files: Sequence[FileInfo]) -> list[FileInfo]:
+    """Return the files of a format, without other files in the folder (a data card, a licence).
+
+    Raises RefusedError for a file of this format with an unsupported compression.
+    """
+    for file in files:
+        name, _, extension = file.path.lower().rpartition(".")
+        if extension in _UNSUPPORTED_COMPRESSIONS and _format_by_name(replace(file, path=name)) is format_:
+            raise RefusedError(f"{file.path} is compressed as .{extension}, which is not read: unpack it, or use .gz.")
+    return [file for file in files if _format_by_name(file) is format_ or _is_image_metadata(file)]
+
+
+def _is_image_metadata(file: FileInfo) -> bool:
+    return file.path.rpartition("/")[2] == _IMAGE_METADATA
+
+
+def _files_of_split(files: Sequence[FileInfo], options: SourceOptions) -> list[FileInfo]:
+    """Return the files of one split by their names: `train/…`, `train-00000-of-00002.parquet`, `data/train.csv`."""
+    part = re.compile(rf"(^|[/_.-]){re.escape(options.split or '')}([/_.-]|$)")
+    matching = [file for file in files if part.search(file.path.removeprefix(options.path))]
+    if not matching:
+        raise RefusedError(f"No file at {options.path} is of the split {options.split!r}.")
+    return matching
+
+
+def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
+    """Merge the schemas of files of one format, with the columns of their folders."""
+    dialect = Dialect(options.delimiter, options.nulls) if options.delimiter else None
+    task = InspectionTask(
+        format_, tuple(files), options.storage, dialect, options.nulls, head_bytes=HEAD_BYTES, whole=options.multiline
+    )
+    inspected = _inspect_files(task, inspect)
+    pieces = tuple(piece for file in inspected for piece in file.pieces)
+    if not pieces:
+        raise RefusedError(f"{files[0].path} holds no rows.")
+    if format_ is Format.CSV:
+        csv_dialect = dialect or dialect_by_name(files[0], options.nulls)
+        reader = csv_reader(inspected, options.schema, options.types, csv_dialect, options.storage)
+    elif format_ is Format.JSON:
+        reader = json_reader(format_, inspected, options.schema, options.types, options.storage)
+    else:
+        schemas = (FileSchema(file.path, file.schema) for file in inspected)
+        reader = SourceReader(
+            format_, merge_schemas(schemas, options.schema, options.types, options.columns), options.storage
+        )
+    return _add_partition_columns(Source(reader, pieces), inspected, options)
+
+
+def _inspect_files(task: InspectionTask, inspect: Inspector) -> list[InspectedFile]:
+    """Inspect all files of a source; of text, the first file tells most about its types."""
+    if task.format not in (Format.CSV, Format.JSON):
+        return inspect(task)
+    first, later = replace(task, files=task.files[:1]), task.files[1:]
+    return [*first(), *(inspect(replace(task, files=later, head_bytes=LATER_FILE_BYTES)) if later else [])]
+
+
+def _add_partition_columns(source: Source, inspected: Sequence[InspectedFile], options: SourceOptions) -> Source:
+    """Add the columns that a source's folders hold. Raises RefusedError for one that a file has, too."""
+    reader, paths = source.reader, [file.path for file in inspected]
+    partitions = read_partitions(options.partitions, base_folder(options.path), paths)
+    if not partitions.names:
+        return source
+    for file in inspected:
+        for name in partitions.names:
+            if name in (file.profile.fields if file.profile else file.schema.names):
+                raise RefusedError(
+                    f"{file.path} has a column '{name}', and lies in a folder that gives it one: take the file's "
+                    "(--partitions off), or leave it out of the files."
+                )
+    fields = [field.with_type(options.types.get(field.name, field.type)) for field in partitions.schema]
+    values = dict(zip(paths, partitions.values, strict=True))
+    pieces = tuple(replace(piece, partition_values=values[piece.path]) for piece in source.pieces)
+    inferred = reader.inferred | (frozenset(partitions.names) - options.types.keys())
+    schema = pa.schema([*(field for field in reader.schema if field.name not in partitions.names), *fields])
+    return Source(replace(reader, schema=schema, partitions=partitions.names, inferred=inferred), pieces)
+
+
+def _lance_source(path: str, storage: Mapping[str, str], columns: Sequence[str]) -> Source:
+    try:
+        dataset = lance.dataset(path, storage_options=dict(storage) or None)
+    except (ValueError, OSError) as error:
+        raise RefusedError(f"{path} is no Lance table: {clean_message(error)}.") from error
+    pieces = [
+        Piece(path, fragment_bytes(fragment), str(dataset.version), (fragment.fragment_id,))
+        for fragment in dataset.get_fragments()
+    ]
+    if not pieces:
+        raise RefusedError(f"{path} holds no rows.")
+    schema = pa.schema([field for field in dataset.schema if not columns or field.name in columns])
+    check_no_blobs(schema)
+    return Source(SourceReader(Format.LANCE, schema, storage), tuple(pieces))
+
+
+def fragment_bytes(fragment: lance.LanceFragment) -> int:
+    """Return the size of a fragment's data files; 100 bytes per row where sizes are not recorded."""
+    sizes = [file.file_size_bytes for file in fragment.metadata.files]
+    if all(size is not None for size in sizes):
+        return sum(size for size in sizes if size is not None)
+    return fragment.metadata.num_rows * 100
+
+
+def _image_source(files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
+    """Describe an image folder: the rows of its `metadata.jsonl`, or a row per file labeled by its folder."""
+    metadata = [file for file in files if _is_image_metadata(file) and file.size]
+    images = [file for file in files if not _is_image_metadata(file)]
+    if not metadata:
+        schema = pa.schema([("file_name", pa.string()), ("label", pa.string()), ("image", pa.binary())])
+        pieces = tuple(Piece(file.path, file.size, file.revision) for file in images)
+        return Source(SourceReader(Format.IMAGES, schema, options.storage), pieces)
+    inspected = _inspect_files(
+        InspectionTask(Format.JSON, tuple(metadata), options.storage, head_bytes=HEAD_BYTES), inspect
+    )
+    reader = json_reader(Format.IMAGES, inspected, options.schema, options.types, options.storage)
+    if "file_name" not in reader.schema.names:
+        raise RefusedError(f"{metadata[0].path} has no 'file_name' that names the image of each row.")
+    count = max(len(metadata), -(-sum(file.size for file in images) // RANGE_BYTES))
+    size = sum(file.size for file in images) // count
+    parts = -(-count // len(metadata))
+    pieces = tuple(
+        Piece(file.path, size, file.revision, (file.size * number // parts, file.size * (number + 1) // parts))
+        for file in metadata
+        for number in range(parts)
+    )
+    return Source(replace(reader, schema=reader.schema.append(pa.field("image", pa.binary()))), pieces)

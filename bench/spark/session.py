@@ -24,13 +24,13 @@ from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest
-from tiltyard.pipeline.process_tuning import tune_allocator
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.upsert.job import upsert
 from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.dataframes import write_frame
-from tiltyard.pipeline.writing.recipes import WriteOptions
+from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 MASTER, CATALOG = sys.argv[1:3] if len(sys.argv) > 2 else ("local[2]", "")

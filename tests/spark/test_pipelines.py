@@ -19,7 +19,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import Connection, table
-from tiltyard.pipeline.plans import job, publishing
+from tiltyard.pipeline.plans import job, publication
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
 
@@ -158,7 +158,7 @@ def test_pipeline_that_others_overtake_publishes_on_top_of_them(
     file = laid_out(tmp_path, names)
     run_here(LocalRun(), catalog, spark, file)
     file = laid_out(tmp_path, names, first=40, mode="append")
-    build, others = publishing._build, iter([1])
+    build, others = publication._build, iter([1])
 
     def overtaken(*given: Any) -> None:
         if next(others, None):
@@ -166,7 +166,7 @@ def test_pipeline_that_others_overtake_publishes_on_top_of_them(
             lance.write_dataset(more, namespace_client=catalog.client(), table_id=[names[0]], mode="append")
         build(*given)
 
-    monkeypatch.setattr(publishing, "_build", overtaken)
+    monkeypatch.setattr(publication, "_build", overtaken)
     run_here(LocalRun(), catalog, spark, file)
     ids = opened(catalog, names[0]).to_table(columns=["id"])["id"].to_pylist()
     assert sorted(ids) == [*range(80), 1000]

@@ -12,7 +12,7 @@ PAGES = SIZE // resource.getpagesize()
 
 WORK = f"""
 import ctypes, resource, sys
-from tiltyard.pipeline.process_tuning import keep_memory
+from tiltyard.pipeline.spark_tasks import keep_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]

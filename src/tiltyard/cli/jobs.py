@@ -1,44 +1,62 @@
-"""`tiltyard job …`: the jobs of the data pipeline, run here or by the server's workers."""
+"""`tiltyard job …`: run jobs of the data pipeline here or by the server's workers, and steer those that a catalog has.
+
+The command of each job is made from the job's own parameters; `list`, `show`, `cancel`, `wait` and `resume` steer jobs.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from lance_namespace.errors import LanceNamespaceError, PermissionDeniedError
+from lance_namespace.errors import InvalidTableStateError, LanceNamespaceError, PermissionDeniedError
 
-from tiltyard.cli.bar import progress_bar
-from tiltyard.cli.interruption import Interruption, end, interruptible
+from tiltyard.cli.interruption import Interruption, exit_interrupted, interruptible
+from tiltyard.cli.options import parse_pairs
+from tiltyard.cli.progress_bar import progress_bar
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, QueuedJob, drive, new_owner, reason, submit
+from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, QueuedJob, claim, drive, new_owner, reason, submit
 from tiltyard.pipeline.driver.spark_ui import application_facts
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
-from tiltyard.pipeline.operation_calls import Calls
-from tiltyard.pipeline.process_tuning import keep_memory
+from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.runtime.fatal import Refuse
+from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tiltyard.pipeline.table_location import Connection
 
-FIRST_SECONDS = 5.0
-"""How long a command asks a server that does not answer, before it has begun anything."""
+FIRST_CALL_SECONDS = 5.0
+"""How long a command retries a server that does not answer, before it has begun anything."""
+POLL_SECONDS = 0.5
+FINAL_STATUSES = ("Succeeded", "Failed", "Canceled")
+
+
+def list_commands() -> list[str]:
+    """Return the names of all commands: the jobs, then what steers them."""
+    return [*sorted(pipeline_jobs()), *_STEERING_COMMANDS]
+
+
+def find_command(name: str) -> click.Command | None:
+    """Return the command of this name, if there is one."""
+    return _steering_command(name) or _job_command(name)
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """How the command reaches the catalog, and where Spark runs."""
+class Target:
+    """The catalog that a command works on, and where Spark runs: the values of `target_options`."""
 
     uri: str
     properties: tuple[str, ...]
@@ -48,56 +66,49 @@ class Reach:
     conf: tuple[str, ...] = ()
 
     def connection(self) -> Connection:
-        """The catalog."""
-        return connection(self.uri, pairs(self.properties), pairs(self.storage))
+        """Return the connection to the catalog."""
+        return connection(self.uri, parse_pairs(self.properties), parse_pairs(self.storage))
 
-    def calls(self) -> Calls:
-        """Its operations, for a first word: an address that is wrong is soon told."""
-        return Calls(self.connection(), FIRST_SECONDS)
+    def calls(self) -> OperationClient:
+        """Return a client of the catalog's operations for the first calls: it soon fails where the address is wrong."""
+        return OperationClient(self.connection(), FIRST_CALL_SECONDS)
 
-    def session(self, job: RegisteredJob, more: Mapping[str, str] | None = None) -> SparkSession | None:
-        """The session, if the job needs one. Raises SparkMissingError."""
+    def session(self, job: RegisteredJob, conf: Mapping[str, str] | None = None) -> SparkSession | None:
+        """Return the Spark session, if the job needs one; `conf` is overridden by --conf. Raises SparkMissingError."""
         if not job.spark:
             return None
-        config = {**(more or {}), **pairs(self.conf)}
+        config = {**(conf or {}), **parse_pairs(self.conf)}
         return spark_session(self.master, remote=self.remote, name=f"tiltyard {job.name}", config=config)
 
 
-def job_command(name: str, refuse: Refuse) -> click.Command | None:
-    """The command of a job; None for a name that no job has."""
-    if name not in pipeline_jobs():
-        return None
-    found = find_job(name)
+def target_options(*, spark: bool) -> list[click.Parameter]:
+    """Return the options for a Target; those for Spark, where `spark`."""
+    catalog = [
+        click.Option(["--uri"], required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog."),
+        click.Option(
+            ["--property", "properties"], multiple=True, help="NAME=VALUE for the catalog's client (header.…)."
+        ),
+        click.Option(["--storage"], multiple=True, help="NAME=VALUE for the object store, in Lance's keys."),
+    ]
+    session = [
+        click.Option(["--master"], help="Where Spark runs: local[*], spark://…, yarn, k8s://…"),
+        click.Option(["--remote"], help="A Spark Connect server, sc://…"),
+        click.Option(["--conf"], multiple=True, help="NAME=VALUE, a property of Spark."),
+    ]
+    return [*catalog, *(session if spark else [])]
 
-    def run(submit_it: bool, untracked: bool, **given: Any) -> None:
-        own = {parameter.name: _value(parameter, given.pop(parameter.name)) for parameter in found.parameters}
-        arguments = {key: value for key, value in own.items() if value is not None}
-        with refusing(refuse):
-            run_job(found, arguments, Reach(**given), submit_it=submit_it, untracked=untracked)
 
-    text = inspect.getdoc(found.function) or ""
-    options = [*(_option(parameter) for parameter in found.parameters), *modes(), *reach_options(spark=True)]
-    return click.Command(name, callback=run, params=options, help=text, short_help=text.split("\n")[0])
-
-
-def run_job(
-    job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach, *, submit_it: bool, untracked: bool
-) -> None:
-    """Run a job here, or queue it and print its id. Raises what it fails with."""
-    if submit_it:
-        if reach.master or reach.remote or reach.storage:
-            raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
-        queued = submit(reach.calls(), job, arguments, spark=pairs(reach.conf) or None)
-        click.echo(queued.id)
-    elif untracked:
-        _run_untracked(job, job.checked(arguments), reach)
-    else:
-        _run_tracked(job, arguments, reach)
+def execution_options() -> list[click.Parameter]:
+    """Return the options for who drives a job."""
+    return [
+        click.Option(["--submit", "submit_it"], is_flag=True, help="Queue it for the server's workers; print its id."),
+        click.Option(["--untracked"], is_flag=True, help="Do not tell the catalog: no transaction, no resuming."),
+    ]
 
 
 @contextmanager
 def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
-    """What is raised here is one sentence to the operator."""
+    """Pass an error of the block to `refuse`, as one sentence for the operator."""
     try:
         yield
     except RefusedError as error:
@@ -112,102 +123,24 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
         refuse(f"Spark could not do it, and its log above has more. {reason(error)}")
 
 
-def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
-    keep_memory()
-    run, shown = LocalRun(), Figures()
-
-    def told() -> Mapping[str, str]:
-        shown.set(dict(run.figures))
-        return shown.texts()
-
-    spark = reach.session(job)
-    with interruptible() as interruption, progress_bar(job.name, told):
-        interruption.call(run.canceled.set)
-        try:
-            figures = job.function(run, reach.connection(), spark, **arguments)
-        except RunCanceledError:
-            _interrupted(job.name, run.figures)
-    _print({name: str(value) for name, value in figures.items()})
+# The commands of jobs
 
 
-def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], reach: Reach) -> None:
-    """Begin the job as its driver. The session comes first: without one, there is no job to tell of."""
-    spark = reach.session(job)
-    calls, owner = reach.calls(), new_owner()
-    with interruptible() as interruption:  # from here on, for a job that was begun has to be canceled
-        interruption.check()
-        queued = submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
-        drive_here(job, queued, owner, reach, spark, interruption)
+def _job_command(name: str) -> click.Command | None:
+    """Return the command of a job, made from its parameters; None for a name that no job has."""
+    if name not in pipeline_jobs():
+        return None
+    job = find_job(name)
 
+    def run(submit_it: bool, untracked: bool, **options: Any) -> None:
+        values = {parameter.name: _value(parameter, options.pop(parameter.name)) for parameter in job.parameters}
+        arguments = {key: value for key, value in values.items() if value is not None}
+        with refusing(refuse):
+            run_job(job, arguments, Target(**options), submit_it=submit_it, untracked=untracked)
 
-def drive_here(
-    job: RegisteredJob,
-    queued: QueuedJob,
-    owner: str,
-    reach: Reach,
-    spark: SparkSession | None,
-    interruption: Interruption,
-) -> None:
-    """Drive a job that `owner` has, with a bar; an interruption cancels it. Raises what it fails with."""
-    keep_memory()
-    where = reach.connection()
-    run = CatalogRun(Calls(where), queued, owner)
-    interruption.call(run.cancel)
-
-    def work() -> Mapping[str, object]:
-        run.progress(**application_facts(spark))
-        return queued.work(run, where, spark)
-
-    with progress_bar(job.name, run.figures.texts):
-        figures = drive(run, work)
-    if figures is None:
-        _stopped(Calls(where), queued.id, run.figures.texts())
-    _print({"job": queued.id, **figures})
-
-
-def _stopped(calls: Calls, job_id: str, figures: Mapping[str, str]) -> NoReturn:
-    """Tell why a job was stopped. Raises PermissionDeniedError for one that the catalog has ended, in its words."""
-    job = calls.call("DescribeJob", id=[job_id])["job"]
-    if job["status"] == "Failed" and job.get("error"):
-        raise PermissionDeniedError(job["error"])
-    _interrupted(job_id, figures)
-
-
-def _interrupted(what: str, figures: Mapping[str, str]) -> NoReturn:
-    """End the command of a job that was canceled; a `version` among its figures is that of a commit of its own."""
-    version = figures.get("version")
-    left = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
-    end(f"tiltyard: {what} was canceled: {left}.")
-
-
-def _print(figures: Mapping[str, str]) -> None:
-    for name, value in figures.items():
-        click.echo(f"{name}: {value}")
-
-
-def reach_options(*, spark: bool) -> list[click.Parameter]:
-    """Options that make a Reach."""
-    catalog = [
-        click.Option(["--uri"], required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog."),
-        click.Option(
-            ["--property", "properties"], multiple=True, help="NAME=VALUE for the catalog's client (header.…)."
-        ),
-        click.Option(["--storage"], multiple=True, help="NAME=VALUE for the object store, in Lance's keys."),
-    ]
-    where = [
-        click.Option(["--master"], help="Where Spark runs: local[*], spark://…, yarn, k8s://…"),
-        click.Option(["--remote"], help="A Spark Connect server, sc://…"),
-        click.Option(["--conf"], multiple=True, help="NAME=VALUE, a property of Spark."),
-    ]
-    return [*catalog, *(where if spark else [])]
-
-
-def modes() -> list[click.Parameter]:
-    """Options that say who drives a job."""
-    return [
-        click.Option(["--submit", "submit_it"], is_flag=True, help="Queue it for the server's workers; print its id."),
-        click.Option(["--untracked"], is_flag=True, help="Do not tell the catalog: no transaction, no resuming."),
-    ]
+    help_text = inspect.getdoc(job.function) or ""
+    params = [*(_option(parameter) for parameter in job.parameters), *execution_options(), *target_options(spark=True)]
+    return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
 def _option(parameter: Parameter) -> click.Parameter:
@@ -219,21 +152,219 @@ def _option(parameter: Parameter) -> click.Parameter:
         names = [f"{flag}/--no-{flag[2:]}" if parameter.default else flag, parameter.name]
         return click.Option(names, default=None, is_flag=True, help=text)
     kind = click.Choice(parameter.choices) if parameter.choices else {int: int, float: float}.get(parameter.kind, str)
-    several = parameter.many or parameter.pairs
-    return click.Option([flag, parameter.name], type=kind, required=parameter.required, multiple=several, help=text)
+    multiple = parameter.many or parameter.pairs
+    return click.Option([flag, parameter.name], type=kind, required=parameter.required, multiple=multiple, help=text)
 
 
-def _value(parameter: Parameter, given: Any) -> Any:
-    """An option's value as the job takes it; None where it was not given."""
+def _value(parameter: Parameter, value: Any) -> Any:
+    """Return an option's value as the job takes it; None where the option is absent."""
     if parameter.pairs:
-        return pairs(given) or None
-    return (list(given) or None) if parameter.many else given
+        return parse_pairs(value) or None
+    return (list(value) or None) if parameter.many else value
 
 
-def pairs(given: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE, each. Raises click.UsageError."""
-    parted = [text.partition("=") for text in given]
-    for name, equals, _ in parted:
-        if not equals:
-            raise click.UsageError(f"'{name}' is no NAME=VALUE.")
-    return {name: value for name, _, value in parted}
+def run_job(
+    job: RegisteredJob, arguments: Mapping[str, Any], target: Target, *, submit_it: bool, untracked: bool
+) -> None:
+    """Run a job here, or queue it and print its id. Raises what it fails with."""
+    if submit_it:
+        if target.master or target.remote or target.storage:
+            raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
+        queued = submit(target.calls(), job, arguments, spark=parse_pairs(target.conf) or None)
+        click.echo(queued.id)
+    elif untracked:
+        _run_untracked(job, job.checked(arguments), target)
+    else:
+        _run_tracked(job, arguments, target)
+
+
+def _run_untracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Target) -> None:
+    tune_allocator()
+    run, shown = LocalRun(), Figures()
+
+    def read_figures() -> Mapping[str, str]:
+        shown.set(dict(run.figures))
+        return shown.texts()
+
+    spark = target.session(job)
+    with interruptible() as interruption, progress_bar(job.name, read_figures):
+        interruption.on_signal(run.canceled.set)
+        try:
+            figures = job.function(run, target.connection(), spark, **arguments)
+        except RunCanceledError:
+            _exit_canceled(job.name, run.figures)
+    _print_figures({name: str(value) for name, value in figures.items()})
+
+
+def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Target) -> None:
+    """Start the job as its driver. The session comes first: without one, there is no job to record."""
+    spark = target.session(job)
+    calls, owner = target.calls(), new_owner()
+    with interruptible() as interruption:  # from here on, because a job that has started has to be canceled
+        interruption.check()
+        queued = submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
+        _drive_here(job, queued, owner, target, spark, interruption)
+
+
+def _drive_here(
+    job: RegisteredJob,
+    queued: QueuedJob,
+    owner: str,
+    target: Target,
+    spark: SparkSession | None,
+    interruption: Interruption,
+) -> None:
+    """Drive a job whose lease `owner` holds, with a progress bar; an interruption cancels it.
+
+    Raises what it fails with.
+    """
+    tune_allocator()
+    where = target.connection()
+    run = CatalogRun(OperationClient(where), queued, owner)
+    interruption.on_signal(run.cancel)
+
+    def work() -> Mapping[str, object]:
+        run.progress(**application_facts(spark))
+        return queued.work(run, where, spark)
+
+    with progress_bar(job.name, run.figures.texts):
+        figures = drive(run, work)
+    if figures is None:
+        _exit_stopped(OperationClient(where), queued.id, run.figures.texts())
+    _print_figures({"job": queued.id, **figures})
+
+
+def _exit_stopped(calls: OperationClient, job_id: str, figures: Mapping[str, str]) -> NoReturn:
+    """End the command of a job that was stopped. Raises PermissionDeniedError where the catalog has failed it."""
+    job = calls.call("DescribeJob", id=[job_id])["job"]
+    if job["status"] == "Failed" and job.get("error"):
+        raise PermissionDeniedError(job["error"])
+    _exit_canceled(job_id, figures)
+
+
+def _exit_canceled(name: str, figures: Mapping[str, str]) -> NoReturn:
+    """End the command of a job that was canceled; `version` among its figures is that of a commit of its own."""
+    version = figures.get("version")
+    state = f"what it had committed by then stays (version {version})" if version else "nothing was committed"
+    exit_interrupted(f"tiltyard: {name} was canceled: {state}.")
+
+
+def _print_figures(figures: Mapping[str, str]) -> None:
+    for name, value in figures.items():
+        click.echo(f"{name}: {value}")
+
+
+# The commands that steer jobs
+
+
+def _steering_command(name: str) -> click.Command | None:
+    """Return the command of this name, if it is one that steers jobs."""
+    if name not in _STEERING_COMMANDS:
+        return None
+    function, options, spark = _STEERING_COMMANDS[name]
+
+    def run(**values: Any) -> None:
+        arguments = {option.name: values.pop(option.name) for option in options if option.name}
+        with refusing(refuse):
+            function(Target(**values), **arguments)
+
+    help_text, params = inspect.getdoc(function) or "", [*options, *target_options(spark=spark)]
+    return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
+
+
+def _list(target: Target, name: str | None, status: str | None, limit: int) -> None:
+    """List jobs, newest first.
+
+    \b
+    Example:
+      tiltyard job list --uri http://127.0.0.1:2333 --status failed
+    """
+    for job in target.calls().call("ListJobs", name=name, status=status, limit=limit)["jobs"]:
+        created = datetime.fromtimestamp(job["created_at_millis"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        share = job["properties"].get("progress")
+        percent = f"{float(share):.0%}" if share else ""
+        table = "$".join(job.get("table") or ())
+        click.echo(f"{job['id']}  {created}  {job['name']:<10} {job['status']:<10} {percent:>4}  {table}")
+
+
+def _show(target: Target, job_id: str) -> None:
+    """Show a job: what was asked for, where it stands, its figures.
+
+    \b
+    Example:
+      tiltyard job show --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    _print_job(target.calls().call("DescribeJob", id=[job_id])["job"])
+
+
+def _cancel(target: Target, job_id: str) -> None:
+    """Cancel a job: it stops within a second or so, and commits nothing.
+
+    \b
+    Example:
+      tiltyard job cancel --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    action = {"setStatusAction": {"status": "Canceled"}}
+    target.calls().call("AlterTransaction", id=[job_id], actions=[action])
+    click.echo(f"{job_id}: Canceled")
+
+
+def _wait(target: Target, job_id: str) -> None:
+    """Wait until a job has ended, with a bar; the status is 0 if it succeeded.
+
+    \b
+    Example:
+      tiltyard job wait --uri http://127.0.0.1:2333 6f1c2d3e-…
+    """
+    job = target.calls().call("DescribeJob", id=[job_id])["job"]
+    calls = OperationClient(target.connection())
+    with progress_bar(job["name"], lambda: job["properties"]):
+        while job["status"] not in FINAL_STATUSES:
+            time.sleep(POLL_SECONDS)
+            job = calls.call("DescribeJob", id=[job_id])["job"]
+    _print_job(job)
+    if job["status"] != "Succeeded":
+        raise SystemExit(1)
+
+
+def _resume(target: Target, job_id: str) -> None:
+    """Go on here with a job whose driver died, or that failed; what was finished is not done again.
+
+    \b
+    Example:
+      tiltyard job resume --uri http://127.0.0.1:2333 6f1c2d3e-… --master local[4]
+    """
+    calls, owner = OperationClient(target.connection()), new_owner()
+    description = target.calls().call("DescribeJob", id=[job_id])["job"]
+    if description["status"] in ("Succeeded", "Canceled"):
+        raise InvalidTableStateError(f"The job {job_id} is {description['status']}: there is nothing to resume.")
+    job = find_job(description["name"])
+    spark = target.session(job, description.get("spark"))
+    with interruptible() as interruption:
+        queued = claim(calls, job_id, owner, check=interruption.check)
+        _drive_here(job, queued, owner, target, spark, interruption)
+
+
+def _print_job(job: Mapping[str, Any]) -> None:
+    head = {"job": job["id"], "name": job["name"], "status": job["status"], "attempts": job["attempts"]}
+    error = {"error": job["error"]} if job.get("error") else {}
+    for name, value in {**head, **error, **job["arguments"], **job["properties"]}.items():
+        click.echo(f"{name}: {value}")
+
+
+_JOB: list[click.Parameter] = [click.Argument(["job_id"], metavar="JOB")]
+_STEERING_COMMANDS: Mapping[str, tuple[Callable[..., None], list[click.Parameter], bool]] = {
+    "list": (
+        _list,
+        [
+            click.Option(["--name"], help="Only jobs of this name."),
+            click.Option(["--status"], help="Only Queued, Running, Succeeded, Failed or Canceled ones."),
+            click.Option(["--limit"], type=int, default=50, show_default=True, help="How many."),
+        ],
+        False,
+    ),
+    "show": (_show, _JOB, False),
+    "cancel": (_cancel, _JOB, False),
+    "wait": (_wait, _JOB, False),
+    "resume": (_resume, _JOB, True),
+}

@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,10 +40,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.model.jobs import pipeline_jobs
+from tiltyard.model.jobs import DRIVER, UDFS, pipeline_jobs
 from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
@@ -172,3 +173,14 @@ def _field_default(default: Any) -> Any:
     return (
         msgspec.field(default_factory=lambda: type(default)(default)) if isinstance(default, list | dict) else default
     )
+
+
+def check_client_code_allowed() -> None:
+    """Raise PermissionDeniedError where clients' code may not run. Called before any of it is unpickled or imported."""
+    if os.environ.get(UDFS) == "off":
+        raise PermissionDeniedError("This worker runs no code of clients: its setting 'udfs' allows it.")
+
+
+def is_worker_driver() -> bool:
+    """Tell whether this process drives jobs for a worker: SQL is then not of whoever started the process."""
+    return os.environ.get(DRIVER) == "worker"

@@ -14,6 +14,7 @@ imports the namespace client: that would take a worker longer than many a task.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
@@ -21,15 +22,15 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from tiltyard.pipeline.driver.environment import for_tasks, set_in_task
-from tiltyard.pipeline.process_tuning import freeze_imports, tune_allocator
 from tiltyard.pipeline.session import is_connect, task_slots
-from tiltyard.pipeline.spark_stages import counted_tasks
 from tiltyard.pipeline.task_errors import RefusedError
+from tiltyard.runtime.allocator import retain_freed_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -267,3 +268,48 @@ def _cloudpickle() -> Any:
     from pyspark import cloudpickle  # noqa: PLC0415  # an extra: this module can be read without it
 
     return cloudpickle
+
+
+def counted_tasks(spark: SparkSession, tag: str) -> tuple[int, int] | None:
+    """How many tasks of the Spark jobs with this tag have ended, and how many are known so far.
+
+    Spark learns of later stages as it goes, so both grow. None through Spark Connect, which tells no such thing.
+    """
+    if is_connect(spark):
+        return None
+    tracker = spark.sparkContext.statusTracker()
+    known = spark.sparkContext._jsc.sc().statusTracker()  # PySpark's own finds jobs by their group alone
+    done = total = 0
+    for job in known.getJobIdsForTag(tag):
+        info = tracker.getJobInfo(job)
+        for stage in info.stageIds if info else ():
+            if (one := tracker.getStageInfo(stage)) is not None:
+                done, total = done + one.numCompletedTasks, total + one.numTasks
+    return done, total
+
+
+_OWN_MAPPING = 32 << 20
+"""Bytes from which a buffer has pages of its own: the most that every glibc takes."""
+_KEPT = 128 << 20
+"""Bytes that stay with the process after they were freed."""
+
+
+@lru_cache(maxsize=1)
+def tune_allocator() -> None:
+    """Have glibc keep what Lance frees for the next batch, where it would give it back and ask for it anew.
+
+    Batches and pages of columns are some megabytes each: half of the page faults of a task that writes are these. For
+    a process that is ours alone.
+    """
+    retain_freed_memory(_KEPT, _OWN_MAPPING)
+
+
+@lru_cache(maxsize=64)
+def freeze_imports(kind: str) -> None:
+    """Spare this process the look at what is imported, after the first task of a kind; later calls do nothing.
+
+    PySpark collects garbage after each task. With pylance, pandas and PySpark imported that is a tenth of a second of
+    walking through objects that stay for as long as the process does: many tasks take less.
+    """
+    gc.collect()
+    gc.freeze()

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from tiltyard.pipeline.datasource.options import Options
-from tiltyard.pipeline.datasource.reading import TableReader, pinned
+from tiltyard.pipeline.datasource.reader import TableReader, pinned
 from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.streaming import StreamReader, StreamWriter
-from tiltyard.pipeline.datasource.writing import TableWriter
+from tiltyard.pipeline.datasource.writer import TableWriter
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from tiltyard.pipeline.datasource.reading import Pinned
+    from tiltyard.pipeline.datasource.reader import Pinned
 
 
 class TiltyardSource(DataSource):

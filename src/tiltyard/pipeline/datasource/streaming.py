@@ -19,8 +19,8 @@ from pyspark.sql.datasource import (
 )
 
 from tiltyard.model.table_history import read_transaction
-from tiltyard.pipeline.datasource.reading import Group, Pinned, grouped, read_group
-from tiltyard.pipeline.datasource.writing import Message, TableWriter
+from tiltyard.pipeline.datasource.reader import Group, Pinned, grouped, read_group
+from tiltyard.pipeline.datasource.writer import Message, TableWriter
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id
 

@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 from tiltyard.model.ids import display
 from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import OperationClient
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import RunCanceledError
 

@@ -31,11 +31,10 @@ from tiltyard.pipeline.driver.environment import adopt
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive
 from tiltyard.pipeline.driver.spark_ui import application_facts
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
-from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import OperationClient
-from tiltyard.pipeline.process_tuning import tune_allocator
+from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.session import spark_session
-from tiltyard.pipeline.udf_permission import check_client_code_allowed
+from tiltyard.pipeline.spark_tasks import tune_allocator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,8 +34,8 @@ from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.casts import ColumnSelection, check_time_zones, select_columns
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
+from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
 from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.recipes import WriteOptions, commit_checked, make_write_spec
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode, forget_location, prepare_target
 from tiltyard.pipeline.writing.tasks import PieceGroup, WriteResult, WriteSpec, infer_piece_schema, write_pieces
 

@@ -17,13 +17,12 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.plans.model import Plan, plan_of
-from tiltyard.pipeline.plans.partial_runs import PartOfRun
-from tiltyard.pipeline.plans.publishing import publish_all, published, tag_all
-from tiltyard.pipeline.plans.rows import Filled, discard_all, fill, filled_before, frame_of, show, views
+from tiltyard.pipeline.plans.publication import publish_all, published, tag_all
+from tiltyard.pipeline.plans.rows import Filled, PartOfRun, discard_all, fill, filled_before, frame_of, show, views
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.sql.sessions import own_session
+from tiltyard.pipeline.sql.isolated_session import own_session
 from tiltyard.pipeline.table_location import Connection
-from tiltyard.pipeline.writing.recipes import count_written
+from tiltyard.pipeline.writing.options import count_written
 from tiltyard.publishing import PublishConflictError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
+from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.recipes import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,19 +12,19 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.datasource.lance_frames import rows_of_version, shown
+from tiltyard.pipeline.datasource.fragment_frames import rows_of_version, shown
 from tiltyard.pipeline.ingest.job import WITHDRAWN, for_landing, forgotten, source_recipe, write_source
+from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.plans.model import Plan, TablePlan
-from tiltyard.pipeline.plans.partial_runs import PartOfRun
+from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
-from tiltyard.pipeline.sql.sessions import quoted
+from tiltyard.pipeline.sql.isolated_session import quoted
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.udf_permission import is_worker_driver
 from tiltyard.pipeline.writing.dataframes import frame_write_spec, write_partitions
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
-from tiltyard.pipeline.writing.recipes import check_written
+from tiltyard.pipeline.writing.options import check_written
 from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult
 
@@ -32,6 +32,48 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _WRITTEN = "written"
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfRun:
+    """The part `name` of `whole`. What it keeps belongs to one attempt: another one begins with nothing kept."""
+
+    whole: Run
+    attempt: int
+    name: str
+
+    @property
+    def id(self) -> str:
+        """Unique, and the same in all attempts: commits and the names of files with rejected rows have it."""
+        return f"{self.whole.id}-{self.name}"
+
+    def progress(self, **figures: object) -> None:
+        """Set figures of the whole run, without their totals: how far that is, its steps say."""
+        told = {name: value for name, value in figures.items() if not name.endswith("_total")}
+        stage = f"{self.name}: {told.pop('stage')}" if "stage" in told else self.name
+        if "guessed" in told:
+            told[f"guessed:{self.name}"] = told.pop("guessed")
+        self.whole.progress(**told, stage=stage)
+
+    def check(self) -> None:
+        """Raises RunCanceledError once the run has to stop."""
+        self.whole.check()
+
+    def checkpoints(self) -> Mapping[str, str]:
+        """What this part has kept in this attempt."""
+        return {
+            key.removeprefix(self._mark): text
+            for key, text in self.whole.checkpoints().items()
+            if key.startswith(self._mark)
+        }
+
+    def save_checkpoint(self, key: str, value: str) -> None:
+        """Remember that something is done."""
+        self.whole.save_checkpoint(f"{self._mark}{key}", value)
+
+    @property
+    def _mark(self) -> str:
+        return f"{self.attempt}/{self.name}/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.view_definitions import check_query_text
 from tiltyard.pipeline.session import is_connect
-from tiltyard.pipeline.sql.bounds import check_groupings, check_total, made_by
-from tiltyard.pipeline.sql.functions import ALLOWED_NAMES, REFUSED_REASONS
-from tiltyard.pipeline.sql.nodes import ANALYSED_EXPRESSIONS, ANALYSED_NODES, PARSED_EXPRESSIONS, PARSED_NODES
-from tiltyard.pipeline.sql.trees import expressions, kind, sequence, upper_nodes
+from tiltyard.pipeline.sql.allowed_functions import ALLOWED_NAMES, REFUSED_REASONS
+from tiltyard.pipeline.sql.allowed_nodes import ANALYSED_EXPRESSIONS, ANALYSED_NODES, PARSED_EXPRESSIONS, PARSED_NODES
+from tiltyard.pipeline.sql.size_limits import check_groupings, check_total, made_by
+from tiltyard.pipeline.sql.spark_plans import expressions, kind, sequence, upper_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

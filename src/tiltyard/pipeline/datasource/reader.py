@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tiltyard.pipeline.datasource.spark_types import batch_schema, for_spark
-from tiltyard.pipeline.process_tuning import freeze_imports
+from tiltyard.pipeline.spark_tasks import freeze_imports
 from tiltyard.pipeline.table_location import TableLocation, check_no_blobs, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 

@@ -13,10 +13,14 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.user_functions import UserFunction
 from tiltyard.pipeline.writing.casts import ColumnMapping, ColumnSelection, map_to_table
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
-from tiltyard.pipeline.writing.quality_checks import QualityCheck, find_failed_checks, validate_checks
+from tiltyard.pipeline.writing.quality_checks import (
+    QualityCheck,
+    count_duplicate_keys,
+    find_failed_checks,
+    validate_checks,
+)
 from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
-from tiltyard.pipeline.writing.unique_keys import count_duplicate_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

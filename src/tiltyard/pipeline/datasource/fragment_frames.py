@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
-from tiltyard.pipeline.datasource.reading import grouped
+from tiltyard.pipeline.datasource.reader import grouped
 from tiltyard.pipeline.datasource.spark_types import batch_schema, for_spark, spark_schema
 from tiltyard.pipeline.driver.environment import set_in_task
 from tiltyard.pipeline.session import task_slots

@@ -17,7 +17,7 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.sql.trees import kind, literal, sequence, type_of
+from tiltyard.pipeline.sql.spark_plans import kind, literal, sequence, type_of
 
 MOST_MADE = 1_000_000
 """How many elements, bytes or rows functions may make of one row, one of what another has made included."""

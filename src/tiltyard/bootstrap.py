@@ -13,10 +13,10 @@ from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.model.paging import Paging
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.runtime.outage_log import Outages
+from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.storage import Storage
 from tiltyard.store import open_store
-from tiltyard.tables.commits.commit_handler import road
+from tiltyard.tables.commits.commit_handler import commit_route
 from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 
 
@@ -39,8 +39,8 @@ def open_services(settings: Settings) -> Services:
         store = open_store(database, clock=wall_clock)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    storage.datasets.shares = store.shares
-    paging = Paging(store.secret("paging"), settings.max_page_size)
+    storage.datasets.has_shared_base = store.may_share_files
+    paging = Paging(store.shared_secret("paging"), settings.max_page_size)
     return Services(
         settings=settings,
         store=store,
@@ -48,9 +48,9 @@ def open_services(settings: Settings) -> Services:
         paging=paging,
         clock=wall_clock,
         access=Access(store),
-        finalized_log=FinalizedLog(storage.sync, store.mark_final),
+        finalized_log=FinalizedLog(storage.sync, store.mark_finalized),
         known_tables=KnownTables(),
-        outage_log=Outages(storage.places.roots, database),
+        outage_log=OutageLog(storage.roots.locations, database),
         finalizing_backoff=FinalizingBackoff(),
-        commit_routing=road,
+        commit_routing=commit_route,
     )

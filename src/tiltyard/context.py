@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tiltyard.config import Settings
     from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
-    from tiltyard.runtime.outage_log import Outages
+    from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
-    from tiltyard.storage.commit_route import Road
-    from tiltyard.store import Claim, Store, TableRecord, UnitOfWork
+    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.store import RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 
 
@@ -33,10 +33,10 @@ class CommitRouting(Protocol):
     `durable` says that the data files of the commit are on the disk already, not still to be synced.
     """
 
-    def __call__(self, ctx: Context, record: TableRecord, *, durable: bool) -> Road | None: ...
+    def __call__(self, ctx: Context, record: TableRecord, *, durable: bool) -> CommitRoute | None: ...
 
 
-def route_to_storage(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
+def route_to_storage(ctx: Context, record: TableRecord, *, durable: bool) -> CommitRoute | None:
     """Let every commit go straight to storage."""
     return None
 
@@ -61,7 +61,7 @@ class Services:
     access: Access
     finalized_log: FinalizedLog
     known_tables: KnownTables
-    outage_log: Outages
+    outage_log: OutageLog
     finalizing_backoff: FinalizingBackoff
     commit_routing: CommitRouting = route_to_storage
 
@@ -103,7 +103,7 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     services: Services
     request_id: str = ""
     entries: Mapping[str, str] = NO_ENTRIES
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[RequestClaim, ...] = ()
     before_commit: Callable[[], None] = do_nothing
     principal: Principal = EVERYBODY
     resolved: ResolvedObjects | None = None
@@ -179,11 +179,11 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         def work_and_store_response(catalog: UnitOfWork) -> Response:
             response = work(catalog)
             if self.claims:
-                catalog.note_answer(self.claims, msgspec.json.encode(response).decode())
+                catalog.record_response(self.claims, msgspec.json.encode(response).decode())
             return response
 
         return self.store.transact(work_and_store_response)
 
-    def commit_route(self, record: TableRecord, *, durable: bool) -> Road | None:
+    def commit_route(self, record: TableRecord, *, durable: bool) -> CommitRoute | None:
         """Choose how commits reach a table: see CommitRouting."""
         return self.services.commit_routing(self, record, durable=durable)

@@ -90,7 +90,7 @@ def test_claim_job_of_an_administrator_of_then_asks_what_they_are_now(home: Cata
     record = home.store.describe_transaction(asked(home))
     asker = {**record.payload["asker"], "name": "eve", "administrator": True}
     job_id = home.store.create_transaction(
-        "delete", record.table_id, {**record.payload, "asker": asker}, {}, asked_by="eve"
+        "delete", record.table_id, {**record.payload, "asker": asker}, {}, requested_by="eve"
     ).id
     home.store.add_principal("eve", administrator=False)
     assert type(refusal(home, job_id)) is NamespaceNotFoundError

@@ -117,7 +117,7 @@ def test_publish_a_new_table_needs_no_more_than_to_create_it(catalog: Catalog) -
     with tiltyard.publish(ann) as tables:
         lance.write_dataset(ROWS, namespace_client=tables, table_id=["s", "t"])
     assert ann.count_table_rows({"id": ["s", "t"]}).count == ROWS.num_rows
-    assert catalog.store.claim_folders(9, 1000) == []
+    assert catalog.store.claim_due_deletions(9, 1000) == []
     ann.drop_table({"id": ["s", "t"]})
 
 

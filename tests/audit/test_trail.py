@@ -77,7 +77,7 @@ def test_write_while_the_database_is_away_is_refused_then_made_good(
     with pytest.raises(ServiceUnavailableError, match="was done, but its audit record"):
         audit.write([record(NOON, "a")]).result(10)
     assert "record_id='a'" in caplog.text
-    assert audit.loads()["audit records waiting"] == 1
+    assert audit.gauges()["audit records waiting"] == 1
     store.away = False
     assert eventually(lambda: ids(store)) == ["a"]
     audit.close()
@@ -97,7 +97,7 @@ def test_record_that_no_database_takes_is_dropped_and_holds_back_no_other(
     audit = Trail(store, Level.ALL)
     with pytest.raises(ServiceUnavailableError):
         audit.write([record(NOON, "a", object="lone \ud800")]).result(10)
-    eventually(lambda: audit.loads()["audit records lost"] == 1)
+    eventually(lambda: audit.gauges()["audit records lost"] == 1)
     audit.write([record(NOON, "b")]).result(10)
     audit.close()
     assert ids(store) == ["b"] and "cannot be written, and are dropped" in caplog.text
@@ -117,7 +117,7 @@ def test_note_beyond_what_is_held_is_dropped_and_counted(
     store.away = True
     for number in range(5):
         audit.note(record(NOON, str(number)))
-    assert audit.loads() == {"audit records waiting": 3, "audit records lost": 2}
+    assert audit.gauges() == {"audit records waiting": 3, "audit records lost": 2}
     assert "are being dropped" in caplog.text
     store.away = False
     audit.close()

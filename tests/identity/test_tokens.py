@@ -155,7 +155,7 @@ def test_token_of_one_replica_is_good_on_the_other_until_all_are_revoked(
                 for token in tokens:
                     assert ask(url, bearer(token)).status_code == 200
             with open_store(db) as store:
-                store.forget_signing_keys()
+                store.delete_signing_keys()
             for url in (secured.url, second.url):
                 for token in tokens:
                     wait_for(lambda: ask(url, bearer(token)).status_code == 401)  # noqa: B023 - called at once

@@ -45,4 +45,4 @@ def test_work_knows_who_asked_for_it(tmp_path: Path) -> None:
     with tiltyard.Namespace(str(tmp_path), jobs=0, principal="administrator") as namespace:
         queued = namespace.call("CollectGarbage", {})["transaction_id"]
     with open_store(f"sqlite:///{tmp_path}/catalog.db") as store:
-        assert store.describe_transaction(queued).asked_by == "administrator"
+        assert store.describe_transaction(queued).requested_by == "administrator"

@@ -21,7 +21,7 @@ from tiltyard.access import Privilege
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import submit
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.store import open_store
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -58,7 +58,7 @@ def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Sta
 def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
     """The id of a toy job that waits for a worker."""
     folder.mkdir(exist_ok=True)
-    return submit(Calls(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
+    return submit(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
 
 
 def ended(server: ServerProcess, job_id: str) -> str:
@@ -85,7 +85,7 @@ def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_submit_with_a_property_that_no_process_takes_is_refused(server: ServerProcess, tmp_path: Path) -> None:
     for spark in ({"spark.sql.shuffle.partitions": "5\0"}, {"spark\0a": ""}):
         with pytest.raises(InvalidInputError, match="of Spark"):
-            submit(Calls(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
+            submit(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
 
 
 def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_runs(
@@ -107,7 +107,7 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
     given = {"folder": str(tmp_path)}
     payload = {"arguments": given, "table": [], "spark": {}, "asker": asker, "wanted": int(Privilege.RUN_UDFS)}
     with open_store(f"sqlite:///{server.root}/catalog.db") as store:
-        job_id = store.create_transaction("toy", None, payload, {}, asked_by="ann").id
+        job_id = store.create_transaction("toy", None, payload, {}, requested_by="ann").id
     start_worker()
     assert ended(server, job_id) == "Failed"
     assert "ann, who asked for this job" in (transaction(server, job_id).properties or {})["error"]
@@ -119,7 +119,7 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
 def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
-    calls = Calls(connection(server.url))
+    calls = OperationClient(connection(server.url))
     jobs = [submit(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}).id for _ in range(2)]
     own = submit(
         calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, spark={"spark.sql.shuffle.partitions": "5"}
@@ -215,7 +215,7 @@ def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
     start_worker()
     wait_for(lambda: len(noted(tmp_path / "one")) >= 2)
     action = {"setStatusAction": {"status": "Canceled"}}
-    Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
     last = len(noted(tmp_path / "one"))
     assert ended(server, submitted(server, tmp_path / "two")) == "Succeeded"
     assert "commit" not in noted(tmp_path / "one") and len(noted(tmp_path / "one")) - last <= 100
@@ -248,7 +248,7 @@ def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
     assert any("Spark needs Java 17 or newer" in line and "left to other workers" in line for line in lines)
     assert transaction(server, job_id).status == "Queued"
     action = {"setStatusAction": {"status": "Canceled"}}
-    Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
 
 
 SIGNALED_AS_IT_ENDS = """
@@ -286,7 +286,7 @@ def test_driver_that_is_told_to_end_while_it_ends_does_so_quietly(server: Server
 def test_driver_whose_worker_was_killed_says_so_in_one_line(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    calls, owner = Calls(connection(server.url)), "driver-of-a-dead-worker"
+    calls, owner = OperationClient(connection(server.url)), "driver-of-a-dead-worker"
     job_id = submit(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
     pipe, variables = subprocess.PIPE, {**os.environ, **environ}
     words = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]

@@ -44,11 +44,11 @@ def test_insert_table_inside_or_around_one_that_the_server_placed_is_refused(sto
 
 def test_insert_table_around_or_inside_a_folder_that_is_being_deleted_is_refused(store: Store) -> None:
     store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
-    store.remove_table(("t",), doom=True)
+    store.remove_table(("t",), delete_folder=True)
     for location in INSIDE_OR_AROUND:
         with pytest.raises(InvalidInputError, match="inside or around"):
             store.insert_table(("u",), location, {}, registered=True)
-    store.forget_folder("s3://b/x/t")
+    store.complete_deletion("s3://b/x/t")
     store.insert_table(("u",), "s3://b/x", {}, registered=True)
 
 
@@ -64,28 +64,28 @@ def test_insert_table_around_or_inside_a_deregistered_one_is_refused_while_that_
     store: Store, clock: Clock
 ) -> None:
     store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
-    store.remove_table(("t",), doom=False, keep_ms=1000)
+    store.remove_table(("t",), delete_folder=False, keep_ms=1000)
     for location in INSIDE_OR_AROUND:
         with pytest.raises(InvalidInputError, match=r"inside or around .* deregistered.* undrop"):
             store.insert_table(("u",), location, {}, declared=True, registered=True)
     for number, location in enumerate(SIBLINGS):
         store.insert_table((f"s{number}",), location, {}, registered=True)
     again = store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
-    store.remove_table(("t",), doom=False)
+    store.remove_table(("t",), delete_folder=False)
     assert store.restore_table(("t",)).id < again.id
-    store.remove_table(("t",), doom=False, keep_ms=1000)
+    store.remove_table(("t",), delete_folder=False, keep_ms=1000)
     clock.advance(1000)
-    store.claim_folders(1, 1000)  # which forgets what is kept no longer
+    store.claim_due_deletions(1, 1000)  # which forgets what is kept no longer
     store.insert_table(("u",), "s3://b/x/t/data", {}, registered=True)
 
 
 def test_restore_table_into_the_folder_of_another_is_refused(store: Store) -> None:
     store.insert_table(("t",), "s3://b/x/t", {}, registered=True)
-    store.remove_table(("t",), doom=False, keep_ms=1000)
+    store.remove_table(("t",), delete_folder=False, keep_ms=1000)
     store.insert_table(("u",), "s3://b/x", {})  # the server's own places are not looked at
     with pytest.raises(InvalidInputError, match="inside or around"):
         store.restore_table(("t",))
-    store.remove_table(("u",), doom=False)
+    store.remove_table(("u",), delete_folder=False)
     assert store.restore_table(("t",)).location == "s3://b/x/t"
 
 

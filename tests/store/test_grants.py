@@ -8,7 +8,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.modes import CreateMode
-from tiltyard.store import GRANTS, Owner
+from tiltyard.store import GRANTS_GENERATION, Creator
 from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ ANN, BOB, OPS = "principal:ann", "principal:bob", "role:ops"
 READ, WRITE, DROP = 2, 4, 32
 
 
-def add_table(store: Store, *path: str, owner: Owner | None = None) -> int:
-    return store.insert_table(path, "file:///" + "/".join(path), {}, owner=owner).id
+def add_table(store: Store, *path: str, creator: Creator | None = None) -> int:
+    return store.insert_table(path, "file:///" + "/".join(path), {}, creator=creator).id
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_grant_twice_adds_privileges_and_revoke_leaves_the_rest(store: Store, cl
 
 
 def test_grant_and_revoke_and_roles_count_the_generation_up(store: Store) -> None:
-    seen = [store.generation(GRANTS)]
+    seen = [store.generation(GRANTS_GENERATION)]
     for change in (
         lambda: store.grant(ANN, SERVER, 0, READ, "root"),
         lambda: store.revoke(ANN, SERVER, 0, 0),
@@ -53,7 +53,7 @@ def test_grant_and_revoke_and_roles_count_the_generation_up(store: Store) -> Non
         lambda: store.drop_role("ops"),
     ):
         change()
-        seen.append(store.generation(GRANTS))
+        seen.append(store.generation(GRANTS_GENERATION))
     assert seen == sorted(set(seen))
 
 
@@ -107,9 +107,9 @@ def test_visible_lists_hold_what_was_granted_and_the_way_to_it(store: Store, tre
     assert store.visible_namespaces(tree["a"], both, None, 9) == ["b"]
     assert store.visible_tables(tree["a"], both, None, 9) == []
     assert store.visible_tables(tree["ab"], both, None, 9) == ["t"]
-    assert [store.on_the_way(tree[name], both) for name in ("a", "ab", "c")] == [True, True, False]
-    assert store.on_the_way(1, both)
-    assert not store.on_the_way(1, [BOB])
+    assert [store.has_grant_at_or_below(tree[name], both) for name in ("a", "ab", "c")] == [True, True, False]
+    assert store.has_grant_at_or_below(1, both)
+    assert not store.has_grant_at_or_below(1, [BOB])
     assert [entry.namespace for entry in store.all_visible_tables(both, None, 9)] == [("a", "b")]
 
 
@@ -136,14 +136,14 @@ def test_visible_tables_leave_out_declared_ones_if_asked(store: Store) -> None:
 
 
 def test_creator_is_given_what_creating_gives(store: Store) -> None:
-    owner = Owner("ann", READ | WRITE)
-    home = store.create_namespace(("a",), {}, owner=owner)
-    table = add_table(store, "a", "t", owner=owner)
+    owner = Creator("ann", READ | WRITE)
+    home = store.create_namespace(("a",), {}, creator=owner)
+    table = add_table(store, "a", "t", creator=owner)
     assert store.privileges_on(NAMESPACE, home.id, [ANN]) == READ | WRITE
     assert store.privileges_on(TABLE, table, [ANN]) == READ | WRITE
-    seen = store.create_namespace(("a",), {}, CreateMode.EXIST_OK, owner=Owner("bob", DROP))
+    seen = store.create_namespace(("a",), {}, CreateMode.EXIST_OK, creator=Creator("bob", DROP))
     assert store.privileges_on(NAMESPACE, seen.id, [BOB]) == 0
-    replaced = store.replace_registration(("a", "t"), "file:///other", {}, owner=Owner("bob", DROP))
+    replaced = store.replace_registration(("a", "t"), "file:///other", {}, creator=Creator("bob", DROP))
     assert store.privileges_on(TABLE, replaced.id, [ANN, BOB]) == DROP
 
 
@@ -151,7 +151,7 @@ def test_grants_stay_with_what_is_renamed_or_comes_back(store: Store, tree: dict
     store.grant(ANN, TABLE, tree["at"], READ, "root")
     renamed = store.rename_table(("a", "t"), ("c", "x"))
     assert store.privileges_on(TABLE, renamed.id, [ANN]) == READ
-    store.remove_table(("c", "x"), doom=True, keep_ms=1000)
+    store.remove_table(("c", "x"), delete_folder=True, keep_ms=1000)
     again = add_table(store, "c", "x2")
     assert store.privileges_on(TABLE, again, [ANN]) == 0
     back = store.restore_table(("c", "x"))
@@ -163,15 +163,15 @@ def test_grants_go_with_what_is_gone_for_good(store: Store, tree: dict[str, int]
         store.grant(ANN, TABLE, tree[name], READ, "root")
     for name in ("a", "ab", "c"):
         store.grant(ANN, NAMESPACE, tree[name], READ, "root")
-    store.remove_table(("a", "t"), doom=False)  # nothing is kept
-    store.remove_table(("a", "u"), doom=False, keep_ms=1000)
+    store.remove_table(("a", "t"), delete_folder=False)  # nothing is kept
+    store.remove_table(("a", "u"), delete_folder=False, keep_ms=1000)
     store.drop_namespace(("c",), cascade=True)
     store.drop_namespace(("a", "b"), cascade=True, keep_ms=1000)
     left = {(entry.kind, entry.object_id) for entry in store.grants_to(ANN, None, 20)}
     assert left == {(TABLE, tree["au"]), (TABLE, tree["abt"]), (NAMESPACE, tree["a"]), (NAMESPACE, tree["ab"])}
     store.drop_namespace(("a",))
     clock.advance(2000)
-    store.claim_folders(10, 1000)
+    store.claim_due_deletions(10, 1000)
     assert store.grants_to(ANN, None, 20) == []
 
 
@@ -192,8 +192,8 @@ def test_removed_are_visible_by_their_own_grant_or_one_above(store: Store, tree:
 
 def test_namespace_that_comes_back_counts_the_generation_up(store: Store, tree: dict[str, int]) -> None:
     store.drop_namespace(("a",), cascade=True, keep_ms=1000)
-    seen = store.generation(GRANTS)
+    seen = store.generation(GRANTS_GENERATION)
     store.restore_namespace(("a",), ("c", "z"))
-    assert store.generation(GRANTS) > seen
+    assert store.generation(GRANTS_GENERATION) > seen
     store.grant(ANN, NAMESPACE, tree["c"], READ, "root")
     assert store.privileges_above(tree["ab"], [ANN]) == READ

@@ -34,14 +34,14 @@ def test_claim_job_that_has_ended_is_none(store: Store) -> None:
 def test_keep_part_of_the_owner_is_there_for_the_next_one(store: Store, clock: Clock) -> None:
     job = store.create_transaction("ingest", None, {}, {}, Status.RUNNING, owner="one", lease_ms=1000)
     for name, value in (("b", "2"), ("a", "1"), ("b", "3")):
-        store.keep_part(job.id, "one", name, value)
+        store.save_job_part(job.id, "one", name, value)
     clock.advance(1001)
     assert store.claim_job(job.id, "two", 1000)
-    assert store.kept_parts(job.id, "", 10) == [("a", "1"), ("b", "3")]
-    assert store.kept_parts(job.id, "a", 10) == [("b", "3")]
-    assert store.kept_parts(job.id, "", 1) == [("a", "1")]
-    store.forget_parts(job.id)
-    assert store.kept_parts(job.id, "", 10) == []
+    assert store.list_job_parts(job.id, "", 10) == [("a", "1"), ("b", "3")]
+    assert store.list_job_parts(job.id, "a", 10) == [("b", "3")]
+    assert store.list_job_parts(job.id, "", 1) == [("a", "1")]
+    store.delete_job_parts(job.id)
+    assert store.list_job_parts(job.id, "", 10) == []
 
 
 def test_keep_part_of_a_job_that_another_has_is_refused(store: Store, clock: Clock) -> None:
@@ -49,11 +49,11 @@ def test_keep_part_of_a_job_that_another_has_is_refused(store: Store, clock: Clo
     clock.advance(1001)
     store.claim_job(job.id, "two", 1000)
     with pytest.raises(ConcurrentModificationError, match=job.id):
-        store.keep_part(job.id, "one", "a", "1")
+        store.save_job_part(job.id, "one", "a", "1")
     store.alter_transaction(job.id, lambda _, properties: (Status.CANCELED, properties))
     with pytest.raises(ConcurrentModificationError):
-        store.keep_part(job.id, "two", "a", "1")
-    assert store.kept_parts(job.id, "", 10) == []
+        store.save_job_part(job.id, "two", "a", "1")
+    assert store.list_job_parts(job.id, "", 10) == []
 
 
 def test_list_jobs_looks_at_kinds_and_status_newest_first(store: Store, clock: Clock) -> None:

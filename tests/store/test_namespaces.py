@@ -49,7 +49,6 @@ def test_create_namespace_returns_what_describe_returns(store: Store, clock: Clo
 
 def test_root_exists_and_is_nobodys_to_create_or_drop(store: Store) -> None:
     assert store.describe_namespace(()).id == 1
-    store.namespace_exists(())
     for mode in CreateMode:
         with pytest.raises(InvalidInputError):
             store.create_namespace((), {}, mode)
@@ -80,7 +79,7 @@ def test_create_namespace_overwrite_dooms_the_tables_that_were_in_it(store: Stor
     store.create_namespace(("a", "b"), {})
     store.insert_table(("a", "b", "t"), "mem://t", {})
     store.create_namespace(("a",), {}, CreateMode.OVERWRITE)
-    assert [folder.location for folder in store.claim_folders(10, 1000)] == ["mem://t"]
+    assert [folder.location for folder in store.claim_due_deletions(10, 1000)] == ["mem://t"]
     with pytest.raises(NamespaceNotFoundError):
         store.describe_table(("a", "b", "t"))
 
@@ -89,8 +88,6 @@ def test_describe_namespace_missing_is_not_found(store: Store) -> None:
     for path in [("a",), ("a", "b"), ("x",) * 9, ("x",) * 40]:
         with pytest.raises(NamespaceNotFoundError):
             store.describe_namespace(path)
-        with pytest.raises(NamespaceNotFoundError):
-            store.namespace_exists(path)
         with pytest.raises(NamespaceNotFoundError):
             store.list_namespaces(path, None, 10)
         with pytest.raises(NamespaceNotFoundError):
@@ -157,7 +154,7 @@ def test_drop_namespace_restricts_unless_told_to_cascade(store: Store) -> None:
     store.insert_table(("a", "t"), "mem://t", {})
     with pytest.raises(NamespaceNotEmptyError):
         store.drop_namespace(("a",))
-    store.remove_table(("a", "t"), doom=False)
+    store.remove_table(("a", "t"), delete_folder=False)
     dropped = store.drop_namespace(("a",))
     assert (dropped.properties, dropped.tables) == ({"k": "v"}, 0)
     with pytest.raises(NamespaceNotFoundError):
@@ -172,7 +169,7 @@ def test_drop_namespace_cascade_takes_the_tree_and_nothing_else(store: Store) ->
     lost = store.create_transaction("index", store.describe_table(("a", "b", "t")).id, {}, {})
     drop = store.create_transaction("drop", None, {}, {}, TransactionStatus.QUEUED)
     assert store.drop_namespace(("a",), cascade=True, transaction_id=drop.id).tables == 3
-    assert store.count_folders(drop.id) == 3
+    assert store.count_pending_deletions(drop.id) == 3
     assert store.list_namespaces((), None, 10) == ["z"]
     assert [table.namespace for table in store.list_all_tables(None, 10)] == [("z",), ("z", "b")]
     assert store.describe_transaction(lost.id).status is TransactionStatus.CANCELED
@@ -187,7 +184,7 @@ def test_drop_namespace_cascade_of_ten_thousand_tables(store: Store) -> None:
     store.transact(lambda tx: [tx.insert_table(("a", str(i % 10), f"t{i}"), f"mem://{i}", {}) for i in range(10_000)])
     drop = store.create_transaction("drop", None, {}, {})
     assert store.drop_namespace(("a",), cascade=True, transaction_id=drop.id).tables == 10_000
-    assert store.count_folders(drop.id) == 10_000
+    assert store.count_pending_deletions(drop.id) == 10_000
     assert store.list_all_tables(None, 1) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.store import GRANTS
+from tiltyard.store import GRANTS_GENERATION
 from tiltyard.store.access.policies import PolicyRecord
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_set_policy_again_replaces_it_and_counts_a_generation(store: Store, clock: Clock) -> None:
-    before = store.generation(GRANTS)
+    before = store.generation(GRANTS_GENERATION)
     store.set_policy(7, "b", "{}", "root")
     store.set_policy(7, "a", "{}", "root")
     clock.advance(1)
@@ -23,25 +23,25 @@ def test_set_policy_again_replaces_it_and_counts_a_generation(store: Store, cloc
         PolicyRecord("b", '{"filter":"true"}', "ann", clock()),
     ]
     assert store.policies(8) == []
-    assert store.generation(GRANTS) == before + 3
+    assert store.generation(GRANTS_GENERATION) == before + 3
 
 
 def test_drop_policy_tells_whether_there_was_one(store: Store) -> None:
     store.set_policy(7, "a", "{}", "root")
-    before = store.generation(GRANTS)
+    before = store.generation(GRANTS_GENERATION)
     assert (store.drop_policy(7, "a"), store.drop_policy(7, "a")) == (True, False)
     assert store.policies(7) == []
-    assert store.generation(GRANTS) > before
+    assert store.generation(GRANTS_GENERATION) > before
 
 
 def test_policies_stay_while_a_table_can_come_back_and_end_with_it(store: Store) -> None:
     table = store.insert_table(("t",), "file:///t", {}).id
     store.set_policy(table, "a", "{}", "root")
-    store.remove_table(("t",), doom=True, keep_ms=1_000)
+    store.remove_table(("t",), delete_folder=True, keep_ms=1_000)
     assert len(store.policies(table)) == 1
     store.restore_table(("t",), ("t",), None)
     assert len(store.policies(table)) == 1
-    store.remove_table(("t",), doom=True, keep_ms=0)
+    store.remove_table(("t",), delete_folder=True, keep_ms=0)
     assert store.policies(table) == []
 
 

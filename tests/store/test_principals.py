@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.store import IDENTITY, Store
+from tiltyard.store import IDENTITY_GENERATION, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,13 +105,13 @@ def test_revoke_key_twice_keeps_the_first_time(store: Store, clock: Clock) -> No
 def test_note_use_is_written_at_most_once_in_a_while(store: Store, clock: Clock) -> None:
     add_key(store, "a", "ann")
     began = clock.now
-    generation = store.generation(IDENTITY)
+    generation = store.generation(IDENTITY_GENERATION)
     for passed, noted in ((0, began), (30_000, began), (31_000, began + 61_000)):
         clock.advance(passed)
-        store.note_use("a", 60_000)
+        store.record_key_use("a", 60_000)
         key, _ = store.describe_key("a") or pytest.fail("it is there")
         assert key.last_used_at == noted
-    assert store.generation(IDENTITY) == generation  # nothing that a server keeps in memory has changed
+    assert store.generation(IDENTITY_GENERATION) == generation  # nothing that a server keeps in memory has changed
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ def test_note_use_is_written_at_most_once_in_a_while(store: Store, clock: Clock)
 )
 def test_change_of_identity_counts_the_generation_up(store: Store, change: Callable[[Store], object]) -> None:
     add_key(store, "a", "ann")
-    before = store.generation(IDENTITY)
+    before = store.generation(IDENTITY_GENERATION)
     change(store)
-    assert store.generation(IDENTITY) > before
+    assert store.generation(IDENTITY_GENERATION) > before
 
 
 def test_signing_key_signs_for_a_while_and_verifies_longer(store: Store, clock: Clock) -> None:
-    assert store.newest_signing_key(HOUR_MS) is None
+    assert store.latest_signing_key(HOUR_MS) is None
     first = store.add_signing_key(2 * HOUR_MS)
-    assert len(first.value) == 32 and store.newest_signing_key(HOUR_MS) == first
+    assert len(first.value) == 32 and store.latest_signing_key(HOUR_MS) == first
     clock.advance(HOUR_MS)
-    assert store.newest_signing_key(HOUR_MS) is None
+    assert store.latest_signing_key(HOUR_MS) is None
     second = store.add_signing_key(2 * HOUR_MS)
-    assert store.newest_signing_key(HOUR_MS) == second
+    assert store.latest_signing_key(HOUR_MS) == second
     assert store.signing_key(first.id, 2 * HOUR_MS) == first
     clock.advance(HOUR_MS)
     assert store.signing_key(first.id, 2 * HOUR_MS) is None
@@ -148,13 +148,13 @@ def test_signing_key_signs_for_a_while_and_verifies_longer(store: Store, clock: 
 
 def test_forget_signing_keys_ends_all_and_says_so(store: Store, clock: Clock) -> None:
     key = store.add_signing_key(HOUR_MS)
-    before = store.generation(IDENTITY)
-    store.forget_signing_keys()
-    assert store.signing_key(key.id, HOUR_MS) is None and store.generation(IDENTITY) > before
+    before = store.generation(IDENTITY_GENERATION)
+    store.delete_signing_keys()
+    assert store.signing_key(key.id, HOUR_MS) is None and store.generation(IDENTITY_GENERATION) > before
 
 
 def test_create_transaction_keeps_who_asked(store: Store) -> None:
-    asked = store.create_transaction("work", None, {}, {}, asked_by="ann")
+    asked = store.create_transaction("work", None, {}, {}, requested_by="ann")
     alone = store.create_transaction("work", None, {}, {}, TransactionStatus.SUCCEEDED)
-    assert store.describe_transaction(asked.id).asked_by == "ann"
-    assert store.describe_transaction(alone.id).asked_by is None
+    assert store.describe_transaction(asked.id).requested_by == "ann"
+    assert store.describe_transaction(alone.id).requested_by is None

@@ -90,7 +90,7 @@ def test_drop_namespace_against_declare_never_leaves_an_orphan(store: Store) -> 
             store.drop_namespace(("n",), cascade=True)
         else:
             assert tables == []
-        store.forget_folder("mem://t")
+        store.complete_deletion("mem://t")
 
 
 def test_drop_namespace_cascade_against_children_leaves_nothing_behind(store: Store) -> None:
@@ -106,9 +106,9 @@ def test_drop_namespace_cascade_against_children_leaves_nothing_behind(store: St
         assert kinds(outcomes) <= {NamespaceNotFoundError}
         assert store.list_namespaces((), None, 10) == []
         assert store.list_all_tables(None, 10) == []
-        doomed = [folder.location for folder in store.claim_folders(10, 0)]
+        doomed = [folder.location for folder in store.claim_due_deletions(10, 0)]
         assert doomed == ([] if isinstance(outcomes[1], Exception) else ["mem://t"])
-        store.forget_folder("mem://t")
+        store.complete_deletion("mem://t")
 
 
 def test_overwrite_by_many_leaves_one(store: Store) -> None:
@@ -130,16 +130,16 @@ def test_rename_table_against_drop_keeps_the_folder_or_the_table(store: Store) -
         assert kinds(outcomes) <= {NamespaceNotFoundError, TableNotFoundError}
         moved = not isinstance(outcomes[0], Exception)
         assert store.list_tables(("safe",), None, 10) == (["t"] if moved else [])
-        assert len(store.claim_folders(10, 0)) == (0 if moved else 1)
+        assert len(store.claim_due_deletions(10, 0)) == (0 if moved else 1)
         if moved:
-            store.remove_table(("safe", "t"), doom=False)
-        store.forget_folder("mem://t")
+            store.remove_table(("safe", "t"), delete_folder=False)
+        store.complete_deletion("mem://t")
 
 
 def test_remove_table_by_many_one_wins(store: Store) -> None:
     for _ in range(10):
         store.insert_table(("t",), "mem://t", {})
-        outcomes = race(*[lambda: store.remove_table(("t",), doom=False) for _ in range(8)])
+        outcomes = race(*[lambda: store.remove_table(("t",), delete_folder=False) for _ in range(8)])
         assert len(won(outcomes)) == 1
         assert kinds(outcomes) == {TableNotFoundError}
 
@@ -171,11 +171,11 @@ def test_claim_transaction_by_many_hands_out_each_once(store: Store) -> None:
 
 def test_claim_folders_by_many_hands_out_each_once(store: Store, clock: Clock) -> None:
     for i in range(40):
-        store.doom(f"mem://{i}", clock.now, "dropped")
-    outcomes = race(*[lambda: [store.claim_folders(5, 60_000) for _ in range(4)] for _ in range(4)])
+        store.schedule_deletion(f"mem://{i}", clock.now, "dropped")
+    outcomes = race(*[lambda: [store.claim_due_deletions(5, 60_000) for _ in range(4)] for _ in range(4)])
     claimed = [folder.location for mine in outcomes for batch in mine for folder in batch]
     assert len(claimed) == len(set(claimed)) <= 40
-    rest = [folder.location for folder in store.claim_folders(100, 60_000)]
+    rest = [folder.location for folder in store.claim_due_deletions(100, 60_000)]
     assert sorted(claimed + rest) == sorted(f"mem://{i}" for i in range(40))
 
 
@@ -194,7 +194,7 @@ def test_create_transaction_against_drop_is_canceled_or_refused(store: Store) ->
         table = store.insert_table(("t",), "mem://t", {})
         outcomes = race(
             lambda table=table: store.create_transaction("index", table.id, {}, {}),
-            lambda: store.remove_table(("t",), doom=False),
+            lambda: store.remove_table(("t",), delete_folder=False),
         )
         assert kinds(outcomes) <= {TableNotFoundError}
         assert store.unfinished_transactions(table.id) == []

@@ -43,39 +43,39 @@ def table(store: Store) -> TableRecord:
 
 def test_restore_table_brings_back_all_that_the_catalog_knew(store: Store, clock: Clock, table: TableRecord) -> None:
     versions = store.list_versions(table.id)
-    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
     [kept] = store.list_removed_tables(None, 10)
     assert (kept.id, kept.namespace, kept.name, kept.dropped) == (table.id, ("a",), "t", True)
     assert (kept.removed_at, kept.due_at) == (clock.now, clock.now + KEEP)
-    assert store.claim_folders(10, HOUR) == []
+    assert store.claim_due_deletions(10, HOUR) == []
     clock.advance(5)
     assert store.restore_table(("a", "t")) == replace(table, updated_at=clock.now)
     assert store.list_versions(table.id) == versions
     clock.advance(2 * KEEP)
-    assert (store.claim_folders(10, HOUR), store.list_removed_tables(None, 10)) == ([], [])
+    assert (store.claim_due_deletions(10, HOUR), store.list_removed_tables(None, 10)) == ([], [])
     with pytest.raises(TableNotFoundError):
         store.restore_table(("a", "t"))
 
 
 def test_restore_table_brings_back_manifests_that_are_not_known_to_be_durable(store: Store, table: TableRecord) -> None:
     record, _ = store.record_version(NewVersion(table.id, 3, "s3", "m3", manifest=b"LANC"))
-    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
-    assert store.kept_manifest(record) is None
+    store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
+    assert store.stored_manifest(record) is None
     store.restore_table(("a", "t"))
-    assert store.kept_manifest(record) == b"LANC"
+    assert store.stored_manifest(record) == b"LANC"
 
 
 def test_remove_table_for_good_keeps_none_that_lay_there_before(store: Store, table: TableRecord) -> None:
-    store.remove_table(("a", "t"), doom=False, keep_ms=KEEP)
+    store.remove_table(("a", "t"), delete_folder=False, keep_ms=KEEP)
     store.insert_table(("again",), table.location, {}, registered=True)
-    store.remove_table(("again",), doom=True)
+    store.remove_table(("again",), delete_folder=True)
     assert store.list_removed_tables(None, 10) == []
     with pytest.raises(TableNotFoundError):
         store.restore_table(("a", "t"))
 
 
 def test_remove_table_that_is_kept_frees_the_name_but_not_the_location(store: Store, table: TableRecord) -> None:
-    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
     with pytest.raises(InvalidInputError, match="undrop"):
         store.insert_table(("a", "t"), "mem://t", {}, registered=True)
     other = store.insert_table(("a", "t"), "mem://u", {})
@@ -92,7 +92,7 @@ def test_restore_table_takes_the_newest_unless_told_which(store: Store, clock: C
     ids = []
     for number in range(3):
         ids.append(store.insert_table(("t",), f"mem://{number}", {}).id)
-        store.remove_table(("t",), doom=True, keep_ms=KEEP)
+        store.remove_table(("t",), delete_folder=True, keep_ms=KEEP)
         clock.advance(1)
     assert [kept.id for kept in store.list_removed_tables(None, 2)] == [ids[2], ids[1]]
     page = store.list_removed_tables(None, 2)[-1]
@@ -102,20 +102,20 @@ def test_restore_table_takes_the_newest_unless_told_which(store: Store, clock: C
 
 
 def test_a_table_whose_time_is_over_is_swept_and_gone_for_good(store: Store, clock: Clock, table: TableRecord) -> None:
-    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
+    store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
     clock.advance(KEEP)
-    assert [folder.location for folder in store.claim_folders(10, HOUR)] == ["mem://t"]
+    assert [folder.location for folder in store.claim_due_deletions(10, HOUR)] == ["mem://t"]
     assert store.list_removed_tables(None, 10) == []
     with pytest.raises(TableNotFoundError):
         store.restore_table(("a", "t"))
-    store.forget_folder("mem://t")
+    store.complete_deletion("mem://t")
     store.insert_table(("a", "t"), "mem://t", {}, registered=True)
 
 
 def test_doom_spares_the_folder_of_a_table_that_is_kept(store: Store, clock: Clock, table: TableRecord) -> None:
-    store.remove_table(("a", "t"), doom=True, keep_ms=KEEP)
-    store.doom("mem://t", clock.now, DROPPED)  # a write that came too late has its leftovers swept
-    assert store.claim_folders(10, HOUR) == []
+    store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
+    store.schedule_deletion("mem://t", clock.now, DROPPED)  # a write that came too late has its leftovers swept
+    assert store.claim_due_deletions(10, HOUR) == []
     store.restore_table(("a", "t"))
 
 
@@ -124,26 +124,28 @@ def test_doom_spares_the_folder_of_a_table_and_marks_it_for_no_later_day(
     store: Store, clock: Clock, registered: bool
 ) -> None:
     store.insert_table(("t",), "mem://t", {}, registered=registered)
-    assert not store.doom("mem://t", clock.now, DROPPED)  # as whoever does not know that the table was entered
-    assert not store.doom_unknown("mem://t", clock.now, "gc")
-    store.remove_table(("t",), doom=False, keep_ms=KEEP)
-    assert store.claim_folders(10, HOUR) == []
+    assert not store.schedule_deletion(
+        "mem://t", clock.now, DROPPED
+    )  # as whoever does not know that the table was entered
+    assert not store.schedule_orphan_deletion("mem://t", clock.now, "gc")
+    store.remove_table(("t",), delete_folder=False, keep_ms=KEEP)
+    assert store.claim_due_deletions(10, HOUR) == []
     store.restore_table(("t",))
-    store.remove_table(("t",), doom=False)
-    assert store.doom("mem://t", clock.now, DROPPED)
-    assert [folder.location for folder in store.claim_folders(10, HOUR)] == ["mem://t"]
+    store.remove_table(("t",), delete_folder=False)
+    assert store.schedule_deletion("mem://t", clock.now, DROPPED)
+    assert [folder.location for folder in store.claim_due_deletions(10, HOUR)] == ["mem://t"]
 
 
 def test_doom_of_a_folder_whose_table_is_being_entered_waits_and_spares_it(store: Store, clock: Clock) -> None:
-    store.doom("mem://t", clock.now + HOUR, CREATING)
+    store.schedule_deletion("mem://t", clock.now + HOUR, CREATING)
     outcome = during(
         store,
         lambda catalog: catalog.insert_table(("t",), "mem://t", {}, in_creation=True),
-        lambda: store.doom("mem://t", clock.now, CREATING),
+        lambda: store.schedule_deletion("mem://t", clock.now, CREATING),
     )
     assert not outcome
-    store.remove_table(("t",), doom=False)
-    assert store.claim_folders(10, HOUR) == []
+    store.remove_table(("t",), delete_folder=False)
+    assert store.claim_due_deletions(10, HOUR) == []
 
 
 def during(store: Store, change: Callable[[UnitOfWork], object], call: Callable[[], T]) -> T:
@@ -168,17 +170,17 @@ def test_doom_unknown_marks_only_what_is_still_unknown(store: Store, clock: Cloc
     store.insert_table(("a",), "mem://around/t", {}, registered=True)
     store.insert_table(("i",), "mem://in", {}, registered=True)
     store.insert_table(("k",), "mem://kept", {})
-    store.remove_table(("k",), doom=False, keep_ms=KEEP)
+    store.remove_table(("k",), delete_folder=False, keep_ms=KEEP)
     store.add_clone(store.insert_table(("c",), "mem://c", {}).id, "mem://copied")
     store.add_clone(store.insert_table(("d",), "mem://d", {}).id, "mem://copied and dropped")
-    store.remove_table(("d",), doom=True, keep_ms=KEEP)
+    store.remove_table(("d",), delete_folder=True, keep_ms=KEEP)
     store.add_clone(store.insert_table(("g",), "mem://g", {}).id, "mem://copied once")
-    store.remove_table(("g",), doom=False)
-    store.doom("mem://doomed", clock.now + HOUR, CREATING)
+    store.remove_table(("g",), delete_folder=False)
+    store.schedule_deletion("mem://doomed", clock.now + HOUR, CREATING)
     names = "around", "in/side", "kept", "copied", "copied and dropped", "doomed", "copied once", "unknown"
-    marked = [name for name in names if store.doom_unknown(f"mem://{name}", clock.now, "gc")]
+    marked = [name for name in names if store.schedule_orphan_deletion(f"mem://{name}", clock.now, "gc")]
     assert marked == ["copied once", "unknown"]
-    assert {folder.location for folder in store.claim_folders(10, HOUR)} == {f"mem://{name}" for name in marked}
+    assert {folder.location for folder in store.claim_due_deletions(10, HOUR)} == {f"mem://{name}" for name in marked}
 
 
 @pytest.mark.parametrize("place", ["t", "t/inside"])
@@ -186,11 +188,11 @@ def test_doom_unknown_waits_for_a_registration_and_spares_its_folder(store: Stor
     outcome = during(
         store,
         lambda catalog: catalog.insert_table(("t",), f"mem://{place}", {}, registered=True),
-        lambda: store.doom_unknown("mem://t", clock.now, "gc"),
+        lambda: store.schedule_orphan_deletion("mem://t", clock.now, "gc"),
     )
     assert not outcome
-    store.remove_table(("t",), doom=False)
-    assert store.claim_folders(10, HOUR) == []
+    store.remove_table(("t",), delete_folder=False)
+    assert store.claim_due_deletions(10, HOUR) == []
 
 
 def test_doom_unknown_against_a_registration_has_one_winner(store: Store, clock: Clock) -> None:
@@ -198,32 +200,32 @@ def test_doom_unknown_against_a_registration_has_one_winner(store: Store, clock:
         location = f"mem://{number}"
         entered, marked = race(
             lambda location=location: store.insert_table(("t",), location, {}, registered=True),
-            lambda location=location: store.doom_unknown(location, clock.now, "gc"),
+            lambda location=location: store.schedule_orphan_deletion(location, clock.now, "gc"),
         )
         assert isinstance(entered, InvalidInputError) == marked
         if not marked:
-            store.remove_table(("t",), doom=False)
-        assert len(store.claim_folders(10, HOUR)) == marked
+            store.remove_table(("t",), delete_folder=False)
+        assert len(store.claim_due_deletions(10, HOUR)) == marked
 
 
 def test_a_deregistered_table_comes_back_unless_its_location_was_taken(
     store: Store, clock: Clock, table: TableRecord
 ) -> None:
-    store.remove_table(("a", "t"), doom=False, keep_ms=KEEP)
+    store.remove_table(("a", "t"), delete_folder=False, keep_ms=KEEP)
     assert not store.list_removed_tables(None, 10)[0].dropped
     store.insert_table(("a", "u"), "mem://t", {}, registered=True)
     assert store.list_removed_tables(None, 10) == []
     with pytest.raises(InvalidInputError):
         store.restore_table(("a", "t"))
-    store.remove_table(("a", "u"), doom=True, keep_ms=KEEP)
+    store.remove_table(("a", "u"), delete_folder=True, keep_ms=KEEP)
     with pytest.raises(InvalidInputError):
         store.restore_table(("a", "t"))
     store.restore_table(("a", "u"))
-    store.remove_table(("a", "u"), doom=False)
+    store.remove_table(("a", "u"), delete_folder=False)
     assert store.restore_table(("a", "t")).id == table.id
-    store.remove_table(("a", "t"), doom=False, keep_ms=KEEP)
+    store.remove_table(("a", "t"), delete_folder=False, keep_ms=KEEP)
     clock.advance(KEEP)
-    assert store.claim_folders(10, HOUR) == []
+    assert store.claim_due_deletions(10, HOUR) == []
     assert store.list_removed_tables(None, 10) == []
 
 
@@ -267,7 +269,7 @@ def test_restore_namespace_brings_back_all_that_was_in_it(
     assert [store.describe_table(path).id for path in (("a", "t"), ("a", "b", "c", "u"), ("a", "b", "c", "v"))] == tree
     assert len(store.list_versions(tree[0])) == 2
     clock.advance(2 * KEEP)
-    assert store.claim_folders(10, HOUR) == []
+    assert store.claim_due_deletions(10, HOUR) == []
     assert (store.list_removed_tables(None, 10), store.list_removed_namespaces(None, 10)) == ([], [])
 
 
@@ -324,7 +326,7 @@ def test_a_namespace_whose_tables_are_being_deleted_does_not_come_back(
 ) -> None:
     store.drop_namespace(("a",), cascade=True, keep_ms=KEEP)
     clock.advance(KEEP)
-    assert len(store.claim_folders(1, HOUR)) == 1
+    assert len(store.claim_due_deletions(1, HOUR)) == 1
     with pytest.raises(NamespaceNotFoundError):
         store.restore_namespace(("a",))
     assert store.list_removed_namespaces(None, 10) == []
@@ -339,7 +341,7 @@ def test_an_empty_namespace_is_kept_and_forgotten_by_the_same_clock(store: Store
     assert store.restore_namespace(("e",))[1] == 0
     store.drop_namespace(("e",), cascade=True, keep_ms=KEEP)
     clock.advance(KEEP)
-    store.claim_folders(1, HOUR)
+    store.claim_due_deletions(1, HOUR)
     with pytest.raises(NamespaceNotFoundError):
         store.restore_namespace(("e",))
 
@@ -348,7 +350,7 @@ def test_an_empty_namespace_is_kept_and_forgotten_by_the_same_clock(store: Store
 def test_restore_table_by_many_one_wins(store: Store, doom: bool) -> None:
     store.insert_table(("t",), "mem://t", {})
     for _ in range(10):
-        store.remove_table(("t",), doom=doom, keep_ms=KEEP)
+        store.remove_table(("t",), delete_folder=doom, keep_ms=KEEP)
         outcomes = race(*[lambda i=i: store.restore_table(("t",), (f"t{i}",)) for i in range(8)])
         assert len(won(outcomes)) == 1
         assert kinds(outcomes) == {TableNotFoundError}
@@ -358,27 +360,27 @@ def test_restore_table_by_many_one_wins(store: Store, doom: bool) -> None:
 def test_restore_table_against_the_sweeper_has_one_winner(store: Store, clock: Clock) -> None:
     for number in range(20):
         store.insert_table(("t",), f"mem://{number}", {})
-        store.remove_table(("t",), doom=True, keep_ms=KEEP)
+        store.remove_table(("t",), delete_folder=True, keep_ms=KEEP)
         clock.advance(KEEP)
-        restored, claimed = race(lambda: store.restore_table(("t",)), lambda: store.claim_folders(10, HOUR))
+        restored, claimed = race(lambda: store.restore_table(("t",)), lambda: store.claim_due_deletions(10, HOUR))
         assert isinstance(restored, TableNotFoundError) == (len(claimed) == 1)
         if not claimed:
-            store.remove_table(("t",), doom=False)
+            store.remove_table(("t",), delete_folder=False)
         clock.advance(2 * HOUR)
-        for folder in store.claim_folders(10, HOUR):
-            store.forget_folder(folder.location)
+        for folder in store.claim_due_deletions(10, HOUR):
+            store.complete_deletion(folder.location)
 
 
 def test_restore_table_against_a_create_of_the_name_has_one_winner(store: Store) -> None:
     for number in range(20):
         store.insert_table(("t",), f"mem://{number}", {})
-        store.remove_table(("t",), doom=True, keep_ms=KEEP)
+        store.remove_table(("t",), delete_folder=True, keep_ms=KEEP)
         outcomes = race(
             lambda: store.restore_table(("t",)), lambda number=number: store.insert_table(("t",), f"new://{number}", {})
         )
         assert len(won(outcomes)) == 1
         assert kinds(outcomes) == {TableAlreadyExistsError}
-        store.remove_table(("t",), doom=False)
+        store.remove_table(("t",), delete_folder=False)
 
 
 def test_restore_namespace_against_the_sweeper_is_all_or_nothing(store: Store, clock: Clock) -> None:
@@ -388,15 +390,15 @@ def test_restore_namespace_against_the_sweeper_is_all_or_nothing(store: Store, c
             store.insert_table(("n", name), f"mem://{number}{name}", {})
         store.drop_namespace(("n",), cascade=True, keep_ms=KEEP)
         clock.advance(KEEP)
-        restored, claimed = race(lambda: store.restore_namespace(("n",)), lambda: store.claim_folders(2, HOUR))
+        restored, claimed = race(lambda: store.restore_namespace(("n",)), lambda: store.claim_due_deletions(2, HOUR))
         if isinstance(restored, NamespaceNotFoundError):
             assert len(claimed) == 2
         else:
             assert (restored[1], claimed) == (3, [])
             store.drop_namespace(("n",), cascade=True)
         clock.advance(2 * HOUR)
-        for folder in store.claim_folders(10, HOUR):
-            store.forget_folder(folder.location)
+        for folder in store.claim_due_deletions(10, HOUR):
+            store.complete_deletion(folder.location)
 
 
 def test_remove_table_that_is_kept_loses_no_version_that_was_told(store: Store) -> None:
@@ -404,12 +406,12 @@ def test_remove_table_that_is_kept_loses_no_version_that_was_told(store: Store) 
         table = store.insert_table(("t",), f"mem://{number}", {})
         *told, _ = race(
             *[lambda v=v, id_=table.id: store.record_version(NewVersion(id_, v, f"s{v}", "m")) for v in range(1, 5)],
-            lambda: store.remove_table(("t",), doom=True, keep_ms=KEEP),
+            lambda: store.remove_table(("t",), delete_folder=True, keep_ms=KEEP),
         )
         store.restore_table(("t",))
         kept = {record.version for record in store.list_versions(table.id)}
         assert kept == {record.version for record, _ in won(told)}
-        store.remove_table(("t",), doom=False)
+        store.remove_table(("t",), delete_folder=False)
 
 
 def test_clones_are_known_by_their_sources_as_long_as_they_can_come_back(store: Store, clock: Clock) -> None:
@@ -418,14 +420,14 @@ def test_clones_are_known_by_their_sources_as_long_as_they_can_come_back(store: 
     store.add_clone(clone.id, source.location)
     second = store.insert_table(("d",), "mem://d", {})
     store.add_clone(second.id, clone.location)
-    store.remove_table(("d",), doom=True, keep_ms=KEEP)
-    assert sorted(store.clones_of("mem://s")) == ["mem://c", "mem://d"]
-    assert store.clones_of("mem://c") == ["mem://d"]
-    store.remove_table(("c",), doom=False)
+    store.remove_table(("d",), delete_folder=True, keep_ms=KEEP)
+    assert sorted(store.clone_locations("mem://s")) == ["mem://c", "mem://d"]
+    assert store.clone_locations("mem://c") == ["mem://d"]
+    store.remove_table(("c",), delete_folder=False)
     clock.advance(KEEP)
-    store.claim_folders(1, HOUR)
-    assert store.clones_of("mem://s") == []
-    assert store.known_locations() == {"mem://s", "mem://d"}
+    store.claim_due_deletions(1, HOUR)
+    assert store.clone_locations("mem://s") == []
+    assert store.all_locations() == {"mem://s", "mem://d"}
 
 
 @pytest.mark.parametrize("parts", [True, False], ids=["with parts", "without"])
@@ -439,18 +441,18 @@ def test_job_that_can_be_resumed_owns_its_files(
         made = store.create_transaction("ingest", bound, {"arguments": {}, "table": ["t"]}, {})
         store.claim_transaction("me", HOUR)
         if parts:
-            store.keep_part(made.id, "me", "share-1", "{}")
+            store.save_job_part(made.id, "me", "share-1", "{}")
         if status is TransactionStatus.CANCELED:
             store.alter_transaction(made.id, lambda _, properties: (status, properties))
         else:
             store.finish_transaction(made.id, "me", status)
         if status is TransactionStatus.SUCCEEDED:
-            store.forget_parts(made.id)
+            store.delete_job_parts(made.id)
         goes_on = parts and status is TransactionStatus.FAILED
         if bound:
-            assert store.oldest_work(table.id, "gc") == (began if goes_on else None)
+            assert store.oldest_unfinished_work(table.id, "gc") == (began if goes_on else None)
         else:
-            assert store.unbound_jobs("gc") == ([(began, ("t",))] if goes_on else [])
+            assert store.unfinished_jobs_by_table_name("gc") == ([(began, ("t",))] if goes_on else [])
         clock.advance(5)
 
 
@@ -460,31 +462,31 @@ def test_jobs_of_no_table_yet_are_known_by_its_name(store: Store, clock: Clock) 
     clock.advance(5)
     store.create_transaction("pipeline", None, {"arguments": {}, "table": []}, {})
     store.create_transaction("collect_garbage", None, {"dry_run": False}, {})
-    assert sorted(store.unbound_jobs("gc")) == [(first, ("space", "t")), (clock.now, ())]
+    assert sorted(store.unfinished_jobs_by_table_name("gc")) == [(first, ("space", "t")), (clock.now, ())]
 
 
 @pytest.mark.parametrize("doom", [True, False])
 def test_a_clone_of_a_removed_clone_is_known_by_the_first_source(store: Store, clock: Clock, doom: bool) -> None:
     first = store.insert_table(("c",), "mem://c", {})
     store.add_clone(first.id, "mem://s")
-    store.remove_table(("c",), doom=doom, keep_ms=KEEP)
+    store.remove_table(("c",), delete_folder=doom, keep_ms=KEEP)
     second = store.insert_table(("d",), "mem://d", {})
     store.add_clone(second.id, "mem://c")
     clock.advance(KEEP)
-    store.claim_folders(1, HOUR)
-    assert store.clones_of("mem://s") == ["mem://d"]
-    assert store.shares("mem://d", "mem://s")
+    store.claim_due_deletions(1, HOUR)
+    assert store.clone_locations("mem://s") == ["mem://d"]
+    assert store.may_share_files("mem://d", "mem://s")
 
 
 def test_oldest_work_of_a_table_is_what_owns_its_files(store: Store, clock: Clock) -> None:
     table = store.insert_table(("t",), "mem://t", {})
-    assert store.oldest_work(table.id, "gc") is None
+    assert store.oldest_unfinished_work(table.id, "gc") is None
     store.create_transaction("gc", table.id, {}, {})
-    assert store.oldest_work(table.id, "gc") is None
+    assert store.oldest_unfinished_work(table.id, "gc") is None
     began = clock.now
     upload = store.create_upload(table.id, "main", "")
     clock.advance(5)
     store.create_transaction("index", table.id, {}, {})
-    assert store.oldest_work(table.id, "gc") == began
+    assert store.oldest_unfinished_work(table.id, "gc") == began
     store.delete_upload(upload.id)
-    assert store.oldest_work(table.id, "gc") == clock.now
+    assert store.oldest_unfinished_work(table.id, "gc") == clock.now

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def test_secret_is_made_once_and_differs_by_name(store: Store) -> None:
-    first = store.secret("paging")
+    first = store.shared_secret("paging")
     assert len(first) == 32
-    assert store.secret("paging") == first
-    assert store.secret("other") != first
+    assert store.shared_secret("paging") == first
+    assert store.shared_secret("other") != first

@@ -70,7 +70,7 @@ class Gate:
         futures = []
         for number, write in enumerate(writes, start=1):
             futures.append(self.pool.submit(self.database.write, write))
-            while self.database.load()["catalog writes waiting"] < number:
+            while self.database.gauges()["catalog writes waiting"] < number:
                 os.sched_yield()
         self.opened.set()
         first.result(10)

@@ -126,46 +126,46 @@ def test_remove_table_dooms_its_folder_and_cancels_its_work(store: Store) -> Non
     table = store.insert_table(("a", "t"), "mem://t", {})
     work = store.create_transaction("index", table.id, {}, {})
     drop = store.create_transaction("drop", table.id, {}, {})
-    assert store.remove_table(("a", "t"), doom=True, transaction_id=drop.id) == table
+    assert store.remove_table(("a", "t"), delete_folder=True, transaction_id=drop.id) == table
     assert store.describe_transaction(work.id).status is TransactionStatus.CANCELED
     assert store.describe_transaction(drop.id).status is TransactionStatus.QUEUED
-    folder = store.claim_folders(10, 1000)[0]
+    folder = store.claim_due_deletions(10, 1000)[0]
     assert (folder.location, folder.transaction_id, folder.reason) == ("mem://t", drop.id, "dropped")
     with pytest.raises(TableNotFoundError):
-        store.remove_table(("a", "t"), doom=True)
+        store.remove_table(("a", "t"), delete_folder=True)
 
 
 def test_remove_table_without_doom_leaves_the_location_to_be_registered(store: Store) -> None:
     old = store.insert_table(("a", "t"), "mem://t", {})
-    store.remove_table(("a", "t"), doom=False)
-    assert store.claim_folders(10, 1000) == []
+    store.remove_table(("a", "t"), delete_folder=False)
+    assert store.claim_due_deletions(10, 1000) == []
     new = store.insert_table(("a", "t"), "mem://t", {}, registered=True)
     assert new.id > old.id
 
 
 def test_insert_table_refuses_a_location_that_is_being_deleted(store: Store) -> None:
     store.insert_table(("a", "t"), "mem://t", {})
-    store.remove_table(("a", "t"), doom=True)
+    store.remove_table(("a", "t"), delete_folder=True)
     with pytest.raises(InvalidInputError):
         store.insert_table(("a", "u"), "mem://t", {}, registered=True)
     assert store.list_tables(("a",), None, 10) == []
-    store.forget_folder("mem://t")
+    store.complete_deletion("mem://t")
     store.insert_table(("a", "u"), "mem://t", {}, registered=True)
 
 
 def test_insert_table_in_creation_spares_the_folder_unless_a_sweeper_has_it(store: Store, clock: Clock) -> None:
     for name in ("quick", "slow", "lost"):
-        store.doom(f"mem://{name}", clock.now + 1000, "creating")
+        store.schedule_deletion(f"mem://{name}", clock.now + 1000, "creating")
     store.insert_table(("a", "quick"), "mem://quick", {}, in_creation=True)
-    store.extend_doom("mem://slow", clock.now + 5000)
+    store.postpone_deletion("mem://slow", clock.now + 5000)
     clock.advance(2000)
-    assert [folder.location for folder in store.claim_folders(10, 1000)] == ["mem://lost"]
+    assert [folder.location for folder in store.claim_due_deletions(10, 1000)] == ["mem://lost"]
     store.insert_table(("a", "slow"), "mem://slow", {}, in_creation=True)
     with pytest.raises(ConcurrentModificationError):
-        store.extend_doom("mem://lost", clock.now + 5000)
+        store.postpone_deletion("mem://lost", clock.now + 5000)
     with pytest.raises(ConcurrentModificationError):
         store.insert_table(("a", "lost"), "mem://lost", {}, in_creation=True)
-    store.forget_folder("mem://lost")
+    store.complete_deletion("mem://lost")
     with pytest.raises(ConcurrentModificationError):
         store.insert_table(("a", "lost"), "mem://lost", {}, in_creation=True)
     assert store.list_tables(("a",), None, 10) == ["quick", "slow"]
@@ -177,7 +177,7 @@ def test_replace_registration_makes_another_table_of_it(store: Store) -> None:
     second = store.replace_registration(("a", "t"), "mem://2", {"k": "v"})
     assert second.id > first.id
     assert second == store.describe_table(("a", "t"))
-    assert store.claim_folders(10, 1000) == []
+    assert store.claim_due_deletions(10, 1000) == []
     with pytest.raises(InvalidInputError):
         store.replace_registration(("a", "t"), "mem://u", {})
     assert store.describe_table(("a", "t")) == second
@@ -217,25 +217,25 @@ def test_changes_by_name_act_on_the_table_and_in_the_namespace_of_an_id_alone(st
     table = store.insert_table(("a", "t"), "mem://t", {})
     home = store.create_namespace(("b",), {}).id
     for call in (
-        lambda: store.rename_table(("a", "t"), ("a", "u"), only=table.id + 1),
-        lambda: store.remove_table(("a", "t"), doom=True, only=table.id + 1),
-        lambda: store.remove_table(("a", "t"), doom=False, only=table.id + 1, keep_ms=1000),
+        lambda: store.rename_table(("a", "t"), ("a", "u"), expected_id=table.id + 1),
+        lambda: store.remove_table(("a", "t"), delete_folder=True, expected_id=table.id + 1),
+        lambda: store.remove_table(("a", "t"), delete_folder=False, expected_id=table.id + 1, keep_ms=1000),
     ):
         with pytest.raises(TableNotFoundError):
             call()
     for call in (
-        lambda: store.rename_table(("a", "t"), ("b", "t"), only=table.id, home=home + 100),
-        lambda: store.insert_table(("b", "u"), "mem://u", {}, home=home + 100),
-        lambda: store.create_namespace(("b", "c"), {}, home=home + 100),
-        lambda: store.drop_namespace(("b",), only=home + 100),
-        lambda: store.drop_namespace(("b",), cascade=True, only=home + 100),
+        lambda: store.rename_table(("a", "t"), ("b", "t"), expected_id=table.id, expected_parent_id=home + 100),
+        lambda: store.insert_table(("b", "u"), "mem://u", {}, expected_parent_id=home + 100),
+        lambda: store.create_namespace(("b", "c"), {}, expected_parent_id=home + 100),
+        lambda: store.drop_namespace(("b",), expected_id=home + 100),
+        lambda: store.drop_namespace(("b",), cascade=True, expected_id=home + 100),
     ):
         with pytest.raises(NamespaceNotFoundError):
             call()
-    assert store.list_removed_tables(None, 10) == [] and store.claim_folders(10, 1000) == []
-    assert store.rename_table(("a", "t"), ("b", "t"), only=table.id, home=home).id == table.id
-    assert store.remove_table(("b", "t"), doom=True, only=table.id).id == table.id
-    store.drop_namespace(("b",), only=home)
+    assert store.list_removed_tables(None, 10) == [] and store.claim_due_deletions(10, 1000) == []
+    assert store.rename_table(("a", "t"), ("b", "t"), expected_id=table.id, expected_parent_id=home).id == table.id
+    assert store.remove_table(("b", "t"), delete_folder=True, expected_id=table.id).id == table.id
+    store.drop_namespace(("b",), expected_id=home)
 
 
 def test_find_tables_answers_those_that_are_there(store: Store) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lance_namespace.errors import (
-    ConcurrentModificationError,
     TableNotFoundError,
     TableVersionNotFoundError,
     TransactionNotFoundError,
@@ -43,18 +42,18 @@ def test_record_version_tells_the_winner_from_the_loser(store: Store, table: Tab
 def test_manifest_is_kept_until_its_version_is_final(store: Store, table: TableRecord) -> None:
     record, _ = store.record_version(replace(new(table, 1), manifest=b"\x00\xffLANC"))
     other, _ = store.record_version(new(table, 2))
-    assert (store.kept_manifest(record), store.kept_manifest(other)) == (b"\x00\xffLANC", None)
-    assert store.kept_manifest(replace(record, staged_path="another's")) is None
-    store.mark_final([FinalManifest(record, 6, None)])
-    assert store.kept_manifest(record) is None
+    assert (store.stored_manifest(record), store.stored_manifest(other)) == (b"\x00\xffLANC", None)
+    assert store.stored_manifest(replace(record, staged_path="another's")) is None
+    store.mark_finalized([FinalManifest(record, 6, None)])
+    assert store.stored_manifest(record) is None
     assert [pending.version for pending in store.pending_versions(table.id)] == [2]
     assert store.has_pending_versions(table.id)
 
 
 def test_record_each_records_more_than_one_statement_holds(store: Store, table: TableRecord) -> None:
     given = [new(table, version) for version in range(1, 101)]
-    assert [won for _, won in store.record_each(given)] == [True] * 100
-    assert store.list_versions(table.id, limit=200) == [record for record, _ in store.record_each(given)]
+    assert [won for _, won in store.record_versions(given)] == [True] * 100
+    assert store.list_versions(table.id, limit=200) == [record for record, _ in store.record_versions(given)]
 
 
 def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone(
@@ -63,7 +62,7 @@ def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone
     other = store.insert_table(("u",), "mem://u", {})
     store.record_version(new(table, 1, "mine"))
     given = [new(table, 1, "late"), new(other, 1), new(table, 2), new(table, 2, "twice")]
-    found = [(record.table_id, record.staged_path, won) for record, won in store.record_each(given)]
+    found = [(record.table_id, record.staged_path, won) for record, won in store.record_versions(given)]
     assert found == [
         (table.id, "mine", False),
         (other.id, "staged", True),
@@ -71,30 +70,30 @@ def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone
         (table.id, "staged", False),
     ]
     with pytest.raises(TableNotFoundError):
-        store.record_each([new(table, 3), replace(new(table, 4), table_id=99)])
+        store.record_versions([new(table, 3), replace(new(table, 4), table_id=99)])
     assert [record.version for record in store.list_versions(table.id)] == [1, 2]
 
 
 def test_record_each_of_a_table_that_is_not_in_its_place_records_nothing(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     here, there = (table.namespace_id, "t"), (table.namespace_id, "u")
-    given = [replace(new(table, 1), place=here), replace(new(other, 1), place=there), new(other, 2)]
-    assert [won for _, won in store.record_each(given)] == [True] * 3
+    given = [replace(new(table, 1), expected_name=here), replace(new(other, 1), expected_name=there), new(other, 2)]
+    assert [won for _, won in store.record_versions(given)] == [True] * 3
     for place in (there, (table.namespace_id + 1, "t")):
         with pytest.raises(TableNotFoundError):
-            store.record_each([replace(new(table, 2), place=place), new(other, 3)])
+            store.record_versions([replace(new(table, 2), expected_name=place), new(other, 3)])
     store.rename_table(("t",), ("v",))
     with pytest.raises(TableNotFoundError):
-        store.record_version(replace(new(table, 2), place=here))
-    assert store.record_version(replace(new(table, 2), place=(table.namespace_id, "v")))[1]
+        store.record_version(replace(new(table, 2), expected_name=here))
+    assert store.record_version(replace(new(table, 2), expected_name=(table.namespace_id, "v")))[1]
     assert [len(store.list_versions(one.id)) for one in (table, other)] == [2, 2]
 
 
 def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Store, table: TableRecord) -> None:
-    records = [record for record, _ in store.record_each([new(table, 1), new(table, 2), new(table, 3)])]
+    records = [record for record, _ in store.record_versions([new(table, 1), new(table, 2), new(table, 3)])]
     store.delete_versions(table.id, "", [(2, 4)])
     store.record_version(new(table, 3, "other"))
-    store.mark_final(FinalManifest(record, 5, None) for record in records)
+    store.mark_finalized(FinalManifest(record, 5, None) for record in records)
     found = [(one.version, one.finalized, one.manifest_size, one.e_tag) for one in store.list_versions(table.id)]
     assert found == [(1, True, 5, "tag"), (3, False, 7, "tag")]
 
@@ -102,28 +101,17 @@ def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Stor
 def test_mark_final_of_many_whose_size_and_tag_are_recorded_notes_those_alone(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     news = [new(one, version, f"{one.name}-{version}") for one in (table, other) for version in range(1, 101)]
-    records = [record for record, _ in store.record_each([replace(one, manifest=b"LANC") for one in news])]
+    records = [record for record, _ in store.record_versions([replace(one, manifest=b"LANC") for one in news])]
     store.delete_versions(table.id, "", [(50, 51)])
     store.record_version(new(table, 50, "another's"))
     left = {(table.id, 50), (table.id, 60), (other.id, 100)}
     found = [
         FinalManifest(one, 7, "tag") for one in records if (one.table_id, one.version) not in left - {(table.id, 50)}
     ]
-    store.mark_final(reversed(found))
+    store.mark_finalized(reversed(found))
     assert {(one.table_id, one.version) for one in store.pending_versions(limit=500)} == left
-    assert [store.kept_manifest(one) is None for one in records].count(False) == 2
+    assert [store.stored_manifest(one) is None for one in records].count(False) == 2
     assert store.list_versions(table.id, limit=1) == [replace(records[0], finalized=True)]
-
-
-def test_record_versions_is_all_or_none(store: Store, table: TableRecord) -> None:
-    other = store.insert_table(("u",), "mem://u", {})
-    store.record_versions([new(table, 1), new(other, 1)], "tx")
-    with pytest.raises(ConcurrentModificationError):
-        store.record_versions([new(table, 2), new(other, 1)])
-    assert store.latest_version(table.id) == store.describe_version(table.id, 1)
-    with pytest.raises(TableNotFoundError):
-        store.record_versions([new(table, 2), replace(new(table, 1), table_id=99)])
-    assert [record.version for record in store.list_versions(table.id)] == [1]
 
 
 def test_list_versions_pages_both_ways(store: Store, table: TableRecord) -> None:
@@ -157,22 +145,20 @@ def test_mark_finalized_ends_being_pending(store: Store, table: TableRecord) -> 
     other = store.insert_table(("u",), "mem://u", {})
     store.record_versions([new(table, 1), new(other, 1), replace(new(other, 2), finalized=True)])
     assert [one.table_id for one in store.pending_versions()] == [table.id, other.id]
-    store.mark_finalized(table.id, 1, e_tag="final")
+    store.mark_finalized([FinalManifest(store.describe_version(table.id, 1), 7, "final")])
     assert store.pending_versions(table.id) == []
     assert not store.has_pending_versions(table.id)
     assert store.has_pending_versions(other.id)
     assert [one.table_id for one in store.pending_versions()] == [other.id]
     final = store.describe_version(table.id, 1)
     assert (final.finalized, final.e_tag, final.manifest_size) == (True, "final", 7)
-    with pytest.raises(TableVersionNotFoundError):
-        store.mark_finalized(table.id, 2)
 
 
 def test_versions_and_uploads_go_with_their_table(store: Store, table: TableRecord) -> None:
     store.record_version(new(table, 1))
     upload = store.create_upload(table.id, "", "append")
     store.add_upload_part(upload.id, "p", [], 0)
-    store.remove_table(("t",), doom=True)
+    store.remove_table(("t",), delete_folder=True)
     assert store.list_versions(table.id) == []
     with pytest.raises(TransactionNotFoundError):
         store.describe_upload(upload.id)

@@ -24,8 +24,8 @@ def test_set_view_again_replaces_what_was_known(store: Store) -> None:
 def test_views_stay_while_a_table_can_come_back_and_end_with_it(store: Store) -> None:
     table = store.insert_table(("t",), "file:///t", {}).id
     store.set_view(table, ViewRecord("a", "{}"))
-    store.remove_table(("t",), doom=True, keep_ms=1_000)
+    store.remove_table(("t",), delete_folder=True, keep_ms=1_000)
     assert store.describe_view(table) is not None
     store.restore_table(("t",), ("t",), None)
-    store.remove_table(("t",), doom=True, keep_ms=0)
+    store.remove_table(("t",), delete_folder=True, keep_ms=0)
     assert store.describe_view(table) is None

@@ -34,7 +34,7 @@ def test_create_table_with_rows_has_them_at_version_one(server: Server, compress
     assert (response.version, response.properties) == (1, {"a": "b"})
     assert server.open("t").to_table().equals(rows(10))
     assert server.ctx.store.describe_table(("t",)).location == response.location
-    assert server.ctx.store.claim_folders(10, 0) == []
+    assert server.ctx.store.claim_due_deletions(10, 0) == []
 
 
 def test_create_table_without_a_byte_is_empty_and_takes_any_columns(server: Server) -> None:
@@ -85,7 +85,7 @@ def test_create_table_broken_off_leaves_nothing(server: Server, mode: str, decla
     with pytest.raises(errors.InvalidInputError, match="complete"):
         create(server, Streamed(rows(5000), breaks_off=True), mode=mode)
     assert [path for path in Path(server.ctx.storage.root).rglob("*.lance") if path.is_file()] == []
-    assert server.ctx.store.claim_folders(10, 0) == []
+    assert server.ctx.store.claim_due_deletions(10, 0) == []
     if not declared:
         assert folders(server) == []
     assert create(server, Streamed(rows(5000))).version == 1
@@ -166,8 +166,8 @@ def test_create_table_interrupted_once_it_is_entered_keeps_its_rows(
     with pytest.raises(KeyboardInterrupt):
         create(server, small(rows(3)))
     assert server.open("t").to_table().equals(rows(3))
-    server.ctx.store.remove_table(("t",), doom=False)
-    assert server.ctx.store.claim_folders(10, 0) == []
+    server.ctx.store.remove_table(("t",), delete_folder=False)
+    assert server.ctx.store.claim_due_deletions(10, 0) == []
 
 
 def test_create_table_interrupted_before_it_is_entered_leaves_nothing(
@@ -180,7 +180,7 @@ def test_create_table_interrupted_before_it_is_entered_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         create(server, small(rows(3)))
     assert folders(server) == []
-    assert server.ctx.store.claim_folders(10, 0) == []
+    assert server.ctx.store.claim_due_deletions(10, 0) == []
 
 
 def test_create_table_at_a_location_lies_there(server: Server) -> None:
@@ -216,7 +216,7 @@ def test_create_table_impossible_columns_is_schema_validation(server: Server, na
 
 def test_create_table_lease_lost_is_a_conflict(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def steal(*args: Any, **fields: Any) -> Any:
-        server.ctx.store.claim_folders(10, 60_000)
+        server.ctx.store.claim_due_deletions(10, 60_000)
         return insert(*args, **fields)
 
     insert = server.ctx.store.insert_table

@@ -79,7 +79,7 @@ class Table:
         return {file.path for file in storage.files(self.location).walk(self.location)}
 
     def write(self, path: str, content: bytes = b"garbage") -> str:
-        self.server.services.storage.files(self.location).write_new(f"{self.location}/{path}", content)
+        self.server.services.storage.files(self.location).write_if_not_exists(f"{self.location}/{path}", content)
         return path
 
     def orphan(self, branch: str | None = None) -> str:
@@ -199,7 +199,7 @@ def test_collect_leaves_alone_what_a_job_may_own_that_makes_its_table(
     orphan = table.orphan()
     assert [file.path for file in collect(table, dry_run=True).garbage] == ([] if owns else [orphan])
     store.claim_transaction("me", 1000)
-    store.keep_part(made.id, "me", "share-1", "{}")
+    store.save_job_part(made.id, "me", "share-1", "{}")
     store.finish_transaction(made.id, "me", TransactionStatus.FAILED)
     assert [file.path for file in collect(table).garbage] == ([] if owns else [orphan])
 
@@ -209,7 +209,7 @@ def test_collect_finishes_recorded_commits_before_it_looks(careless: Server, mon
     table.dataset.insert(ROWS)
     final = f"{table.location}/_versions/{2**64 - 3}.manifest"
     files = careless.services.storage.files(table.location)
-    files.write_new(f"{final}-staged", files.read(final))
+    files.write_if_not_exists(f"{final}-staged", files.read(final))
     files.delete([final])
     staged = NewVersion(table.record.id, 2, f"{final}-staged", f"_versions/{2**64 - 3}.manifest")
     store.record_version(staged)
@@ -265,7 +265,7 @@ def test_collect_spares_the_files_and_versions_of_shallow_clones(careless: Serve
     copy = careless.services.store.describe_table(("copy",)).location
     assert lance.dataset(copy, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
     # Versions that somebody cleaned up round the server: what the clone needs stays even so.
-    careless.services.store.remove_table(("copy",), doom=True, keep_ms=60_000)
+    careless.services.store.remove_table(("copy",), delete_folder=True, keep_ms=60_000)
     lance.dataset(table.location, storage_options=table.options)
     files = careless.services.storage.files(table.location)
     files.delete([f"{table.location}/_versions/{2**64 - 1 - version}.manifest" for version in (1, 2)])
@@ -278,7 +278,7 @@ def test_collect_leaves_a_table_alone_whose_versions_are_not_there(careless: Ser
     """As in the middle of a restore, which brings the data first."""
     table, storage = Table(careless), careless.services.storage
     files = storage.files(table.location)
-    names = [f"{table.location}/_versions/{name}" for name in files.names(f"{table.location}/_versions")]
+    names = [f"{table.location}/_versions/{name}" for name in files.list_names(f"{table.location}/_versions")]
     manifests = {name: files.read(name) for name in names}
     files.delete(names)
     before = table.files
@@ -287,7 +287,7 @@ def test_collect_leaves_a_table_alone_whose_versions_are_not_there(careless: Ser
         assert (found.garbage, len(found.notes)) == ([], 1) and "versions are not there" in found.notes[0]
     assert table.files == before
     for name, content in manifests.items():
-        files.write_new(name, content)
+        files.write_if_not_exists(name, content)
     assert lance.dataset(table.location, storage_options=table.options).to_table().num_rows == 100
 
 
@@ -309,7 +309,7 @@ def test_collect_leaves_a_table_alone_whose_latest_version_is_recorded_and_gone(
     found = collect(table, keep_versions_days=0.0)
     assert found.garbage == [] and f"Version {latest}" in found.notes[0] and "repair" in found.notes[0]
     assert table.files == before
-    files.write_new(f"{table.location}/{path}", content)
+    files.write_if_not_exists(f"{table.location}/{path}", content)
     assert collect(table).garbage == []
 
 
@@ -413,7 +413,7 @@ def test_old_versions_are_not_removed_while_a_clone_of_one_is_made(careless: Ser
 def test_collect_spares_the_files_of_a_clone_of_a_deregistered_clone(careless: Server) -> None:
     table, store = Table(careless), careless.services.store
     clone.clone_table(careless.ctx, ask(models.CloneTableRequest, id="copy", source_location=table.location))
-    copy = store.remove_table(("copy",), doom=False, keep_ms=1).location
+    copy = store.remove_table(("copy",), delete_folder=False, keep_ms=1).location
     clone.clone_table(careless.ctx, ask(models.CloneTableRequest, id="second", source_location=copy))
     kept_until = careless.ctx.clock() + 1
     while careless.ctx.clock() <= kept_until:
@@ -431,7 +431,7 @@ def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Se
     careless.declare("d")
     record = careless.services.store.describe_table(("d",))
     files = careless.services.storage.files(record.location)
-    files.write_new(f"{record.location}/data/x.lance", b"x" * 10)
+    files.write_if_not_exists(f"{record.location}/data/x.lance", b"x" * 10)
     written = careless.ctx.clock()
     while careless.ctx.clock() <= written + 1:
         pass  # a file of this very millisecond may still be in somebody's hands
@@ -463,9 +463,9 @@ def test_gc_of_everything_knows_every_folder_and_removes_others_only_if_told(car
     storage, store = careless.services.storage, careless.services.store
     table, dropped, gone = Table(careless), Table(careless, "dropped"), Table(careless, "gone")
     litter = table.litter()
-    store.remove_table(("dropped",), doom=True, keep_ms=60_000)
-    store.remove_table(("gone",), doom=False)
-    storage.files(storage.root).write_new(f"{storage.root}/other/file", b"x")
+    store.remove_table(("dropped",), delete_folder=True, keep_ms=60_000)
+    store.remove_table(("gone",), delete_folder=False)
+    storage.files(storage.root).write_if_not_exists(f"{storage.root}/other/file", b"x")
     assert [folder.location for folder in everywhere.unknown_folders(careless.ctx)] == [gone.location]
     for told in (False, True):
         request = ask(models.CollectGarbageRequest, unknown_folders=told)
@@ -482,13 +482,13 @@ def test_gc_of_everything_leaves_a_folder_that_was_registered_since_it_looked(ca
     store = careless.services.store
     back, gone = Table(careless, "back"), Table(careless, "gone")
     for name in ("back", "gone"):
-        store.remove_table((name,), doom=False)
+        store.remove_table((name,), delete_folder=False)
     found = everywhere.unknown_folders(careless.ctx)
     assert {folder.location for folder in found} == {back.location, gone.location}
     store.insert_table(("back",), back.location, {}, registered=True)
     assert [folder.location for folder in everywhere.remove_folders(careless.ctx, found)] == [gone.location]
     assert sweep(careless.ctx) == 1
-    store.remove_table(("back",), doom=False, keep_ms=60_000)
+    store.remove_table(("back",), delete_folder=False, keep_ms=60_000)
     assert sweep(careless.ctx) == 0
     store.restore_table(("back",))
     assert back.dataset.count_rows() == 100 and not gone.files
@@ -498,7 +498,7 @@ def test_gc_of_everything_tells_of_the_folders_that_it_removed(
     careless: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back, store = Table(careless, "back"), careless.services.store
-    store.remove_table(("back",), doom=False)
+    store.remove_table(("back",), delete_folder=False)
     look = everywhere.unknown_folders
 
     def look_and_let_register(ctx: Context) -> list[everywhere.UnknownFolder]:

@@ -22,7 +22,7 @@ from tiltyard.model.spec import models
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.locks import TooBusyError
 from tiltyard.tables.commits import commit_handler
-from tiltyard.tables.commits.commit_handler import OwnCommits
+from tiltyard.tables.commits.commit_handler import CommitNamespace
 from tiltyard.tables.rows import append_queue
 from tiltyard.tables.rows.insert import insert_into_table
 
@@ -337,16 +337,16 @@ def test_insert_into_a_table_dropped_meanwhile_is_swept(server: Server) -> None:
     class Dropped(Streamed):
         def _batches(self) -> Any:
             yield from super()._batches()
-            server.ctx.store.remove_table(("t",), doom=True)
-            server.ctx.store.forget_folder(location)
+            server.ctx.store.remove_table(("t",), delete_folder=True)
+            server.ctx.store.complete_deletion(location)
 
     with pytest.raises(errors.TableNotFoundError):
         insert(server, Dropped(rows(2)))
-    assert [folder.location for folder in server.ctx.store.claim_folders(10, 1000)] == [location]
+    assert [folder.location for folder in server.ctx.store.claim_due_deletions(10, 1000)] == [location]
 
 
 def drop(server: Server, name: str) -> None:
-    server.services.store.remove_table((name,), doom=True, keep_ms=0)
+    server.services.store.remove_table((name,), delete_folder=True, keep_ms=0)
 
 
 def test_insert_into_a_managed_table_dropped_before_the_commit_is_told_so(
@@ -355,13 +355,13 @@ def test_insert_into_a_managed_table_dropped_before_the_commit_is_told_so(
     server.declare("t", managed=True)
     insert(server, small(rows(3)))
     written = data_files(server)
-    create = OwnCommits.create_table_version
+    create = CommitNamespace.create_table_version
 
-    def late(self: OwnCommits, request: Any) -> Any:
+    def late(self: CommitNamespace, request: Any) -> Any:
         drop(server, "t")
         return create(self, request)
 
-    monkeypatch.setattr(OwnCommits, "create_table_version", late)
+    monkeypatch.setattr(CommitNamespace, "create_table_version", late)
     with pytest.raises(errors.TableNotFoundError, match="dropped"):
         insert(server, small(rows(2)))
     assert data_files(server) == written
@@ -389,15 +389,15 @@ def test_insert_into_a_managed_table_dropped_once_it_may_have_been_committed_is_
 def test_own_commit_that_asks_again_once_the_table_is_gone_is_no_sure_refusal(server: Server) -> None:
     server.declare("t", managed=True)
     insert(server, small(rows(3)))
-    road = server.ctx.commit_route(server.services.store.describe_table(("t",)), durable=True)
-    assert road is not None
-    request = {"id": list(road.table_id), "version": 2, "manifest_path": "_versions/2.manifest-x"}
+    commit_route = server.ctx.commit_route(server.services.store.describe_table(("t",)), durable=True)
+    assert commit_route is not None
+    request = {"id": list(commit_route.table_id), "version": 2, "manifest_path": "_versions/2.manifest-x"}
     with pytest.raises(errors.InvalidInputError):
-        road.client.create_table_version(request)  # type: ignore[arg-type]  # as pylance hands it over
+        commit_route.client.create_table_version(request)  # type: ignore[arg-type]  # as pylance hands it over
     drop(server, "t")
     with pytest.raises(errors.TableNotFoundError):
-        road.client.create_table_version(request)  # type: ignore[arg-type]  # as above
-    assert road.refusals == []
+        commit_route.client.create_table_version(request)  # type: ignore[arg-type]  # as above
+    assert commit_route.refusals == []
 
 
 def test_insert_missing_table_or_mode_is_told(server: Server) -> None:

@@ -41,7 +41,7 @@ def recorded(server: Server, staged: str) -> VersionRecord:
     """Version 2, as the catalog has it when the power goes."""
     table = server.services.store.describe_table(("t",))
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    record, _ = server.services.store.record_version(commit_requests.staged_version(server.ctx, table, request))
+    record, _ = server.services.store.record_version(commit_requests.validate_version(server.ctx, table, request))
     return record
 
 
@@ -83,7 +83,7 @@ def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
     assert [path.name for path in (folder / "_versions").iterdir() if "-" in path.name or path.name[0] == "."] == []
     server.services.finalized_log.flush()
     assert server.services.store.pending_versions() == []
-    assert server.services.store.kept_manifest(record) is None
+    assert server.services.store.stored_manifest(record) is None
 
 
 def deletions(copy: Path) -> None:
@@ -195,10 +195,10 @@ def test_commit_keeps_its_manifest_until_the_file_is_durable(server: Server, fol
     create(server, "t", 2, staged)
     store = server.services.store
     record = store.describe_version(store.describe_table(("t",)).id, 2)
-    kept = store.kept_manifest(record)
+    kept = store.stored_manifest(record)
     assert record.finalized or kept == content
     server.services.finalized_log.flush()
-    assert store.kept_manifest(record) is None
+    assert store.stored_manifest(record) is None
     assert store.describe_version(record.table_id, 2).finalized
 
 

@@ -23,13 +23,14 @@ from tiltyard.catalog.namespaces import create_namespace, drop_namespace
 from tiltyard.catalog.tables import deregister_table, drop_table, rename_table
 from tiltyard.catalog.transactions import describe_transaction
 from tiltyard.catalog.undrop import undrop_namespace, undrop_table
+from tiltyard.model.operations import bound_operations
 from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.runtime.failpoints import FaultError
 from tiltyard.store import NewRequest
 from tiltyard.tables.commits.batch_commit import batch_commit_tables
 from tiltyard.tables.commits.finalizing import finalize_pending
-from tiltyard.tables.commits.recovery import recovered
+from tiltyard.tables.commits.recovery import recover_response
 from tiltyard.tables.maintenance.repair import repair
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
@@ -54,6 +55,13 @@ def keyed(server: Server) -> tuple[Context, RequestRecord]:
     record, ours = server.ctx.store.begin_request(NewRequest("key", "POST", None, "me", 60_000, 60_000))
     assert ours
     return structs.replace(server.ctx, claims=(record.claim,)), record
+
+
+def recovered(ctx: Context, name: str, request: Any, record: RequestRecord) -> Any:
+    """Return the response of an interrupted request of the operation of this name."""
+    operation, handler = bound_operations()[name]
+    assert handler is not None
+    return recover_response(ctx, operation, handler, request, record)
 
 
 def insert(ctx: Context, body: Any, **fields: Any) -> models.InsertIntoTableResponse:
@@ -260,7 +268,7 @@ def test_drop_whose_repeat_was_begun_drops_nothing(table: Server) -> None:
 def test_answer_noted_a_day_ago_is_not_the_answer_to_a_new_request(table: Server) -> None:
     new = NewRequest("key", "POST", None, "me", 0, 0)
     record, _ = table.ctx.store.begin_request(new)
-    table.ctx.store.note_answer([record.claim], "{}")
+    table.ctx.store.record_response([record.claim], "{}")
     again, ours = table.ctx.store.begin_request(new)
     assert ours and again.attempts == 1 and again.body is None
 
@@ -289,7 +297,7 @@ def test_insert_whose_claim_was_taken_over_commits_nothing(table: Server) -> Non
 def test_recovered_of_a_dropped_table_is_nothing(table: Server) -> None:
     ctx, record = keyed(table)
     insert(ctx, small(ROWS))
-    table.ctx.store.remove_table(("t",), doom=True)
+    table.ctx.store.remove_table(("t",), delete_folder=True)
     found = ctx.store.describe_request(record.id)
     assert found is not None and found.version == 2
     assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), found) is None

@@ -24,7 +24,7 @@ from tiltyard.tables.versions import versions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiltyard.storage.files import FoundFile
+    from tiltyard.storage.files import FileEntry
     from tiltyard.store import TableRecord
 
 ROWS = pa.table({"id": range(10)})
@@ -123,7 +123,7 @@ def test_repair_finishes_a_recorded_commit_and_takes_back_a_lost_one(server: Ser
     store.record_version(NewVersion(record.id, 3, f"{final}-nowhere", manifest(3)))
     for version in (2, 3):
         claimed, _ = store.begin_request(NewRequest(f"of {version}", "POST", None, "me", 60_000, 60_000))
-        store.mark_committed([claimed.claim], record.id, "", version)
+        store.mark_requests_committed([claimed.claim], record.id, "", version)
     fully(server, "pending version", "lost version")
     fulfilled = [store.describe_request(f"of {version}") for version in (2, 3)]
     assert [found and found.version for found in fulfilled] == [2, None]
@@ -190,7 +190,7 @@ def test_repair_leaves_staged_manifests_that_are_recorded_while_it_looks(
         staged.write_bytes(b"x")
     taken: list[Path] = []
 
-    def recording(files: LocalFiles, folder: str) -> Iterator[FoundFile]:
+    def recording(files: LocalFiles, folder: str) -> Iterator[FileEntry]:
         """Each walk finds the next one, which is recorded before the walk ends."""
         yield from walk(files, folder)
         version = len(taken) + 2

@@ -153,7 +153,7 @@ def known(server: Server, folder: Path, tmp_path: Path) -> Path:
     assert together(server, *first) == [1, 1]
     second = [(name, 2, stage(location(server, name), 2, tmp_path)) for name in ("t", "u")]
     assert together(server, *second) == [2, 2]
-    assert server.services.known_tables.all_of([("t",), ("u",)])
+    assert server.services.known_tables.get_all([("t",), ("u",)])
     return folder
 
 
@@ -170,7 +170,7 @@ def test_known_table_that_is_gone_is_not_found_and_others_do_not_suffer(
     server: Server, known: Path, tmp_path: Path
 ) -> None:
     third = [(name, 3, stage(location(server, name), 3, tmp_path)) for name in ("t", "u")]
-    server.services.store.remove_table(("t",), doom=False)
+    server.services.store.remove_table(("t",), delete_folder=False)
     assert together(server, *third) == [TableNotFoundError, 3]
 
 
@@ -213,8 +213,8 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     table = server.services.store.describe_table(("t",))
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
-    new = commit_requests.staged_version(server.ctx, table, request)
-    found = batched_commits.recorded_apart(server.ctx, [structs.replace(new, table_id=99), new])
+    new = commit_requests.validate_version(server.ctx, table, request)
+    found = batched_commits.record_independently(server.ctx, [structs.replace(new, table_id=99), new])
     assert [type(one) for one in found] == [TableNotFoundError, VersionRecord]
 
 
@@ -240,7 +240,7 @@ def test_create_version_that_was_committed_round_the_server_is_a_conflict(
     lance.dataset(folder).insert(ROWS.slice(0, 1))
     if noted:
         server.services.finalized_log.flush()
-    assert server.services.finalized_log.placed(1, "", 1, "V2") is not noted
+    assert server.services.finalized_log.is_latest(1, "", 1, "V2") is not noted
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 2, staged)
     assert [one.version for one in server.services.store.list_versions(1)] == [1]
@@ -257,7 +257,7 @@ def test_create_version_behind_one_that_a_restore_of_files_has_taken_away_is_ref
     staged = stage(folder, 3, tmp_path)
     if noted:
         server.services.finalized_log.flush()
-    assert server.services.finalized_log.placed(1, "", 2, "V2") is not noted
+    assert server.services.finalized_log.is_latest(1, "", 2, "V2") is not noted
     (folder / "_versions" / f"{2**64 - 3}.manifest").unlink()
     with pytest.raises(InvalidInputError, match="next version is 2"):
         create(server, "t", 3, staged)
@@ -369,7 +369,7 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
-    new = commit_requests.staged_version(server.ctx, server.services.store.describe_table(("t",)), request)
+    new = commit_requests.validate_version(server.ctx, server.services.store.describe_table(("t",)), request)
     server.services.store.record_version(new)  # and here the server dies
     asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
     assert versions.describe_table_version(server.ctx, asked).version.version == 2
@@ -619,7 +619,7 @@ def test_batch_commit_with_a_version_that_was_committed_round_the_server_changes
     create(server, "t", 1, stage(folder, 1, tmp_path))
     staged = stage(folder, 2, tmp_path)
     lance.dataset(folder).insert(ROWS)
-    assert server.services.finalized_log.placed(1, "", 1, "V2")
+    assert server.services.finalized_log.is_latest(1, "", 1, "V2")
     with pytest.raises(ConcurrentModificationError):
         commit_all(server, first, version_of("t", 2, staged))
     assert server.services.store.list_versions(server.services.store.describe_table(("u",)).id) == []

@@ -135,7 +135,7 @@ def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> N
         def heard() -> bool:
             record = services.store.describe_request("id")
             assert record is not None
-            return record.heard
+            return record.acknowledged
 
         def work(ctx: Context) -> tuple[bool, bool]:
             before = heard()

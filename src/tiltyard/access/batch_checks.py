@@ -32,7 +32,7 @@ def _commit(ctx: Context, request: models.BatchCommitTablesRequest) -> Context:
     for entry in request.operations:
         if entry.declare_table is not None:
             path, location = table_id(entry.declare_table.id), entry.declare_table.location
-            if location and ctx.store.is_reserved(location, ctx.principal.name):
+            if location and ctx.store.is_location_reserved(location, ctx.principal.name):
                 location = None  # the server has chosen it, for this very principal
             spaces.update(check_new_table(ctx, path, location))
             declared.add(path)

@@ -17,7 +17,7 @@ from tiltyard.model.ids import Id, namespace_id, table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import ALL, Privilege
-from tiltyard.store import Owner
+from tiltyard.store import Creator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ OWNED = ALL & ~(Privilege.RUN_UDFS | Privilege.ADMINISTER)
 OWN_LOCATION = "the server to name a location"
 
 
-def owner(ctx: Context, parent: Id) -> Owner | None:
+def owner(ctx: Context, parent: Id) -> Creator | None:
     """Who is given what creators have on what this request creates in a namespace: nobody who has it there already.
 
     Raises NamespaceNotFoundError, ServiceUnavailableError.
@@ -39,7 +39,7 @@ def owner(ctx: Context, parent: Id) -> Owner | None:
         return None
     if rights_of(ctx).on_namespace(ctx.store.describe_namespace(parent).id) & OWNED == OWNED:
         return None
-    return Owner(ctx.principal.name, OWNED)
+    return Creator(ctx.principal.name, OWNED)
 
 
 def check_new_table(ctx: Context, path: Id, location: str | None) -> Mapping[Id, int]:

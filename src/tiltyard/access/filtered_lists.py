@@ -89,7 +89,7 @@ def list_jobs(
             page = store.list_jobs(kinds, status, before, count)
         else:
             page = store.visible_jobs(rights.grantees, _MAY_DESCRIBE, name, kinds, status, before, count)
-        found += [record for record in page if record.asked_by == name or not _is_narrowed(rights, record)]
+        found += [record for record in page if record.requested_by == name or not _is_narrowed(rights, record)]
         if len(found) >= count or len(page) < count:
             return found[:count]
         before = page[-1].created_at, page[-1].id

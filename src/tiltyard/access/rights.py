@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tiltyard.access.grantees import members
 from tiltyard.access.policies import Narrowing, narrowing
 from tiltyard.model.privileges import Privilege, implied
-from tiltyard.store import GRANTS
+from tiltyard.store import GRANTS_GENERATION
 from tiltyard.store.access.grants import SERVER, TABLE
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Access:
         self._check_at = 0.0
 
     def _check(self, now: float) -> None:
-        generation = self._store.generation(GRANTS)
+        generation = self._store.generation(GRANTS_GENERATION)
         if generation != self._generation:
             self._rights = {}  # a new one: who still looks things up for the old one fills that
             self._generation = generation

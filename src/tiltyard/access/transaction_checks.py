@@ -26,7 +26,7 @@ def _admit(wanted: int) -> Callable[[Context, Any], Context]:
             return ctx  # which is refused as what it is
         name = request.id[0]
         record = ctx.store.describe_transaction(name)
-        if record.asked_by != ctx.principal.name:
+        if record.requested_by != ctx.principal.name:
             bits = _bits(ctx, record)
             if not bits:
                 raise TransactionNotFoundError(f"Transaction not found: {name}")

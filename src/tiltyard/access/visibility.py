@@ -108,7 +108,7 @@ def sees_namespace(ctx: Context, path: Id) -> bool:
 
 def _sees(ctx: Context, namespace_id: int) -> bool:
     rights = rights_of(ctx)
-    return bool(rights.on_namespace(namespace_id)) or ctx.store.on_the_way(namespace_id, rights.grantees)
+    return bool(rights.on_namespace(namespace_id)) or ctx.store.has_grant_at_or_below(namespace_id, rights.grantees)
 
 
 def check_server(ctx: Context, wanted: int, why: str = "the server") -> None:

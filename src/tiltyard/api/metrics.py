@@ -234,7 +234,7 @@ class State(Collector):
         loads = GaugeMetricFamily(
             "tiltyard_process_load", "What waits, runs, is kept or was lost in one process.", labels=("process", "what")
         )
-        for what, number in {**self._store.load(), **self._loads()}.items():
+        for what, number in {**self._store.gauges(), **self._loads()}.items():
             loads.add_metric((str(os.getpid()), what), number)
         yield from (up, jobs, loads)
 

@@ -41,7 +41,7 @@ class Accounts:
 
     def loads(self) -> dict[str, float]:
         """How many records wait, and how many were lost."""
-        return self.trail.loads()
+        return self.trail.gauges()
 
     def close(self) -> None:
         """Write what waits."""
@@ -152,7 +152,7 @@ class Call:
                 code=self.code,
                 request_id=self.request_id,
                 address=self.address,
-                micros=micros,
+                duration_micros=micros,
                 context=self._context(),
             )
             for name in self._objects() or ("",)

@@ -85,6 +85,6 @@ def entry(record: AuditRecord) -> models.AuditEntry:
         code=record.code,
         request_id=record.request_id,
         address=record.address,
-        duration_micros=record.micros,
+        duration_micros=record.duration_micros,
         context=dict(record.context) or None,
     )

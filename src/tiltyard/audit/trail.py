@@ -129,7 +129,7 @@ class Trail:
         self._wake.set()
         return written
 
-    def loads(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         """How many records wait, and how many were lost, by name."""
         found: dict[str, float] = {
             "audit records waiting": len(self._waiting) + len(self._late),

@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.2
 def sweep(ctx: Context) -> int:
     """Delete folders that are due; how many were deleted. One that cannot be deleted now is due again later."""
     deleted = 0
-    for folder in ctx.store.claim_folders(_AT_ONCE, _LEASE_MS):
+    for folder in ctx.store.claim_due_deletions(_AT_ONCE, _LEASE_MS):
         deleted += delete_marked(ctx, folder.location)
     return deleted
 
@@ -34,12 +34,12 @@ def delete_marked(ctx: Context, location: str) -> bool:
     Raises OSError for what is not foreseen, so that it is told where somebody looks.
     """
     try:
-        ctx.storage.datasets.forget(location)
+        ctx.storage.datasets.evict(location)
         ctx.storage.delete_folder(location)
     except LanceNamespaceError as error:
         log.warning("cannot delete %s yet: %s", location, error)
         return False
-    ctx.store.forget_folder(location)
+    ctx.store.complete_deletion(location)
     return True
 
 
@@ -57,10 +57,10 @@ def delete_dropped(ctx: Context, location: str) -> None:
 @job(DELETE_FOLDERS)
 def delete_folders(ctx: Context, running: Job) -> Mapping[str, str]:
     """Delete all folders that one cascading drop marked; progress counts them."""
-    total = left = ctx.store.count_folders(running.id)
+    total = left = ctx.store.count_pending_deletions(running.id)
     while left:
         running.progress(folders=total, folders_deleted=total - left)
         if not sweep(ctx):
             time.sleep(_PAUSE_SECONDS)  # another sweeper has them in hand
-        left = ctx.store.count_folders(running.id)
+        left = ctx.store.count_pending_deletions(running.id)
     return {"folders": str(total), "folders_deleted": str(total)}

@@ -15,7 +15,7 @@ from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locations import SUFFIX
+from tiltyard.storage.locations import TABLE_SUFFIX
 from tiltyard.tables.maintenance.garbage import Wish, checked_wish, try_collect
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> mode
         "keep_versions_days": wish.keep_versions_days,
         "unknown_folders": bool(request.unknown_folders),
     }
-    queued = ctx.store.create_transaction(COLLECT_GARBAGE, None, payload, {}, asked_by=ctx.principal.name)
+    queued = ctx.store.create_transaction(COLLECT_GARBAGE, None, payload, {}, requested_by=ctx.principal.name)
     return models.CollectGarbageResponse(transaction_id=queued.id)
 
 
@@ -97,12 +97,12 @@ def unknown_folders(ctx: Context) -> list[UnknownFolder]:
     cutoff = ctx.clock() - int(ctx.settings.gc_safety_days * DAY_MS)
     with lance_errors():
         files = ctx.storage.files(root)
-        names = [name for name in files.folders(root) if name.endswith(SUFFIX)]
-        known = {one[len(root) + 1 :].partition("/")[0] for one in ctx.store.known_locations()}
+        names = [name for name in files.list_folders(root) if name.endswith(TABLE_SUFFIX)]
+        known = {one[len(root) + 1 :].partition("/")[0] for one in ctx.store.all_locations()}
         found = []
         for name in sorted(names):
             location = f"{root}/{name}"
-            if name in known or ctx.store.clones_of(location):
+            if name in known or ctx.store.clone_locations(location):
                 continue
             inside = list(files.walk(location))
             if all(file.modified < cutoff for file in inside):
@@ -115,4 +115,4 @@ def remove_folders(ctx: Context, folders: list[UnknownFolder]) -> list[UnknownFo
 
     Those that somebody has come to know since they were looked for stay; the others are returned.
     """
-    return [one for one in folders if ctx.store.doom_unknown(one.location, ctx.clock(), COLLECT_GARBAGE)]
+    return [one for one in folders if ctx.store.schedule_orphan_deletion(one.location, ctx.clock(), COLLECT_GARBAGE)]

@@ -72,7 +72,7 @@ def _granted(ctx: Context, target: Target, whom: Grantee) -> list[str]:
     return words(ctx.store.privileges_on(target.kind, target.number, [str(whom)]))
 
 
-@operation(needs=LISTING_GRANTS)
+@operation(needs=LISTING_GRANTS, changes=False)
 def list_grants(ctx: Context, request: models.ListGrantsRequest) -> models.ListGrantsResponse:
     """List the grants on an object, or without one those of a grantee, wherever they are.
 
@@ -101,7 +101,7 @@ def _grants_of(ctx: Context, request: models.ListGrantsRequest, whom: Grantee) -
         lambda after, count: ctx.store.grants_to(str(whom), tuple(after) if after else None, count),
         lambda record: (record.kind, record.object_id),
     )
-    paths = ((record, ctx.store.path_of(record.kind, record.object_id)) for record in found)
+    paths = ((record, ctx.store.object_path(record.kind, record.object_id)) for record in found)
     return models.ListGrantsResponse(grants=[_told(record, path) for record, path in paths], page_token=token)
 
 
@@ -119,7 +119,7 @@ def _told(record: GrantRecord, path: Id | None) -> models.Grant:
     )
 
 
-@operation(needs=ASKING)
+@operation(needs=ASKING, changes=False)
 def check_privileges(ctx: Context, request: models.CheckPrivilegesRequest) -> models.CheckPrivilegesResponse:
     """Tell what somebody may do with an object, and whether that is enough; about oneself, unless a grantee is named.
 
@@ -152,7 +152,7 @@ def _privileges_of(ctx: Context, target: Target, whom: Grantee, groups: tuple[st
     return implied(bits)
 
 
-@operation(needs=ANYBODY)
+@operation(needs=ANYBODY, changes=False)
 def who_am_i(ctx: Context, request: models.WhoAmIRequest) -> models.WhoAmIResponse:
     """Tell who asks, as this server knows it; `privileges` are those on the whole server."""
     rights = ctx.access.of(ctx.principal)

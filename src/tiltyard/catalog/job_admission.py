@@ -90,7 +90,7 @@ def bound_table(ctx: Context, record: TransactionRecord) -> tuple[Id, str] | Non
     """
     if record.table_id is None or record.status in _OVER:
         return None
-    path = ctx.store.path_of(TABLE, record.table_id)
+    path = ctx.store.object_path(TABLE, record.table_id)
     try:
         table = ctx.store.table_by_id(record.table_id)
     except TableNotFoundError:
@@ -113,7 +113,7 @@ def _bound(ctx: Context, number: int) -> TableRecord:
 
 def _path(ctx: Context, table: TableRecord) -> Id:
     """The name of a table now. Raises TableNotFoundError for one that was dropped just now."""
-    path = ctx.store.path_of(TABLE, table.id)
+    path = ctx.store.object_path(TABLE, table.id)
     if path is None:
         raise TableNotFoundError("The table that this job was asked for is being dropped.")
     return path
@@ -121,7 +121,7 @@ def _path(ctx: Context, table: TableRecord) -> Id:
 
 def _asker(ctx: Context, record: TransactionRecord) -> Principal:
     """Who asked for a job, as they are now; the servers themselves if nobody did."""
-    if record.asked_by is None:
+    if record.requested_by is None:
         return SERVER
     told = record.payload.get("asker")
     if told is None:

@@ -69,7 +69,7 @@ def queue_job(
     told = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
 
     def work(catalog: UnitOfWork) -> TransactionRecord:
-        queued = catalog.create_transaction(name, record_id, payload, told, asked_by=ctx.principal.name)
+        queued = catalog.create_transaction(name, record_id, payload, told, requested_by=ctx.principal.name)
         return (catalog.claim_job(queued.id, owner, lease_ms) if owner else None) or queued
 
     return ctx.store.transact(work)
@@ -139,7 +139,7 @@ def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) ->
 
     Raises ServiceUnavailableError.
     """
-    while names and ctx.store.work_waits(names):
+    while names and ctx.store.has_claimable_transaction(names):
         record = ctx.store.claim_transaction(owner, lease_ms, names)
         if record is None:
             return None
@@ -155,7 +155,7 @@ def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) ->
     return None
 
 
-@operation(needs=OWN_JOB)
+@operation(needs=OWN_JOB, audited=False)
 def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
     """Extend the lease, and let `properties` join those of the transaction; the driver goes on if it is Running.
 
@@ -170,7 +170,7 @@ def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResp
         if refusal and not status.finished:
             status = catalog.finish_transaction(job_id, request.owner, TransactionStatus.FAILED, error=refusal).status
         if request.properties and not status.finished:
-            catalog.join_properties(job_id, request.properties)
+            catalog.merge_properties(job_id, request.properties)
         return status
 
     return models.BeatJobResponse(status=ctx.store.transact(work))
@@ -187,7 +187,7 @@ def _refusal(ctx: Context, job_id: str) -> str:
     return ""
 
 
-@operation(needs=OWN_JOB)
+@operation(needs=OWN_JOB, audited=False)
 def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
     """Remember, until the job has succeeded, that a part of it is done; a part of the same name is replaced.
 
@@ -195,11 +195,11 @@ def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.Ke
     """
     job_id = transaction_id(request.id)
     _job(ctx, job_id)
-    ctx.store.keep_part(job_id, request.owner, request.name, request.value)
+    ctx.store.save_job_part(job_id, request.owner, request.name, request.value)
     return models.KeepJobPartResponse()
 
 
-@operation(needs=OWN_JOB)
+@operation(needs=OWN_JOB, changes=False)
 def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.ListJobPartsResponse:
     """List what was kept of a job, by name. Raises TransactionNotFoundError, InvalidInputError."""
     record = _job(ctx, transaction_id(request.id))
@@ -207,7 +207,7 @@ def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.
         f"parts {record.id}",
         request.page_token,
         min(request.limit or PARTS, PARTS),
-        lambda after, count: ctx.store.kept_parts(record.id, after or "", count),
+        lambda after, count: ctx.store.list_job_parts(record.id, after or "", count),
         lambda part: part[0],
     )
     return models.ListJobPartsResponse(parts=dict(found), page_token=token)
@@ -228,15 +228,15 @@ def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJ
     def work(catalog: UnitOfWork) -> TransactionStatus:
         ended = catalog.finish_transaction(job_id, request.owner, status, error=request.error, available_at=due)
         if request.properties:
-            catalog.join_properties(job_id, request.properties)
+            catalog.merge_properties(job_id, request.properties)
         if status is TransactionStatus.SUCCEEDED:
-            catalog.forget_parts(job_id)
+            catalog.delete_job_parts(job_id)
         return ended.status
 
     return models.FinishJobResponse(status=ctx.store.transact(work))
 
 
-@operation(needs=LIST_JOBS)
+@operation(needs=LIST_JOBS, changes=False)
 def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsResponse:
     """List the jobs that the caller may describe, newest first, of all names and statuses or of one.
 
@@ -256,7 +256,7 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
     return models.ListJobsResponse(jobs=[entry(ctx, record) for record in found], page_token=token)
 
 
-@operation(needs=OWN_JOB, inline=always)
+@operation(needs=OWN_JOB, inline=always, changes=False)
 def describe_job(ctx: Context, request: models.DescribeJobRequest) -> models.DescribeJobResponse:
     """Tell a job: what was asked for, where it stands, its figures. Raises TransactionNotFoundError."""
     return models.DescribeJobResponse(job=entry(ctx, _job(ctx, transaction_id(request.id))))
@@ -276,7 +276,7 @@ def entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
         properties=dict(record.properties),
         error=record.error,
         attempts=record.attempts,
-        asked_by=record.asked_by,
+        asked_by=record.requested_by,
         created_at_millis=record.created_at,
         updated_at_millis=record.updated_at,
     )

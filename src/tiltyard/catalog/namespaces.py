@@ -49,7 +49,7 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
     return ctx.transact(work)
 
 
-@operation(needs=SEEING_NAMESPACE, inline=short)
+@operation(needs=SEEING_NAMESPACE, inline=short, changes=False)
 def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
     """List the names of the namespaces directly in one; a page goes on after a token, or after a last name.
 
@@ -67,7 +67,7 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
     return models.ListNamespacesResponse(namespaces=list(names), page_token=token)
 
 
-@operation(needs=on_namespace(Privilege.USE), inline=always)
+@operation(needs=on_namespace(Privilege.USE), inline=always, changes=False)
 def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -> models.DescribeNamespaceResponse:
     """Tell a namespace's properties. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
@@ -77,7 +77,7 @@ def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -
     return models.DescribeNamespaceResponse(properties=record.properties)
 
 
-@operation(needs=SEEING_NAMESPACE, inline=always)
+@operation(needs=SEEING_NAMESPACE, inline=always, changes=False)
 def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> None:
     """Answer if a namespace exists. Raises NamespaceNotFoundError if not, InvalidInputError."""
     ctx.store.describe_namespace(namespace_id(request.id))
@@ -108,7 +108,9 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
 def _drop_empty(ctx: Context, path: Id) -> models.DropNamespaceResponse:
     only = ctx.resolved_namespace_id(path)
     return ctx.transact(
-        lambda catalog: models.DropNamespaceResponse(properties=catalog.drop_namespace(path, only=only).properties)
+        lambda catalog: models.DropNamespaceResponse(
+            properties=catalog.drop_namespace(path, expected_id=only).properties
+        )
     )
 
 
@@ -119,8 +121,10 @@ def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
         kind, status = (DROP_NAMESPACE, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
         payload = {"namespace": list(path)}
-        transaction = catalog.create_transaction(kind, None, payload, {}, status, asked_by=ctx.principal.name)
-        dropped = catalog.drop_namespace(path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, only=only)
+        transaction = catalog.create_transaction(kind, None, payload, {}, status, requested_by=ctx.principal.name)
+        dropped = catalog.drop_namespace(
+            path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, expected_id=only
+        )
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 
     return ctx.transact(work)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DROPPED, DEREGISTERED = "dropped", "deregistered"
 
 
-@operation(needs=ANYBODY, inline=short)
+@operation(needs=ANYBODY, inline=short, changes=False)
 def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) -> models.ListDroppedTablesResponse:
     """List the tables that UndropTable can bring back, newest first. Raises InvalidInputError."""
     found, token = ctx.paging.page(
@@ -44,7 +44,7 @@ def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) 
     return models.ListDroppedTablesResponse(tables=tables, page_token=token)
 
 
-@operation(needs=ANYBODY, inline=short)
+@operation(needs=ANYBODY, inline=short, changes=False)
 def list_dropped_namespaces(
     ctx: Context, request: models.ListDroppedNamespacesRequest
 ) -> models.ListDroppedNamespacesResponse:
@@ -83,11 +83,11 @@ def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.Und
     into = ctx.resolved_namespace_id(home)
 
     def work(catalog: UnitOfWork) -> models.UndropTableResponse:
-        record = catalog.restore_table(path, new_path, request.dropped_id, home=into)
+        record = catalog.restore_table(path, new_path, request.dropped_id, expected_parent_id=into)
         return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 
     answer = ctx.transact(work)
-    ctx.storage.datasets.forget(answer.location)
+    ctx.storage.datasets.evict(answer.location)
     return answer
 
 
@@ -105,7 +105,7 @@ def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> mo
     home = ctx.resolved_namespace_id(new_path[:-1])
 
     def work(catalog: UnitOfWork) -> models.UndropNamespaceResponse:
-        record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, home=home)
+        record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, expected_parent_id=home)
         return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)
 
     return ctx.transact(work)

@@ -1,4 +1,4 @@
-"""Showing the audit on a terminal, or to another program."""
+"""`tiltyard audit`: print the audit log on a terminal, or for another program."""
 
 from __future__ import annotations
 
@@ -8,79 +8,102 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from tiltyard.audit import entry
-from tiltyard.cli.database import opened
+from tiltyard.cli.database import open_database
+from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import Settings
 from tiltyard.model.modes import Outcome, parse_mode
-from tiltyard.runtime.fatal import Refuse
-from tiltyard.store import AuditFilter, AuditRecord, Store, wall_clock
+from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.fatal import refuse
 
-PAGE = 1000
+if TYPE_CHECKING:
+    from tiltyard.store import AuditFilter, AuditRecord, Store
+
+PAGE_SIZE = 1000
 FOLLOW_SECONDS = 1.0
 LATE_MS = 10_000
-"""How much later than its call a record may be written: what is followed looks back as far."""
+"""How much later than its request a record may be written: --follow reads again from that far back."""
 
 _UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def run_audit(
+@click.command("audit", short_help="Show what was asked of the servers.")
+@click.option("--since", help="From then on: a time (2026-05-01, 2026-05-01T12:00Z), or 30m, 12h, 7d ago.")
+@click.option("--until", help="Before then; written like --since.")
+@click.option("--principal", help="Asked by this principal.")
+@click.option("--operation", help="This operation: CreateTable, DropTable, …")
+@click.option("--object", "object_id", help="About this id, or something below it.")
+@click.option("--outcome", help="ok, repeated, refused, failed or cut.")
+@click.option("--follow", is_flag=True, help="Go on, and show what comes.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each record.")
+@settings_options(*DATABASE)
+def audit(
     settings: Settings,
-    refuse: Refuse,
-    *,
     since: str | None,
     until: str | None,
     principal: str | None,
     operation: str | None,
-    object: str | None,  # noqa: A002 - the option's name
+    object_id: str | None,
     outcome: str | None,
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print records, oldest first; with `follow`, until a signal ends it."""
-    with suppress(KeyboardInterrupt), opened(settings, refuse) as store:
-        wanted = AuditFilter(
-            since=_moment(since, refuse),
-            until=_moment(until, refuse),
+    """Show the records of calls, oldest first. Straight from the database: a server need not run.
+
+    \b
+    Examples:
+      tiltyard audit --root ./data --since 12h --outcome refused
+      tiltyard audit --root ./data --object 'library$books' --operation DropTable
+      tiltyard audit --db postgresql://catalog@db/tiltyard --root s3://lake/tables --follow --json
+    """
+    from tiltyard.store import AuditFilter
+
+    with suppress(KeyboardInterrupt), open_database(settings) as store:
+        conditions = AuditFilter(
+            since=_parse_time(since),
+            until=_parse_time(until),
             principal=principal,
             operation=operation,
-            object=object,
+            object=object_id,
             outcome=None if outcome is None else parse_mode(Outcome, outcome, Outcome.OK, "outcome").value,
         )
-        for record in _followed(store, wanted) if follow else _found(store, wanted):
-            click.echo(_json(record) if as_json else _line(record))
+        for record in _follow(store, conditions) if follow else _list_records(store, conditions):
+            click.echo(_format_json(record) if as_json else _format_line(record))
 
 
-def _found(store: Store, wanted: AuditFilter) -> list[AuditRecord]:
-    """All that fits, oldest first."""
-    found: list[AuditRecord] = []
+def _list_records(store: Store, conditions: AuditFilter) -> list[AuditRecord]:
+    """Return all records that meet the conditions, oldest first."""
+    records: list[AuditRecord] = []
     before: tuple[int, str] | None = None
-    while page := store.list_audit(wanted, before, PAGE):
-        found += page
+    while page := store.list_audit(conditions, before, PAGE_SIZE):
+        records += page
         before = page[-1].at, page[-1].id
-    return found[::-1]
+    return records[::-1]
 
 
-def _followed(store: Store, wanted: AuditFilter) -> Iterator[AuditRecord]:
-    """What fits, and what will. Records come a little late and not in order: each is shown once."""
+def _follow(store: Store, conditions: AuditFilter) -> Iterator[AuditRecord]:
+    """Yield the records that meet the conditions, then those to come, until a signal.
+
+    Records are written a little late and out of order: each is yielded once.
+    """
     shown: dict[tuple[int, str], None] = {}
     while True:
-        for record in _found(store, wanted):
+        for record in _list_records(store, conditions):
             key = record.at, record.id
             if key not in shown:
                 shown[key] = None
                 yield record
-        since = max(wanted.since or 0, wall_clock() - LATE_MS)
-        wanted = replace(wanted, since=since)
+        since = max(conditions.since or 0, wall_clock() - LATE_MS)
+        conditions = replace(conditions, since=since)
         shown = {key: None for key in shown if key[0] >= since}
         time.sleep(FOLLOW_SECONDS)
 
 
-def _moment(text: str | None, refuse: Refuse) -> int | None:
-    """A time in ms since 1970, from a time or from how long ago it was; without a zone it is local time."""
+def _parse_time(text: str | None) -> int | None:
+    """Parse a time, or how long ago it was (12h), into milliseconds since 1970; without a zone it is local time."""
     if text is None:
         return None
     if ago := re.fullmatch(r"(\d+)([smhd])", text):
@@ -91,15 +114,19 @@ def _moment(text: str | None, refuse: Refuse) -> int | None:
         refuse(f"'{text}' is no time: write 2026-05-01, 2026-05-01T12:00Z, or 30m, 12h, 7d for how long ago.")
 
 
-def _json(record: AuditRecord) -> str:
+def _format_json(record: AuditRecord) -> str:
+    import msgspec
+
+    from tiltyard.audit import entry
+
     return msgspec.json.encode(entry(record)).decode()
 
 
-def _line(record: AuditRecord) -> str:
+def _format_line(record: AuditRecord) -> str:
     at = datetime.fromtimestamp(record.at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{record.at % 1000:03}Z"
     code = "" if record.code is None else f" code {record.code}"
     context = "".join(f" {name}={value!r}" for name, value in sorted(record.context.items()))
     return (
         f"{at} {record.outcome:<8} {record.status}{code} {record.principal or '-'} {record.address or '-'} "
-        f"{record.operation} {record.object or '-'} {record.micros / 1000:.1f} ms {record.request_id}{context}"
+        f"{record.operation} {record.object or '-'} {record.duration_micros / 1000:.1f} ms {record.request_id}{context}"
     )

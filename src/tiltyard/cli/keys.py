@@ -1,109 +1,199 @@
-"""Keys and principals from the command line, straight on the catalog's database."""
+"""`tiltyard key …` and `tiltyard principal …`, on the catalog's database: servers notice within seconds."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
-from tiltyard.cli.database import opened
+from tiltyard.cli.database import open_database
+from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import DAY_MS, Settings
-from tiltyard.identity import keys
-from tiltyard.identity.keys import KeyWish, NewKey
-from tiltyard.model.ids import check_name
-from tiltyard.runtime.fatal import Refuse
-from tiltyard.store import KeyRecord, wall_clock
+from tiltyard.runtime.clocks import wall_clock
+from tiltyard.runtime.fatal import refuse
 
+if TYPE_CHECKING:
+    from tiltyard.identity.keys import NewKey
+    from tiltyard.store import KeyRecord
+
+DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
+HOURS = click.FloatRange(min=0, max=876_000)
 HOUR_MS = 3_600_000
-PAGE = 1_000
+PAGE_SIZE = 1_000
 
 
-def run_create(
-    settings: Settings, refuse: Refuse, principal: str, administrator: bool, expires_days: float | None, note: str
-) -> None:
-    """Create a key and print it."""
-    with opened(settings, refuse) as store:
-        wish = KeyWish(note, _in_days(expires_days))
-        made = keys.create_key(store, wall_clock, principal, wish, administrator=administrator)
-    _print(made)
+@click.group("key", short_help="API keys: who may ask.")
+def key() -> None:
+    """Look after API keys.
+
+    \b
+    Examples:
+      tiltyard key create ann --root ./data
+      tiltyard key list --root ./data
+    """
 
 
-def run_rotate(
-    settings: Settings, refuse: Refuse, key_id: str, overlap_hours: float, expires_days: float | None
-) -> None:
-    """Create a key in the place of another, and print it."""
-    with opened(settings, refuse) as store:
-        wish = KeyWish(expires_at=_in_days(expires_days))
-        made = keys.rotate_key(store, wall_clock, key_id, wish, int(overlap_hours * HOUR_MS))
-    _print(made)
+@key.command("create", short_help="Create a key, and print it once.")
+@click.argument("principal", default="administrator")
+@click.option("--administrator", is_flag=True, help="Make the principal an administrator, too.")
+@click.option("--expires-days", type=DAYS, help="Days after which the key ends; never, unless said.")
+@click.option("--note", default="", help="What the key is for.")
+@settings_options(*DATABASE)
+def create(settings: Settings, principal: str, administrator: bool, expires_days: float | None, note: str) -> None:
+    """Create an API key of a principal, who is made if there is none of this name, and print it on standard output.
+
+    \b
+    Examples:
+      tiltyard key create ann --root ./data --expires-days 90 --note "the nightly load"
+      tiltyard key create --administrator --root ./data
+    """
+    from tiltyard.identity.keys import KeyWish, create_key
+
+    with open_database(settings) as store:
+        wish = KeyWish(note, _expiry(expires_days))
+        new_key = create_key(store, wall_clock, principal, wish, administrator=administrator)
+    _print_key(new_key)
 
 
-def run_revoke(settings: Settings, refuse: Refuse, key_ids: tuple[str, ...], *, all_tokens: bool) -> None:
-    """End keys, or all tokens."""
+@key.command("list", short_help="List keys, without their secrets.")
+@click.argument("principal", required=False)
+@settings_options(*DATABASE)
+def list_keys(settings: Settings, principal: str | None) -> None:
+    """List the keys of a principal, or all: the id, whose it is, when it was used last and when it ends.
+
+    \b
+    Example:
+      tiltyard key list ann --root ./data
+    """
+    with open_database(settings) as store:
+        after: tuple[object, ...] | None = None
+        while page := store.list_keys(principal, after, PAGE_SIZE):
+            for record in page:
+                click.echo(_format_key(record))
+            after = (page[-1].principal, page[-1].created_at, page[-1].id)
+
+
+@key.command("rotate", short_help="Create a key in the place of another.")
+@click.argument("key_id")
+@click.option("--overlap-hours", type=HOURS, default=24.0, show_default=True, help="Hours for which both keys work.")
+@click.option("--expires-days", type=DAYS, help="Days after which the new key ends; never, unless said.")
+@settings_options(*DATABASE)
+def rotate(settings: Settings, key_id: str, overlap_hours: float, expires_days: float | None) -> None:
+    """Create a key in the place of another, which goes on working for a while, and print it on standard output.
+
+    \b
+    Example:
+      tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1 --root ./data
+    """
+    from tiltyard.identity.keys import KeyWish, rotate_key
+
+    with open_database(settings) as store:
+        wish = KeyWish(expires_at=_expiry(expires_days))
+        new_key = rotate_key(store, wall_clock, key_id, wish, int(overlap_hours * HOUR_MS))
+    _print_key(new_key)
+
+
+@key.command("revoke", short_help="End keys now, or all tokens.")
+@click.argument("key_ids", nargs=-1)
+@click.option("--all-tokens", is_flag=True, help="End all tokens that the servers have signed.")
+@settings_options(*DATABASE)
+def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool) -> None:
+    """End keys, on every server within seconds, with the tokens that were got by them.
+
+    \b
+    Examples:
+      tiltyard key revoke 0f3c9a6b12d4e578 --root ./data
+      tiltyard key revoke --all-tokens --root ./data
+    """
+    from tiltyard.identity.keys import existing_key
+
     if not key_ids and not all_tokens:
         refuse("Name the keys to revoke, or say --all-tokens.")
-    with opened(settings, refuse) as store:
+    with open_database(settings) as store:
         for key_id in key_ids:
-            keys.existing_key(store, key_id)
+            existing_key(store, key_id)
         for key_id in key_ids:
             store.revoke_key(key_id)
             click.echo(f"{key_id} is revoked.")
         if all_tokens:
-            store.forget_signing_keys()
+            store.delete_signing_keys()
             click.echo("All tokens are revoked.")
 
 
-def run_list(settings: Settings, refuse: Refuse, principal: str | None) -> None:
-    """Print keys, a line each."""
-    with opened(settings, refuse) as store:
-        after: tuple[object, ...] | None = None
-        while page := store.list_keys(principal, after, PAGE):
-            for key in page:
-                click.echo(_line(key))
-            after = (page[-1].principal, page[-1].created_at, page[-1].id)
+@click.group("principal", short_help="Principals: who there is.")
+def principal() -> None:
+    """Look after principals: those with keys, and those of a provider (named provider:name) whom you single out.
+
+    \b
+    Example:
+      tiltyard principal list --root ./data
+    """
 
 
-def run_list_principals(settings: Settings, refuse: Refuse) -> None:
-    """Print principals, a line each."""
-    with opened(settings, refuse) as store:
+@principal.command("list", short_help="List principals.")
+@settings_options(*DATABASE)
+def list_principals(settings: Settings) -> None:
+    """List the principals that have keys or that were singled out.
+
+    \b
+    Example:
+      tiltyard principal list --root ./data
+    """
+    with open_database(settings) as store:
         after: str | None = None
-        while page := store.list_principals(after, PAGE):
-            for one in page:
-                words = [word for word, so in (("administrator", one.administrator), ("disabled", one.disabled)) if so]
-                click.echo(f"{_date(one.created_at)}  {one.name}  {' '.join(words)}".rstrip())
+        while page := store.list_principals(after, PAGE_SIZE):
+            for record in page:
+                flags = (("administrator", record.administrator), ("disabled", record.disabled))
+                words = " ".join(word for word, is_set in flags if is_set)
+                click.echo(f"{_format_time(record.created_at)}  {record.name}  {words}".rstrip())
             after = page[-1].name
 
 
-def run_alter_principal(
-    settings: Settings, refuse: Refuse, name: str, administrator: bool | None, disabled: bool | None
-) -> None:
-    """Change a principal."""
+@principal.command("alter", short_help="Disable a principal, or make it an administrator.")
+@click.argument("name")
+@click.option("--administrator/--no-administrator", default=None, help="Whether it may do everything.")
+@click.option("--disabled/--enabled", default=None, help="Whether it is refused, whatever it shows.")
+@settings_options(*DATABASE)
+def alter(settings: Settings, name: str, administrator: bool | None, disabled: bool | None) -> None:
+    """Disable a principal, or make it an administrator, or undo that; one that was not known is now.
+
+    \b
+    Examples:
+      tiltyard principal alter ann --disabled --root ./data
+      tiltyard principal alter corp:zoe --administrator --root ./data
+    """
+    from tiltyard.identity.keys import alter_principal
+    from tiltyard.model.ids import check_name
+
     if administrator is None and disabled is None:
         refuse("Say what to change: --administrator, --no-administrator, --disabled or --enabled.")
-    with opened(settings, refuse) as store:
-        record = keys.alter_principal(store, check_name(name, "principal's name"), administrator, disabled)
-    is_ = "disabled" if record.disabled else "enabled"
-    click.echo(f"{record.name} is {is_}, {'an' if record.administrator else 'no'} administrator.")
+    with open_database(settings) as store:
+        record = alter_principal(store, check_name(name, "principal's name"), administrator, disabled)
+    state = "disabled" if record.disabled else "enabled"
+    click.echo(f"{record.name} is {state}, {'an' if record.administrator else 'no'} administrator.")
 
 
-def _print(made: NewKey) -> None:
-    """The key alone on standard output, so that a script can take it."""
-    click.echo(f"The key {made.record.id} of '{made.record.principal}', shown this once:", err=True)
-    click.echo(made.text)
+def _print_key(new_key: NewKey) -> None:
+    """Print the key alone on standard output, so that a script can read it."""
+    click.echo(f"The key {new_key.record.id} of '{new_key.record.principal}', shown this once:", err=True)
+    click.echo(new_key.text)
 
 
-def _line(key: KeyRecord) -> str:
-    used = f"used {_date(key.last_used_at)}" if key.last_used_at else "never used"
-    if key.revoked_at is not None:
-        ends = f"revoked {_date(key.revoked_at)}"
+def _format_key(record: KeyRecord) -> str:
+    used = f"used {_format_time(record.last_used_at)}" if record.last_used_at else "never used"
+    if record.revoked_at is not None:
+        end = f"revoked {_format_time(record.revoked_at)}"
     else:
-        ends = f"until {_date(key.expires_at)}" if key.expires_at is not None else "for ever"
-    return f"{key.id}  {_date(key.created_at)}  {ends:<22}  {used:<21}  {key.principal}  {key.note}".rstrip()
+        end = f"until {_format_time(record.expires_at)}" if record.expires_at is not None else "for ever"
+    created = _format_time(record.created_at)
+    return f"{record.id}  {created}  {end:<22}  {used:<21}  {record.principal}  {record.note}".rstrip()
 
 
-def _date(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+def _format_time(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _in_days(days: float | None) -> int | None:
+def _expiry(days: float | None) -> int | None:
+    """Return the time in so many days, in milliseconds since 1970; None for no end."""
     return None if days is None else wall_clock() + int(days * DAY_MS)

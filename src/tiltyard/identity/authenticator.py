@@ -22,7 +22,7 @@ from tiltyard.identity.keys import proven, require_live
 from tiltyard.identity.providers import TrustedProvider
 from tiltyard.identity.tokens import ISSUER, Tokens, claimed
 from tiltyard.model.principals import Principal
-from tiltyard.store import IDENTITY
+from tiltyard.store import IDENTITY_GENERATION
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
@@ -114,7 +114,7 @@ class Authenticator:
         if self._away is not None and now < self._away[0]:
             raise ServiceUnavailableError(self._away[1])
         try:
-            number = self._store.generation(IDENTITY)
+            number = self._store.generation(IDENTITY_GENERATION)
         except ServiceUnavailableError as error:
             self._away = time.monotonic() + AWAY_SECONDS, str(error)
             raise
@@ -159,7 +159,7 @@ class Authenticator:
 
     def _note_use(self, key_id: str) -> None:
         try:
-            self._store.note_use(key_id, USE_MS)
+            self._store.record_key_use(key_id, USE_MS)
         except LanceNamespaceError as error:
             log.warning("cannot note the use of the key %s: %s", key_id, error)
 

@@ -104,7 +104,7 @@ class Tokens:
         with self._lock:
             newest = max(self._keys.values(), key=lambda key: key.created_at, default=None)
             if newest is None or newest.created_at <= now - SIGNS_MS:
-                newest = self._store.newest_signing_key(SIGNS_MS) or self._store.add_signing_key(self._keep_ms)
+                newest = self._store.latest_signing_key(SIGNS_MS) or self._store.add_signing_key(self._keep_ms)
                 self._keys[newest.id] = newest
             return newest
 

@@ -1,14 +1,12 @@
 """The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
 
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.store.access.grants import GrantRecord, Owner
+from tiltyard.store.access.grants import Creator, GrantRecord
 from tiltyard.store.access.identity_records import KeyRecord, PrincipalRecord, SigningKey
-from tiltyard.store.access.principals import IDENTITY
-from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.access.principals import IDENTITY_GENERATION
+from tiltyard.store.access.roles import GRANTS_GENERATION
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.records import (
-    Claim,
-    DoomedFolder,
     DroppedNamespace,
     ListedTable,
     NamespaceRecord,
@@ -18,7 +16,9 @@ from tiltyard.store.records import (
     Properties,
     RemovedNamespace,
     RemovedTable,
+    RequestClaim,
     RequestRecord,
+    ScheduledDeletion,
     TableRecord,
     TransactionRecord,
     UploadPart,
@@ -26,20 +26,19 @@ from tiltyard.store.records import (
     VersionRecord,
 )
 from tiltyard.store.schema import StoreVersionError
-from tiltyard.store.store import Store, UnitOfWork, is_there, open_store, upgrade
+from tiltyard.store.store import Store, UnitOfWork, database_exists, open_store, upgrade
 from tiltyard.store.tables.deleted_folders import CREATING, DROPPED, RESERVED
 from tiltyard.store.tables.versions import FinalManifest
 
 __all__ = [
     "CREATING",
     "DROPPED",
-    "GRANTS",
-    "IDENTITY",
+    "GRANTS_GENERATION",
+    "IDENTITY_GENERATION",
     "RESERVED",
     "AuditFilter",
     "AuditRecord",
-    "Claim",
-    "DoomedFolder",
+    "Creator",
     "DroppedNamespace",
     "FinalManifest",
     "GrantRecord",
@@ -48,13 +47,14 @@ __all__ = [
     "NamespaceRecord",
     "NewRequest",
     "NewVersion",
-    "Owner",
     "Path",
     "PrincipalRecord",
     "Properties",
     "RemovedNamespace",
     "RemovedTable",
+    "RequestClaim",
     "RequestRecord",
+    "ScheduledDeletion",
     "SigningKey",
     "Store",
     "StoreVersionError",
@@ -64,7 +64,7 @@ __all__ = [
     "UploadPart",
     "UploadRecord",
     "VersionRecord",
-    "is_there",
+    "database_exists",
     "open_store",
     "upgrade",
     "wall_clock",

@@ -23,7 +23,7 @@ class AuditRecord:
 
     `at` is when the call came, in ms since 1970, and `id` tells records of one millisecond apart. `method` is how the
     principal showed itself. `object` is the id that the call named as messages show it, "" for none. `outcome` is one
-    of `modes.Outcome`, `code` the specification's error code (None: no error), `micros` how long it took.
+    of `modes.Outcome`, `code` the specification's error code (None: no error), `duration_micros` how long it took.
     """
 
     at: int
@@ -37,7 +37,7 @@ class AuditRecord:
     code: int | None
     request_id: str
     address: str
-    micros: int
+    duration_micros: int
     context: Properties = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +50,15 @@ class AuditRecord:
     def row(self) -> Row:
         """The columns of a record."""
         head = self.at, self.id, self.principal, self.method, self.operation, self.object, self.outcome
-        return (*head, self.status, self.code, self.request_id, self.address, self.micros, encode(dict(self.context)))
+        return (
+            *head,
+            self.status,
+            self.code,
+            self.request_id,
+            self.address,
+            self.duration_micros,
+            encode(dict(self.context)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

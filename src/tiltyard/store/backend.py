@@ -73,7 +73,7 @@ class Database(Protocol):
         `soon` is the loop's `call_soon`. A database whose snapshots cost nothing has nothing to share.
         """
 
-    def load(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         """How much is held and waits in this process, by name."""
 
     def ping(self) -> None:

@@ -15,7 +15,7 @@ from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
-from tiltyard.store.records import Claim, NewRequest, RequestRecord
+from tiltyard.store.records import NewRequest, RequestClaim, RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -104,7 +104,7 @@ class Requests(Scope):
         raise ConcurrentModificationError("The first request with this key has just ended: try again.")
 
     @writes
-    def claim_unheard(
+    def claim_unacknowledged_request(
         self, new: NewRequest, since_ms: int, but: Collection[str], before: int
     ) -> tuple[RequestRecord, bool] | None:
         """Find a request like this one, under another key, whose client did not hear of its end; not one of `but`.
@@ -132,13 +132,13 @@ class Requests(Scope):
         return RequestRecord.of(row) if row else None
 
     @writes
-    def identify_request(self, claim: Claim, fingerprint: str) -> None:
+    def record_fingerprint(self, claim: RequestClaim, fingerprint: str) -> None:
         """Note what the body was, once it has all come. Raises ConcurrentModificationError if it is claimed anew."""
         if not self.connection.change(IDENTIFY, fingerprint, *_ours(claim)):
             raise _lost()
 
     @writes
-    def mark_committed(self, claims: Iterable[Claim], table_id: int, branch: str, version: int) -> None:
+    def mark_requests_committed(self, claims: Iterable[RequestClaim], table_id: int, branch: str, version: int) -> None:
         """Note, in the transaction of a commit, which requests it fulfils.
 
         Raises ConcurrentModificationError if one of them is claimed by another by now: it must not commit.
@@ -148,59 +148,59 @@ class Requests(Scope):
                 raise _lost()
 
     @writes
-    def note_answer(self, claims: Iterable[Claim], body: str) -> None:
-        """Note, in the transaction that fulfils requests, what they are answered. Raises as `mark_committed` does."""
+    def record_response(self, claims: Iterable[RequestClaim], body: str) -> None:
+        """Note, in the transaction that fulfils requests, what they are answered. Raises as `mark_requests_committed` does."""
         for claim in claims:
             if not self.connection.change(ANSWERED, body, *_ours(claim)):
                 raise _lost()
 
     @writes
-    def stand_in(self, claim: Claim, id_: str, body: str) -> bool:
+    def adopt_response(self, claim: RequestClaim, id_: str, body: str) -> bool:
         """Give a request the answer of another, of which nobody had heard; of several who try, one is told True.
 
         It is heard of once this one ends; if its server dies before that, this one is found instead. Raises as
-        `mark_committed` does.
+        `mark_requests_committed` does.
         """
-        if not self.hear_request(id_, True):
+        if not self.acknowledge_request(id_, True):
             return False
-        self.note_answer([claim], body)
+        self.record_response([claim], body)
         return True
 
     @writes
-    def finish_request(self, claim: Claim, status: int, body: str, fingerprint: str | None, heard: bool) -> bool:
+    def finish_request(self, claim: RequestClaim, status: int, body: str, fingerprint: str | None, heard: bool) -> bool:
         """Keep the answer; whether the request was still ours."""
         return bool(self.connection.change(FINISH, status, body, fingerprint, heard, *_ours(claim)))
 
     @writes
-    def forget_request(self, claim: Claim) -> None:
+    def discard_request(self, claim: RequestClaim) -> None:
         """Let a repeat start afresh: this one changed nothing."""
         self.connection.change(FORGET, *_ours(claim))
 
     @writes
-    def refuse_request(self, claim: Claim) -> None:
+    def discard_or_release_request(self, claim: RequestClaim) -> None:
         """Let a repeat start afresh, since this one was refused; take over, if something was committed all the same."""
         if not self.connection.change(FORGET_UNDONE, *_ours(claim)):
             self.release_request(claim)
 
     @writes
-    def release_request(self, claim: Claim) -> None:
+    def release_request(self, claim: RequestClaim) -> None:
         """Let a repeat take over: this one ended, and may have committed."""
         self.connection.change(RELEASE, *_ours(claim))
 
     @writes
-    def keep_requests(self, owner: str, lease_ms: int, ids: Sequence[str]) -> None:
+    def renew_request_leases(self, owner: str, lease_ms: int, ids: Sequence[str]) -> None:
         """Extend the leases of what a server runs."""
         for start in range(0, len(ids), KEPT_AT_ONCE):
             some = ids[start : start + KEPT_AT_ONCE]
             self.connection.change(KEEP.format(ids=among(some)), self._clock() + lease_ms, owner, *some)
 
     @writes
-    def leave_request(self, claim: Claim) -> None:
+    def mark_client_disconnected(self, claim: RequestClaim) -> None:
         """Note that the client has left while the request runs: from now on another may be its repeat."""
         self.connection.change(LEAVE, *_ours(claim))
 
     @writes
-    def hear_request(self, id_: str, heard: bool) -> bool:
+    def acknowledge_request(self, id_: str, heard: bool) -> bool:
         """Note that a client took the answer, or that it did not after all; of several who try, one is told True."""
         return bool(self.connection.change(HEAR, heard, id_, heard))
 
@@ -211,7 +211,7 @@ class Requests(Scope):
         return self.connection.change(SWEEP, now, now, limit)
 
 
-def _ours(claim: Claim) -> tuple[object, ...]:
+def _ours(claim: RequestClaim) -> tuple[object, ...]:
     return claim.id, claim.owner, claim.attempt
 
 

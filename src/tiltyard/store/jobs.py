@@ -48,7 +48,7 @@ class Jobs(Scope):
         return TransactionRecord.of(row) if row else None
 
     @writes
-    def keep_part(self, transaction_id: str, owner: str, name: str, value: str) -> None:
+    def save_job_part(self, transaction_id: str, owner: str, name: str, value: str) -> None:
         """Remember that a part of the owner's job is done; a part that is there is replaced.
 
         Raises TransactionNotFoundError, ConcurrentModificationError when the job is canceled or another has it.
@@ -61,12 +61,12 @@ class Jobs(Scope):
             raise TransactionNotFoundError(f"Transaction not found: {transaction_id}") from None
 
     @reads
-    def kept_parts(self, transaction_id: str, after: str, limit: int) -> list[tuple[str, str]]:
+    def list_job_parts(self, transaction_id: str, after: str, limit: int) -> list[tuple[str, str]]:
         """Return up to `limit` parts as (name, value), by name, those after a name."""
         return [(name, value) for name, value in self.connection.rows(PARTS, transaction_id, after, limit)]
 
     @writes
-    def forget_parts(self, transaction_id: str) -> None:
+    def delete_job_parts(self, transaction_id: str) -> None:
         """Forget what was kept of a job, for it has ended."""
         self.connection.change(FORGET, transaction_id)
 

@@ -23,7 +23,7 @@ from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Prop
 from tiltyard.store.tables.trash import keep_tree
 
 if TYPE_CHECKING:
-    from tiltyard.store.access.grants import Owner
+    from tiltyard.store.access.grants import Creator
 
 INSERT = f"""
     INSERT INTO namespaces (parent_id, name, properties, created_at) VALUES (?, ?, ?, ?)
@@ -77,19 +77,19 @@ class Namespaces(Scope):
         properties: Properties,
         mode: CreateMode = CreateMode.CREATE,
         keep_ms: int = 0,
-        owner: Owner | None = None,
-        home: int | None = None,
+        creator: Creator | None = None,
+        expected_parent_id: int | None = None,
     ) -> NamespaceRecord:
         """Create a namespace and return it, or under ExistOk the one that is there, as it is.
 
-        With `home` only in the namespace of this id.
+        With `expected_parent_id` only in the namespace of this id.
         Overwrite drops the one that is there with all that is in it, in the same transaction; for `keep_ms` it can
         be brought back. Whoever creates one is given what that gives.
         Raises NamespaceNotFoundError without the parent, NamespaceAlreadyExistsError under Create,
         InvalidInputError for the root, ConcurrentModificationError when others keep changing it.
         """
         parent, name = split(path)
-        parent_id = namespace_id(self.connection, parent, home)
+        parent_id = namespace_id(self.connection, parent, expected_parent_id)
         for _ in range(3):
             try:
                 row = self.connection.row(INSERT, parent_id, name, encode(dict(properties)), self._clock())
@@ -97,7 +97,7 @@ class Namespaces(Scope):
                 raise no_namespace(parent) from None
             if row:
                 check_composed(name)
-                own(self.connection, NAMESPACE, row[0], owner, self._clock())
+                own(self.connection, NAMESPACE, row[0], creator, self._clock())
                 return NamespaceRecord.of(row)
             if mode is CreateMode.CREATE:
                 raise NamespaceAlreadyExistsError(f"Namespace already exists: {shown(path)}")
@@ -115,11 +115,6 @@ class Namespaces(Scope):
         if row := self.connection.row(at_depth(DESCRIBE, len(names)), base, *names):
             return NamespaceRecord.of(row)
         raise no_namespace(path)
-
-    @reads
-    def namespace_exists(self, path: Path) -> None:
-        """Return if there is such a namespace. Raises NamespaceNotFoundError."""
-        namespace_id(self.connection, path)
 
     @reads
     def list_namespaces(self, path: Path, after: str | None, limit: int) -> list[str]:
@@ -141,18 +136,18 @@ class Namespaces(Scope):
         transaction_id: str | None = None,
         keep_ms: int = 0,
         *,
-        only: int | None = None,
+        expected_id: int | None = None,
     ) -> DroppedNamespace:
         """Drop a namespace; with `cascade` all below it too, which can be brought back for `keep_ms`.
 
-        With `only` none but that of this id is dropped.
+        With `expected_id` none but that of this id is dropped.
         The folders of its tables are doomed under `transaction_id`, their unfinished transactions canceled.
         Raises NamespaceNotFoundError, NamespaceNotEmptyError without `cascade`, InvalidInputError for the root.
         """
         if not path:
             raise InvalidInputError("The root namespace cannot be dropped")
         record = self.describe_namespace(path)
-        if only not in (None, record.id):
+        if expected_id not in (None, record.id):
             raise no_namespace(path)
         if cascade:
             tables = self._drop_tree(record.id, path, transaction_id, keep_ms)

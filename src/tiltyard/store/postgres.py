@@ -156,8 +156,8 @@ class PostgresDatabase:
     def share_reads(self, soon: Soon) -> None:
         """See `Database.share_reads`: no read of PostgreSQL's runs on an event loop."""
 
-    def load(self) -> Mapping[str, float]:
-        """See `Database.load`."""
+    def gauges(self) -> Mapping[str, float]:
+        """See `Database.gauges`."""
         found = self._pool.get_stats()
         return {
             "catalog connections": found["pool_size"],

@@ -80,7 +80,7 @@ class ListedTable(msgspec.Struct, frozen=True):
     name: str
 
 
-class DoomedFolder(msgspec.Struct, frozen=True):
+class ScheduledDeletion(msgspec.Struct, frozen=True):
     """A folder to delete once `due_at` has passed; `claims` counts the sweepers that have begun to."""
 
     location: str
@@ -144,7 +144,7 @@ class RemovedNamespace(msgspec.Struct, frozen=True):
 class TransactionRecord(msgspec.Struct, frozen=True):
     """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`.
 
-    `asked_by` is the name of the principal who wants it, None the servers themselves.
+    `requested_by` is the name of the principal who wants it, None the servers themselves.
     """
 
     id: str
@@ -159,7 +159,7 @@ class TransactionRecord(msgspec.Struct, frozen=True):
     available_at: int
     created_at: int
     updated_at: int
-    asked_by: str | None
+    requested_by: str | None
 
     COLUMNS = (
         "id, kind, status, table_id, payload, properties, error, attempts,"
@@ -177,8 +177,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     """A version to record: the manifest a client staged, and where it is to be found in the end.
 
     `manifest` is the staged file's content, to be kept until the final file is known to be durable; without it, the
-    staged file has to be durable before the version is recorded. `same_file` says that the staged file only changes
-    its name: its size and tag are known now. With a `place`, the id of a namespace and a name, it is recorded only
+    staged file has to be durable before the version is recorded. `finalized_by_rename` says that the staged file only changes
+    its name: its size and tag are known now. With `expected_name`, the id of a namespace and a name, it is recorded only
     while the table is there.
     """
 
@@ -193,8 +193,8 @@ class NewVersion(msgspec.Struct, frozen=True):
     branch: str = ""
     finalized: bool = False
     manifest: bytes | None = None
-    same_file: bool = False
-    place: tuple[int, str] | None = None
+    finalized_by_rename: bool = False
+    expected_name: tuple[int, str] | None = None
 
 
 class VersionRecord(msgspec.Struct, frozen=True):
@@ -228,7 +228,7 @@ class VersionRecord(msgspec.Struct, frozen=True):
         head = table_id, branch, version, staged, path, size, e_tag
         return cls(*head, decode(metadata), scheme, created_at, bool(finalized), transaction)
 
-    def final(self, size: int, e_tag: str | None) -> VersionRecord:
+    def as_finalized(self, size: int, e_tag: str | None) -> VersionRecord:
         """The same once its manifest is in its place; a fifth of the time of `replace`."""
         head = self.table_id, self.branch, self.version, self.staged_path, self.manifest_path, size
         tail = self.metadata, self.naming_scheme, self.created_at, True, self.transaction_id
@@ -265,7 +265,7 @@ class UploadPart(msgspec.Struct, frozen=True):
         return cls(upload_id, part_id, json.loads(fragments), num_rows, created_at)
 
 
-class Claim(msgspec.Struct, frozen=True):
+class RequestClaim(msgspec.Struct, frozen=True):
     """The right to run a request with a key: its id, the server that holds the lease, and which attempt this is."""
 
     id: str
@@ -288,7 +288,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """A request with a key: running while `status` is None.
 
     `version` is what it has committed to a table's branch. `body` is its answer; without a status that of an operation
-    whose work is done, as far as the catalog goes. `heard` says whether its client heard of its end, or is there to.
+    whose work is done, as far as the catalog goes. `acknowledged` says whether its client heard of its end, or is there to.
     """
 
     id: str
@@ -302,7 +302,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     table_id: int | None
     branch: str | None
     version: int | None
-    heard: bool
+    acknowledged: bool
     created_at: int
     expires_at: int
 
@@ -315,12 +315,12 @@ class RequestRecord(msgspec.Struct, frozen=True):
     def of(cls, row: tuple[Any, ...]) -> RequestRecord:
         """Read a row of COLUMNS."""
         record = cls(*row)
-        return replace(record, heard=bool(record.heard))
+        return replace(record, acknowledged=bool(record.acknowledged))
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> RequestClaim:
         """The right to run it, for whoever was given this record as its own."""
-        return Claim(self.id, self.owner, self.attempts)
+        return RequestClaim(self.id, self.owner, self.attempts)
 
 
 def encode(value: object) -> str:

@@ -98,9 +98,9 @@ class Store(UnitOfWork):
         """
         self._database.share_reads(soon)
 
-    def load(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         """How much is held and waits in this process, by name."""
-        return self._database.load()
+        return self._database.gauges()
 
     def ping(self) -> None:
         """Raise ServiceUnavailableError unless the database answers."""
@@ -150,7 +150,7 @@ def upgrade(url: str, *, clock: Clock = wall_clock) -> list[str]:
         return schema.migrate(database, clock)
 
 
-def is_there(url: str) -> bool:
+def database_exists(url: str) -> bool:
     """Whether there is a database at a URL; one that a server would have to be asked for is taken to be."""
     return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file()
 

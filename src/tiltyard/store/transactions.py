@@ -56,11 +56,6 @@ FAILED = f"""
     SELECT {TransactionRecord.COLUMNS} FROM transactions
     WHERE table_id = ? AND status = 'Failed' AND kind IN ({{kinds}}) ORDER BY created_at, id
 """
-LIST = f"""
-    SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE (created_at, id) < (?, ?)
-    ORDER BY created_at DESC, id DESC LIMIT ?
-"""
-LAST = (1 << 62, "")
 
 
 class Transactions(Scope):
@@ -79,18 +74,18 @@ class Transactions(Scope):
         *,
         owner: str | None = None,
         lease_ms: int = 0,
-        asked_by: str | None = None,
+        requested_by: str | None = None,
     ) -> TransactionRecord:
         """Add a transaction; one that is created Running belongs to `owner` for `lease_ms`.
 
-        `asked_by` is the name of the principal who wants it, None the servers themselves.
+        `requested_by` is the name of the principal who wants it, None the servers themselves.
         Raises TableNotFoundError when the table is gone.
         """
         if table_id is not None and self.connection.row(HOLD_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
         now = self._clock()
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
-        return self._described(INSERT, *head, owner, now + lease_ms, now, now, asked_by)
+        return self._described(INSERT, *head, owner, now + lease_ms, now, now, requested_by)
 
     @reads
     def describe_transaction(self, transaction_id: str) -> TransactionRecord:
@@ -98,7 +93,7 @@ class Transactions(Scope):
         return self._described(DESCRIBE, transaction_id)
 
     @reads
-    def work_waits(self, kinds: Sequence[str]) -> bool:
+    def has_claimable_transaction(self, kinds: Sequence[str]) -> bool:
         """Return whether `claim_transaction` may find something: cheaper than to try."""
         return self.connection.row(WAITS.format(kinds=_among(kinds)), self._clock(), *kinds) is not None
 
@@ -163,7 +158,7 @@ class Transactions(Scope):
         return self._described(ALTER, *values)
 
     @writes
-    def join_properties(self, transaction_id: str, properties: Properties) -> None:
+    def merge_properties(self, transaction_id: str, properties: Properties) -> None:
         """Let properties join those that are there, of whomever; of the same name they replace them.
 
         Raises TransactionNotFoundError.
@@ -180,12 +175,6 @@ class Transactions(Scope):
     def failed_transactions(self, table_id: int, kinds: Sequence[str]) -> list[TransactionRecord]:
         """Return the Failed transactions of a table, of these kinds, oldest first."""
         rows = self.connection.rows(FAILED.format(kinds=among(kinds)), table_id, *kinds)
-        return [TransactionRecord.of(row) for row in rows]
-
-    @reads
-    def list_transactions(self, before: tuple[int, str] | None, limit: int) -> list[TransactionRecord]:
-        """Return up to `limit` transactions older than `before`, a (created_at, id); newest first."""
-        rows = self.connection.rows(LIST, *(before or LAST), limit)
         return [TransactionRecord.of(row) for row in rows]
 
     def _described(self, sql: str, *values: object) -> TransactionRecord:

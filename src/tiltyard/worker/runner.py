@@ -66,7 +66,7 @@ class Worker:
     def run_one(self) -> bool:
         """Claim and run one transaction; whether there was one."""
         store = self._services.store
-        if not store.work_waits(tuple(JOBS)):
+        if not store.has_claimable_transaction(tuple(JOBS)):
             return False
         record = store.claim_transaction(self._owner, LEASE_MS, tuple(JOBS))
         if record is None:
@@ -147,7 +147,7 @@ class _Run:
 
         def work(catalog: UnitOfWork) -> TransactionStatus:
             if properties:
-                catalog.join_properties(self._record.id, properties)
+                catalog.merge_properties(self._record.id, properties)
             return catalog.heartbeat(self._record.id, self._owner, LEASE_MS)
 
         try:

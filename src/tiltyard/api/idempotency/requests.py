@@ -1,7 +1,7 @@
-"""One request with a key: run here, or answered with what the first one got.
+"""Run a request with an idempotency key once; replay the stored response to its repeats.
 
-The record in the catalog decides who runs a request; what the body is comes second, since a large one is known only
-when all of it has been read.
+The record in the catalog decides who runs a request. Whether the body is the same is checked second, since the
+fingerprint of a large body is known only once all of it has been read.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ from msgspec import structs
 
 from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody, fingerprint_of
 from tiltyard.api.errors import STATUS, HttpError
+from tiltyard.api.idempotency.keys import RequestKey, read_key
+from tiltyard.api.idempotency.leases import LeasedRequest, Leases
 from tiltyard.context import Context
-from tiltyard.store import Claim, NewRequest, RequestRecord
-from tiltyard.tables.commits.recovery import recovered
+from tiltyard.store import NewRequest, RequestClaim, RequestRecord
+from tiltyard.tables.commits.recovery import recover_response
 
 if TYPE_CHECKING:
-    from tiltyard.api.idempotency.keys import Repeats
+    from tiltyard.api.binding import Headers
+    from tiltyard.context import Services
+    from tiltyard.model.operations import Handler
+    from tiltyard.model.principals import Principal
+    from tiltyard.model.spec import Operation
 
 log = logging.getLogger("tiltyard.api")
 
+REPLAYED = ((b"idempotent-replayed", b"true"),)
+"""The headers of a replayed response."""
 PATIENCE_SECONDS = 50.0
-"""How long a repeat waits for the first: less than the minute after which many a proxy gives up."""
-UNHEARD_MS = 60_000
-"""How long after its start a write may be taken for the first try of another: lancedb tries again within seconds."""
+"""How long a repeat waits for the first request: less than the minute after which many a proxy gives up."""
+RETRY_WINDOW_MS = 60_000
+"""How long after its start a write may be taken for the first try of another: lancedb retries within seconds."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 Body = bytes | MemoryBody | StreamedBody
@@ -41,7 +49,7 @@ Work = Callable[[Context], Any]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The answer that the first request got."""
+    """The response that the first request got."""
 
     id: str
     status: int
@@ -49,39 +57,62 @@ class Replay:
 
 
 class ReplayError(Exception):
-    """The work on a request is to stop: its outcome is known already."""
+    """The work on a request is to stop: its response exists already."""
 
-    def __init__(self, outcome: Any) -> None:
+    def __init__(self, response: Any) -> None:
         super().__init__("the request is a repeat")
-        self.outcome = outcome
+        self.response = response
 
 
-class _Waiting:
-    """Stands for an outcome that is not there yet."""
+class _Pending:
+    """Stands for a response that another request is still working on."""
 
 
-_WAITING = _Waiting()
+_PENDING = _Pending()
 
 
-class Once:
-    """One request with a key: run here, or answered with what the first one got."""
+class IdempotentRequests:
+    """The requests with a key of one process; `pool` runs the writes of their records."""
 
-    def __init__(self, home: Repeats, id_: str, scope: str, operation: str, renewed: bool) -> None:
-        self.gone = False
-        self._settled = False
-        self._home = home
-        self._store = home.services.store
-        self._id = id_
-        self._scope = scope
+    def __init__(self, services: Services, pool: Executor) -> None:
+        self._leases = Leases(services, pool)
+
+    def open(
+        self,
+        operation: Operation,
+        handler: Handler,
+        scope: dict[str, Any],
+        headers: Headers,
+        principal: Principal,
+        is_lancedb: bool,
+    ) -> IdempotentRequest | None:
+        """Return what runs this request once; None for one without a key.
+
+        Raises InvalidInputError for a header Idempotency-Key that is too long.
+        """
+        if not self._leases.retention_ms:
+            return None
+        key = read_key(handler, scope, headers, principal, is_lancedb)
+        return None if key is None else IdempotentRequest(self._leases, key, operation, handler)
+
+
+class IdempotentRequest(LeasedRequest):
+    """Run a request with a key once; replay the stored response to its repeats."""
+
+    def __init__(self, leases: Leases, key: RequestKey, operation: Operation, handler: Handler) -> None:
+        self._is_settled = False
+        self._leases = leases
+        self._store = leases.store
+        self._key = key
         self._operation = operation
-        self._renewed = renewed
+        self._handler = handler
         self._record: RequestRecord | None = None
         self._body: Body = b""
-        self._print: str | None = None
+        self._body_fingerprint: str | None = None
         self._request: Any = None
 
     async def run(self, ctx: Context, request: Any, body: Body, work: Work, pool: Executor) -> Any:
-        """What `work` returns, or a Replay; `work` is given the context of its commits.
+        """Return the result of `work`, which runs in the pool with a context that claims the request; or a Replay.
 
         Raises what `work` raises, ConcurrentModificationError while another runs the request, HttpError 409 if the
         key was given to another request.
@@ -89,203 +120,225 @@ class Once:
         self._body, self._request = body, request
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + PATIENCE_SECONDS, _FIRST_PAUSE
-        with self._home.keeping():
-            while (outcome := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _WAITING:
+        with self._leases.renewing():
+            while (response := await loop.run_in_executor(pool, self._attempt, ctx, work)) is _PENDING:
                 if loop.time() > deadline:
                     self._give_up()
                     raise ConcurrentModificationError("The first request with this key still runs: try again later.")
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
-        return outcome
+        return response
 
-    async def answering(self, begin: Awaitable[None], note: Callable[[bool], None]) -> None:
-        """Begin the answer, and `note` whether the client hears of it: not where it has left, or `begin` fails."""
+    async def begin_response(self, begin: Awaitable[None], record: Callable[[bool], None]) -> None:
+        """Begin the response, and `record` whether the client gets it: not if it has left, or `begin` fails."""
         try:
             await begin
         except BaseException:
-            note(False)
+            record(False)
             raise
-        note(not self.gone)
+        record(not self.has_client_left)
 
-    def settle(self, status: int, body: bytes, heard: bool) -> None:
-        """Keep the answer, beside sending it: a repeat that comes too early for it waits."""
-        self._settled = True
-        self._home.spawn(self._settle(status, body, heard))
+    def settle(self, status: int, body: bytes, acknowledged: bool) -> None:
+        """Store the response while it is sent: a repeat that comes before that waits."""
+        self._is_settled = True
+        self._leases.spawn(self._settle(status, body, acknowledged))
 
-    async def _settle(self, status: int, body: bytes, heard: bool) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._home.pool, self._finish, status, body.decode(), heard)
+    async def _settle(self, status: int, body: bytes, acknowledged: bool) -> None:
+        await self._in_pool(self._finish, status, body.decode(), acknowledged)
 
-    def watch(self, gone: Coroutine[Any, Any, None]) -> None:
-        """Note when the client leaves, which `gone` waits for."""
-        self._home.spawn(self._watch(gone))
+    def watch_client(self, disconnect: Coroutine[Any, Any, None]) -> None:
+        """Record when the client leaves, which `disconnect` waits for."""
+        self._leases.spawn(self._watch_client(disconnect))
 
-    async def _watch(self, gone: Coroutine[Any, Any, None]) -> None:
-        await gone
-        self.gone = True
-        if not self._settled:
-            await asyncio.get_running_loop().run_in_executor(self._home.pool, self._leave)
+    async def _watch_client(self, disconnect: Coroutine[Any, Any, None]) -> None:
+        await disconnect
+        self.has_client_left = True
+        if not self._is_settled:
+            await self._in_pool(self._record_disconnect)
 
-    def repeated(self, replay: Replay, heard: bool) -> None:
-        """Note whether the client was sent the answer of the first request, of which it had not heard; or if not."""
+    def settle_replay(self, replay: Replay, acknowledged: bool) -> None:
+        """Record whether the client got the first request's response, which was not acknowledged before."""
         if self._record is not None:
-            self.settle(replay.status, replay.body, heard)
-        elif not heard:
-            self._home.spawn(self._unheard(replay))
+            self.settle(replay.status, replay.body, acknowledged)
+        elif not acknowledged:
+            self._leases.spawn(self._record_unacknowledged(replay))
 
-    async def _unheard(self, replay: Replay) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._home.pool, self._store.hear_request, replay.id, False)
+    async def _record_unacknowledged(self, replay: Replay) -> None:
+        await self._in_pool(self._store.acknowledge_request, replay.id, False)
+
+    async def _in_pool(self, function: Callable[..., Any], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._leases.pool, function, *arguments)
 
     # What follows runs in threads.
 
     def _attempt(self, ctx: Context, work: Work) -> Any:
+        """Claim the request and run it; return its response, a Replay, or _PENDING while another runs it."""
         if self._record is None:
-            record, ours = self._store.begin_request(self._new())
-            if not ours:
-                return self._there(record)
+            record, is_claimed = self._store.begin_request(self._new_request())
+            if not is_claimed:
+                return self._response_of(record)
             self._hold(record)
         assert self._record is not None
         claiming = structs.replace(ctx, claims=(self._record.claim,))
         ctx = structs.replace(claiming, before_commit=partial(self._confirm, claiming))
         try:
-            if (outcome := self._known(ctx)) is not None:
-                return outcome
+            if (response := self._existing_response(ctx)) is not None:
+                return response
             return work(ctx)
         except ReplayError as replay:
-            return replay.outcome
+            return replay.response
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _new(self) -> NewRequest:
-        home = self._home
-        return NewRequest(self._id, self._scope, self._fingerprint(), home.owner, home.lease_ms, home.memory_ms)
+    def _new_request(self) -> NewRequest:
+        leases = self._leases
+        return NewRequest(
+            self._key.id, self._key.scope, self._fingerprint(), leases.owner, leases.lease_ms, leases.retention_ms
+        )
 
     def _fingerprint(self) -> str | None:
-        """What the body is, as far as that is known by now."""
-        if self._print is None:
-            self._print = fingerprint_of(self._body) if isinstance(self._body, bytes) else self._body.fingerprint
-        return self._print
+        """Return the body's fingerprint; None while a streamed body has not been read to its end."""
+        if self._body_fingerprint is None:
+            body = self._body
+            self._body_fingerprint = fingerprint_of(body) if isinstance(body, bytes) else body.fingerprint
+        return self._body_fingerprint
 
-    def _there(self, record: RequestRecord) -> Any:
-        """What to answer where another has the key. Raises HttpError 409."""
-        if record.scope != self._scope:
-            raise _other_request()
-        if record.status is None:
-            self._check_body(self._fingerprint(), record)
-            return _WAITING
-        self._check_body(self._whole_fingerprint(), record)
-        return Replay(record.id, record.status, (record.body or "").encode())
-
-    def _whole_fingerprint(self) -> str | None:
+    def _fingerprint_to_end(self) -> str | None:
+        """Return the body's fingerprint; reads what is left of a streamed body."""
         return self._body.drain() if isinstance(self._body, StreamedBody) else self._fingerprint()
 
-    def _check_body(self, fingerprint: str | None, record: RequestRecord) -> None:
-        if fingerprint and record.fingerprint and fingerprint != record.fingerprint:
-            raise _other_request()
+    def _response_of(self, record: RequestRecord) -> Any:
+        """Return the response where another request holds the key, _PENDING while it runs. Raises HttpError 409."""
+        if record.scope != self._key.scope:
+            raise _key_reused()
+        if record.status is None:
+            self._check_body(self._fingerprint(), record)
+            return _PENDING
+        self._check_body(self._fingerprint_to_end(), record)
+        return Replay(record.id, record.status, (record.body or "").encode())
 
-    def _known(self, ctx: Context) -> Any:
-        """The outcome, if an earlier try is known to have had one; None if the work is still to be done."""
+    def _check_body(self, fingerprint: str | None, record: RequestRecord) -> None:
+        """Raise HttpError 409 if the key was given to a request with another body."""
+        if fingerprint and record.fingerprint and fingerprint != record.fingerprint:
+            raise _key_reused()
+
+    def _existing_response(self, ctx: Context) -> Any:
+        """Return the response of an earlier try that has committed; None if the work is still to be done."""
         assert self._record is not None
-        if self._record.attempts > 1 and (outcome := self._recovered(ctx, self._record)) is not None:
-            return outcome
-        return self._twin(ctx, self._record.fingerprint)
+        if self._record.attempts > 1 and (response := self._recovered(ctx, self._record)) is not None:
+            return response
+        return self._response_of_twin(ctx, self._record.fingerprint)
 
     def _recovered(self, ctx: Context, record: RequestRecord) -> Any:
-        """What an interrupted try has committed. Raises HttpError 409 if its body was another."""
-        outcome = recovered(ctx, self._operation, self._request, record)
-        if outcome is not None:
-            self._check_body(self._whole_fingerprint(), record)
-        return outcome
+        """Return the response of an interrupted try that has committed. Raises HttpError 409 if its body was another."""
+        response = recover_response(ctx, self._operation, self._handler, self._request, record)
+        if response is not None:
+            self._check_body(self._fingerprint_to_end(), record)
+        return response
 
-    def _twin(self, ctx: Context, fingerprint: str | None) -> Any:
-        """The outcome of the same request under another key whose client did not hear of it."""
-        mine = self._record
-        if not self._renewed or mine is None or fingerprint is None:
+    def _response_of_twin(self, ctx: Context, fingerprint: str | None) -> Any:
+        """Return the response of the same request under another key whose client did not acknowledge it.
+
+        None if there is no such request; _PENDING while it runs.
+        """
+        record = self._record
+        if not self._key.is_matched_by_body or record is None or fingerprint is None:
             return None
-        new = structs.replace(self._new(), fingerprint=fingerprint)
-        found = self._store.claim_unheard(new, UNHEARD_MS, self._home.attended(), mine.created_at)
-        if found is None:
+        new = structs.replace(self._new_request(), fingerprint=fingerprint)
+        match = self._store.claim_unacknowledged_request(
+            new, RETRY_WINDOW_MS, self._leases.attended(), record.created_at
+        )
+        if match is None:
             return None
-        twin, ours = found
-        if ours:
-            self._home.enter(twin.id, self)  # so that its lease is kept
-            try:
-                outcome = self._recovered(ctx, twin)
-            except BaseException:
-                self._home.leave(twin.id, self)
-                self._store.release_request(twin.claim)
-                raise
-            if outcome is None:
-                self._home.leave(twin.id, self)
-                self._store.forget_request(twin.claim)
-                return None
-            self._drop(mine.claim)
-            self._hold(twin)
-            return outcome
+        twin, is_claimed = match
+        if is_claimed:
+            return self._take_over(ctx, record, twin)
         body = twin.body or ""
-        if twin.status is None or not self._store.stand_in(mine.claim, twin.id, body):
-            return _WAITING
-        return Replay(mine.id, twin.status, body.encode())
+        if twin.status is None or not self._store.adopt_response(record.claim, twin.id, body):
+            return _PENDING
+        return Replay(record.id, twin.status, body.encode())
+
+    def _take_over(self, ctx: Context, record: RequestRecord, twin: RequestRecord) -> Any:
+        """Return the response of an interrupted twin, and hold its record; None if it has not committed."""
+        self._leases.add(twin.id, self)
+        try:
+            response = self._recovered(ctx, twin)
+        except BaseException:
+            self._leases.remove(twin.id, self)
+            self._store.release_request(twin.claim)
+            raise
+        if response is None:
+            self._leases.remove(twin.id, self)
+            self._store.discard_request(twin.claim)
+            return None
+        self._discard(record.claim)
+        self._hold(twin)
+        return response
 
     def _confirm(self, ctx: Context) -> None:
-        """Before a streamed body is committed: it is noted now that it is known, and so is whether it came before."""
-        if self._record is None or (fingerprint := self._whole_fingerprint()) is None:
+        """Record a streamed body's fingerprint before it is committed, and look for a twin now that it is known.
+
+        Raises ReplayError if the request is a repeat, ConcurrentModificationError while its twin runs, HttpError 409.
+        """
+        if self._record is None or (fingerprint := self._fingerprint_to_end()) is None:
             return
         self._check_body(fingerprint, self._record)
-        self._store.identify_request(self._record.claim, fingerprint)
+        self._store.record_fingerprint(self._record.claim, fingerprint)
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
-        while (outcome := self._twin(ctx, fingerprint)) is _WAITING:
+        while (response := self._response_of_twin(ctx, fingerprint)) is _PENDING:
             if time.monotonic() > deadline:
                 raise ConcurrentModificationError("The same request runs already: try again later.")
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
-        if outcome is not None:
-            raise ReplayError(outcome)
+        if response is not None:
+            raise ReplayError(response)
 
     def _hold(self, record: RequestRecord) -> None:
+        """Hold a record that this request has claimed."""
         self._record = record
-        self._home.enter(record.id, self)
-        if self.gone:
-            self._leave()
+        self._leases.add(record.id, self)
+        if self.has_client_left:
+            self._record_disconnect()
 
-    def _leave(self) -> None:
-        """Note that the client has left: what it sends again, to whichever process, is a repeat of this."""
-        if self._renewed and (record := self._record) is not None:
+    def _record_disconnect(self) -> None:
+        """Record that the client has left: what it sends again, to whichever process, is a repeat of this."""
+        if self._key.is_matched_by_body and (record := self._record) is not None:
             try:
-                self._store.leave_request(record.claim)
+                self._store.mark_client_disconnected(record.claim)
             except LanceNamespaceError as error:
                 log.warning("cannot note that the client of request %s has left: %s", record.id, error)
 
-    def _drop(self, claim: Claim) -> None:
+    def _discard(self, claim: RequestClaim) -> None:
         self._record = None
-        self._home.leave(claim.id, self)
-        self._store.forget_request(claim)
+        self._leases.remove(claim.id, self)
+        self._store.discard_request(claim)
 
     def _give_up(self) -> None:
         if self._record is not None:
             self._fail(ConcurrentModificationError("given up"))
 
-    def _finish(self, status: int, body: str, heard: bool) -> None:
+    def _finish(self, status: int, body: str, acknowledged: bool) -> None:
+        """Store the response. One that cannot be stored is logged: the client gets it in any case."""
         if (record := self._record) is None:
             return
         try:
-            if not self._store.finish_request(record.claim, status, body, self._fingerprint(), heard):
+            if not self._store.finish_request(record.claim, status, body, self._fingerprint(), acknowledged):
                 log.warning("the repeat of request %s was begun before it ended", record.id)
         except LanceNamespaceError as error:
             log.warning("cannot keep the answer to request %s: %s", record.id, error)
         finally:
-            self._home.leave(record.id, self)
+            self._leases.remove(record.id, self)
 
     def _fail(self, error: BaseException) -> None:
-        """Let a repeat start afresh; or, where something may have been committed, look for it first."""
+        """Let a repeat start afresh; or, where something may have been committed, look for that first."""
         record, self._record = self._record, None
         if record is None:
             return
-        self._home.leave(record.id, self)
+        self._leases.remove(record.id, self)
         try:
             if _is_refusal(error) and record.attempts == 1:
-                self._store.refuse_request(record.claim)
+                self._store.discard_or_release_request(record.claim)
             else:
                 self._store.release_request(record.claim)
         except LanceNamespaceError as failure:
@@ -293,12 +346,13 @@ class Once:
 
 
 def _is_refusal(error: BaseException) -> bool:
+    """Whether an error says that nothing was committed."""
     if isinstance(error, HttpError):
         return True
     return isinstance(error, LanceNamespaceError) and STATUS[error.code] < 500
 
 
-def _other_request() -> HttpError:
+def _key_reused() -> HttpError:
     return HttpError(
         409, ErrorCode.INVALID_INPUT, "This key was given to another request already: take a new one for each write."
     )

@@ -14,7 +14,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from tiltyard.store.access.generations import COUNT_UP
-from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.access.roles import GRANTS_GENERATION
 from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import among
 
@@ -86,20 +86,20 @@ FORGET_OF_TABLES = tuple(f"DELETE FROM {kind} WHERE table_id IN ({{ids}})" for k
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class Creator:
     """The principal who creates an object, and what that gives: bits of privileges."""
 
     name: str
     privileges: int
 
 
-def own(connection: Connection, kind: str, object_id: int, owner: Owner | None, now: int) -> None:
+def own(connection: Connection, kind: str, object_id: int, creator: Creator | None, now: int) -> None:
     """Give the creator of an object what it is to have on it, in the transaction that creates it.
 
     No server can have looked yet for grants on an id that nobody knew, so no generation is counted.
     """
-    if owner is not None:
-        connection.change(ADD, f"principal:{owner.name}", kind, object_id, owner.privileges, owner.name, now)
+    if creator is not None:
+        connection.change(ADD, f"principal:{creator.name}", kind, object_id, creator.privileges, creator.name, now)
 
 
 def forget(connection: Connection, kind: str, ids: str, *values: object) -> None:
@@ -119,14 +119,14 @@ class Grants(Scope):
     def grant(self, grantee: str, kind: str, object_id: int, privileges: int, by: str) -> None:
         """Add privileges to those that a grantee has on an object."""
         self.connection.change(ADD, grantee, kind, object_id, privileges, by, self._clock())
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
 
     @writes
     def revoke(self, grantee: str, kind: str, object_id: int, left: int) -> bool:
         """Leave a grantee, of what it has on an object, only the bits of `left`; whether it had any."""
         had = self.connection.change(KEEP_ONLY, left, grantee, kind, object_id) == 1
         self.connection.change(DROP_EMPTY, grantee, kind, object_id)
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
         return had
 
     @reads
@@ -154,7 +154,7 @@ class Grants(Scope):
         return [GrantRecord(*row) for row in rows]
 
     @reads
-    def path_of(self, kind: str, object_id: int) -> Path | None:
+    def object_path(self, kind: str, object_id: int) -> Path | None:
         """Return the names of an object by its id: () for the server, None for what is not there (any more)."""
         if kind == SERVER:
             return ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiltyard.store.access.generations import COUNT_UP
-from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.access.roles import GRANTS_GENERATION
 from tiltyard.store.connection_scope import Scope, reads, writes
 
 
@@ -44,13 +44,13 @@ class Policies(Scope):
     def set_policy(self, table_id: int, name: str, document: str, by: str) -> None:
         """Set a policy of a table, in the place of one of the same name."""
         self.connection.change(SET, table_id, name, document, by, self._clock())
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
 
     @writes
     def drop_policy(self, table_id: int, name: str) -> bool:
         """Drop a policy of a table; whether there was one."""
         there = self.connection.change(DROP, table_id, name) == 1
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
         return there
 
     @reads

@@ -13,7 +13,7 @@ from tiltyard.store.connection_scope import Scope, reads, writes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-IDENTITY = "identity"
+IDENTITY_GENERATION = "identity"
 """The generation of principals and keys."""
 
 FIRST_PRINCIPAL = f"""
@@ -122,10 +122,10 @@ class Principals(Scope):
         return found
 
     @writes
-    def note_use(self, id_: str, at_least_ms: int) -> None:
+    def record_key_use(self, id_: str, at_least_ms: int) -> None:
         """Note that a key was used just now, unless that was noted less than `at_least_ms` ago."""
         now = self._clock()
         self.connection.change(USED, now, id_, now - at_least_ms)
 
     def _changed(self) -> None:
-        self.connection.change(COUNT_UP, IDENTITY)
+        self.connection.change(COUNT_UP, IDENTITY_GENERATION)

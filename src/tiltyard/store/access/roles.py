@@ -14,7 +14,7 @@ from tiltyard.store.paths import among
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GRANTS = "grants"
+GRANTS_GENERATION = "grants"
 """The generation of roles and grants."""
 
 ADD = "INSERT INTO roles (name, created_at) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -43,7 +43,7 @@ class Roles(Scope):
         """Take away a role with its members and all that was granted to it; whether there was one."""
         self.connection.change(DROP_GRANTS, f"role:{name}")
         dropped = self.connection.change(DROP, name) == 1
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
         return dropped
 
     @reads
@@ -63,14 +63,14 @@ class Roles(Scope):
             added = self.connection.change(ADD_MEMBER, role, member, self._clock()) == 1
         except ForeignKeyError:
             raise InvalidInputError(f"There is no role '{role}': create it first.") from None
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
         return added
 
     @writes
     def drop_member(self, role: str, member: str) -> bool:
         """Take a member out of a role; whether it was one."""
         dropped = self.connection.change(DROP_MEMBER, role, member) == 1
-        self.connection.change(COUNT_UP, GRANTS)
+        self.connection.change(COUNT_UP, GRANTS_GENERATION)
         return dropped
 
     @reads

@@ -17,7 +17,7 @@ class Secrets(Scope):
     __slots__ = ()
 
     @writes
-    def secret(self, name: str) -> bytes:
+    def shared_secret(self, name: str) -> bytes:
         """Return the 32 random bytes of this name, the same ones for ever."""
         self.connection.change(INSERT, name, secrets.token_hex(SECRET_BYTES))
         return bytes.fromhex(self.connection.rows(READ, name)[0][0])

@@ -8,7 +8,7 @@ import secrets
 
 from tiltyard.store.access.generations import COUNT_UP
 from tiltyard.store.access.identity_records import SigningKey
-from tiltyard.store.access.principals import IDENTITY
+from tiltyard.store.access.principals import IDENTITY_GENERATION
 from tiltyard.store.connection_scope import Scope, reads, writes
 
 VALUE_BYTES = 32
@@ -25,7 +25,7 @@ class SigningKeys(Scope):
     __slots__ = ()
 
     @reads
-    def newest_signing_key(self, younger_than_ms: int) -> SigningKey | None:
+    def latest_signing_key(self, younger_than_ms: int) -> SigningKey | None:
         """Return the key that signs, or None if it is too old."""
         row = self.connection.row(NEWEST, self._clock() - younger_than_ms)
         return SigningKey.of(row) if row else None
@@ -40,10 +40,10 @@ class SigningKeys(Scope):
         return SigningKey(id_, bytes.fromhex(value), now)
 
     @writes
-    def forget_signing_keys(self) -> None:
+    def delete_signing_keys(self) -> None:
         """End all tokens that were signed until now."""
         self.connection.change(FORGET, self._clock())
-        self.connection.change(COUNT_UP, IDENTITY)
+        self.connection.change(COUNT_UP, IDENTITY_GENERATION)
 
     @reads
     def signing_key(self, id_: str, younger_than_ms: int) -> SigningKey | None:

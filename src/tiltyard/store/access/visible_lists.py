@@ -121,7 +121,7 @@ class Visibility(Scope):
     __slots__ = ()
 
     @reads
-    def on_the_way(self, namespace_id: int, grantees: Sequence[str]) -> bool:
+    def has_grant_at_or_below(self, namespace_id: int, grantees: Sequence[str]) -> bool:
         """Return whether anything was granted on a namespace or below it."""
         for sql in (HOLDS_A_TABLE, ON_THE_WAY):  # the first is what is asked most, and cheaper
             if self.connection.row(sql.format(grantees=among(grantees)), *grantees, namespace_id) is not None:
@@ -170,15 +170,15 @@ class Visibility(Scope):
         self,
         grantees: Sequence[str],
         privileges: int,
-        asked_by: str,
+        requested_by: str,
         kinds: Sequence[str],
         status: TransactionStatus | None,
         before: tuple[int, str] | None,
         limit: int,
     ) -> list[TransactionRecord]:
-        """Return jobs, as `list_jobs` does, that `asked_by` wants, or with one of the privileges on their table."""
+        """Return jobs, as `list_jobs` does, that `requested_by` wants, or with one of the privileges on their table."""
         sql = JOBS.format(grantees=among(grantees), kinds=among(kinds))
-        values = privileges, *kinds, status and status.value, *(before or LAST), asked_by, limit
+        values = privileges, *kinds, status and status.value, *(before or LAST), requested_by, limit
         return [TransactionRecord.of(row) for row in self.connection.rows(sql, *grantees, *values)]
 
     @reads

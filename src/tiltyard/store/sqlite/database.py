@@ -116,8 +116,8 @@ class SqliteDatabase:
         """See `Database.write_alone`: no less than another write here."""
         return self.write(fn)
 
-    def load(self) -> Mapping[str, float]:
-        """See `Database.load`."""
+    def gauges(self) -> Mapping[str, float]:
+        """See `Database.gauges`."""
         return {"catalog writes waiting": self._writer.waiting}
 
     def ping(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from lance_namespace.errors import ConcurrentModificationError
 
 from tiltyard.store.connection_scope import Scope, reads, writes
-from tiltyard.store.records import DoomedFolder
+from tiltyard.store.records import ScheduledDeletion
 from tiltyard.store.tables.location_overlap import overlap
 from tiltyard.store.tables.trash import forget_expired, forget_removed
 
@@ -54,7 +54,7 @@ CLAIM = f"""
         ORDER BY due_at LIMIT ? /*+ FOR UPDATE SKIP LOCKED */
     )
     UPDATE doomed_folders SET due_at = ?, claims = claims + 1 WHERE location IN (SELECT location FROM due)
-    RETURNING {DoomedFolder.COLUMNS}
+    RETURNING {ScheduledDeletion.COLUMNS}
 """
 FORGET = "DELETE FROM doomed_folders WHERE location = ?"
 IS_RESERVED = f"""
@@ -70,7 +70,7 @@ class Folders(Scope):
     __slots__ = ()
 
     @writes
-    def doom(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> bool:
+    def schedule_deletion(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> bool:
         """Mark a folder as one to delete once `due_at` has passed; mark it anew if it is marked already.
 
         That of a table, or of a removed one that can be brought back, is left as it is: False says so.
@@ -80,7 +80,7 @@ class Folders(Scope):
         return bool(self.connection.change(DOOM_UNLESS_KEPT, *values, location, location))
 
     @writes
-    def doom_unknown(self, location: str, due_at: int, reason: str) -> bool:
+    def schedule_orphan_deletion(self, location: str, due_at: int, reason: str) -> bool:
         """Mark a folder that nobody was found to know; return whether it was marked.
 
         It is not if by now a table lies there, inside or around, can be brought back, or is a shallow clone of what
@@ -91,37 +91,37 @@ class Folders(Scope):
         return bool(self.connection.change(DOOM_UNKNOWN, location, due_at, reason, *[location] * 4))
 
     @writes
-    def extend_doom(self, location: str, due_at: int) -> None:
+    def postpone_deletion(self, location: str, due_at: int) -> None:
         """Put off the deletion of a folder. Raises ConcurrentModificationError when a sweeper has it, or had it."""
         if not self.connection.change(EXTEND, due_at, location):
             raise ConcurrentModificationError(f"The folder is being deleted: {location}")
 
     @writes
-    def claim_folders(self, limit: int, lease_ms: int) -> list[DoomedFolder]:
+    def claim_due_deletions(self, limit: int, lease_ms: int) -> list[ScheduledDeletion]:
         """Hand out up to `limit` folders that are due. No other worker gets them for `lease_ms`.
 
         Their tables cannot be brought back from here on.
         """
         now = self._clock()
         rows = self.connection.rows(CLAIM, now, limit, now + lease_ms)
-        folders = [DoomedFolder(*row) for row in rows]
+        folders = [ScheduledDeletion(*row) for row in rows]
         for folder in folders:
             forget_removed(self.connection, folder.location)
         forget_expired(self.connection, now)
         return folders
 
     @writes
-    def forget_folder(self, location: str) -> None:
+    def complete_deletion(self, location: str) -> None:
         """Note that a folder is deleted."""
         self.connection.change(FORGET, location)
 
     @reads
-    def is_reserved(self, location: str, principal: str) -> bool:
+    def is_location_reserved(self, location: str, principal: str) -> bool:
         """Whether a folder waits for a table that a principal makes."""
         return self.connection.row(IS_RESERVED, location, principal) is not None
 
     @reads
-    def count_folders(self, transaction_id: str) -> int:
+    def count_pending_deletions(self, transaction_id: str) -> int:
         """Return how many folders of a transaction are left to delete."""
         row = self.connection.row(COUNT, transaction_id)
         return int(row[0]) if row else 0

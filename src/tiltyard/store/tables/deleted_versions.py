@@ -68,12 +68,12 @@ class DeletedVersions(Scope):
         return {row[0] for row in rows}
 
     @writes
-    def forget_deleted_versions(self, table_id: int, branch: str, before: int) -> None:
+    def prune_deleted_versions(self, table_id: int, branch: str, before: int) -> None:
         """Forget the ranges that end before a version: nothing is left of what they name."""
         self.connection.change(FORGET, table_id, branch, before)
 
     @writes
-    def clip_deleted_versions(self, table_id: int, branch: str, first: int) -> None:
+    def truncate_deleted_versions(self, table_id: int, branch: str, first: int) -> None:
         """Let no version from `first` on be deleted: other commits get these numbers."""
         self.connection.change(CLIP_AWAY, table_id, branch, first)
         self.connection.change(CLIP, first, table_id, branch, first)

@@ -68,18 +68,18 @@ class Upkeep(Scope):
     __slots__ = ()
 
     @reads
-    def known_locations(self) -> set[str]:
+    def all_locations(self) -> set[str]:
         """Return the locations of all tables, of those that can be brought back, and of all doomed folders."""
         return {row[0] for row in self.connection.rows(KNOWN)}
 
     @reads
-    def oldest_work(self, table_id: int, besides: str) -> int | None:
+    def oldest_unfinished_work(self, table_id: int, besides: str) -> int | None:
         """Return when the oldest unfinished transaction, resumable job or upload of a table began, one kind aside."""
         row = self.connection.row(UNFINISHED, table_id, besides, table_id)
         return row[0] if row else None
 
     @reads
-    def unbound_jobs(self, besides: str) -> list[tuple[int, Path]]:
+    def unfinished_jobs_by_table_name(self, besides: str) -> list[tuple[int, Path]]:
         """Return when each job began that was asked for before its table was there, and the table's name; no name for
         one that may write any table.
         """
@@ -108,12 +108,12 @@ class Upkeep(Scope):
         self.connection.change(INHERIT, table_id, source, source)
 
     @reads
-    def clones_of(self, location: str) -> list[str]:
+    def clone_locations(self, location: str) -> list[str]:
         """Return where the shallow clones lie that use files of a location, or of a folder in it."""
         below = f"{location}/", f"{location}0"  # "0" is what follows "/"
         return [row[0] for row in self.connection.rows(CLONES, location, *below)]
 
     @reads
-    def shares(self, location: str, base: str) -> bool:
+    def may_share_files(self, location: str, base: str) -> bool:
         """Return whether a table, or one that can be brought back, may use files at a base outside its folder."""
         return self.connection.row(SHARES, base, location, location) is not None

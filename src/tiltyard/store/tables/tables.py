@@ -41,7 +41,7 @@ from tiltyard.store.tables.trash import forget_removed, keep_table
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tiltyard.store.access.grants import Owner
+    from tiltyard.store.access.grants import Creator
     from tiltyard.store.backend import Row
 
 INSERT = f"""
@@ -110,12 +110,12 @@ class Tables(Scope):
         declared: bool = False,
         registered: bool = False,
         in_creation: bool = False,
-        owner: Owner | None = None,
-        home: int | None = None,
+        creator: Creator | None = None,
+        expected_parent_id: int | None = None,
     ) -> TableRecord:
         """Give a name and a location to a table, and to whoever creates it what that gives.
 
-        With `home` only in the namespace of this id, whatever has its name by now.
+        With `expected_parent_id` only in the namespace of this id, whatever has its name by now.
 
         With `in_creation` the folder was doomed with reason 'creating' while its data was written, and is spared
         from now on.
@@ -124,7 +124,7 @@ class Tables(Scope):
         ConcurrentModificationError for a creation whose lease ran out.
         """
         parent, name = split(path)
-        parent_id, now = namespace_id(self.connection, parent, home), self._clock()
+        parent_id, now = namespace_id(self.connection, parent, expected_parent_id), self._clock()
         flags = managed, declared, registered
         try:
             row = self.connection.row(INSERT, parent_id, name, location, encode(dict(properties)), *flags, now, now)
@@ -143,7 +143,7 @@ class Tables(Scope):
             check_not_doomed(self.connection, location)
         check_composed(name)  # here, so that a name that is taken is told first; the transaction is rolled back
         record = TableRecord.of(row)
-        own(self.connection, TABLE, record.id, owner, now)
+        own(self.connection, TABLE, record.id, creator, now)
         return record
 
     @reads
@@ -208,17 +208,20 @@ class Tables(Scope):
 
     @writes
     def rename_table(
-        self, path: Path, new_path: Path, *, only: int | None = None, home: int | None = None
+        self, path: Path, new_path: Path, *, expected_id: int | None = None, expected_parent_id: int | None = None
     ) -> TableRecord:
         """Give a table another name, or another namespace; its location stays.
 
-        With `only` no table but that of this id is renamed, with `home` into no namespace but that of this id.
+        With `expected_id` no table but that of this id is renamed, with `expected_parent_id` into no namespace but that of this id.
         Raises TableNotFoundError, TableAlreadyExistsError, NamespaceNotFoundError for either namespace.
         """
         (parent, name), (new_parent, new_name) = split(path), split(new_path)
-        old_id, new_id = namespace_id(self.connection, parent), namespace_id(self.connection, new_parent, home)
+        old_id, new_id = (
+            namespace_id(self.connection, parent),
+            namespace_id(self.connection, new_parent, expected_parent_id),
+        )
         try:
-            row = self.connection.row(RENAME, new_id, new_name, self._clock(), old_id, name, only)
+            row = self.connection.row(RENAME, new_id, new_name, self._clock(), old_id, name, expected_id)
         except ForeignKeyError:
             raise no_namespace(new_parent) from None
         except UniqueError:
@@ -233,25 +236,33 @@ class Tables(Scope):
         self,
         path: Path,
         *,
-        doom: bool,
+        delete_folder: bool,
         transaction_id: str | None = None,
         keep_ms: int = 0,
-        only: int | None = None,
+        expected_id: int | None = None,
     ) -> TableRecord:
         """Take a table out of the catalog and return what it was; cancel its unfinished transactions.
 
-        With `only` none but that of this id is taken. With `doom` its folder is to be deleted (drop), without it stays
+        With `expected_id` none but that of this id is taken. With `delete_folder` its folder is to be deleted (drop), without it stays
         (deregister). For `keep_ms` it can be brought back. Raises TableNotFoundError, NamespaceNotFoundError.
         """
         parent, name = split(path)
-        home, now = namespace_id(self.connection, parent), self._clock()
+        parent_id, now = namespace_id(self.connection, parent), self._clock()
         if keep_ms:
-            keep_table(self.connection, path, home, only, dropped=doom, removed_at=now, due_at=now + keep_ms)
-        row = self.connection.row(REMOVE, home, name, only)
+            keep_table(
+                self.connection,
+                path,
+                parent_id,
+                expected_id,
+                dropped=delete_folder,
+                removed_at=now,
+                due_at=now + keep_ms,
+            )
+        row = self.connection.row(REMOVE, parent_id, name, expected_id)
         if row is None:
             raise no_table(path)
         record = TableRecord.of(row)
-        if doom:
+        if delete_folder:
             self.connection.change(DOOM, record.location, now + keep_ms, transaction_id, DROPPED)
             if not keep_ms:  # nor can one be brought back that lay there before
                 forget_removed(self.connection, record.location)
@@ -269,8 +280,8 @@ class Tables(Scope):
         *,
         managed: bool = False,
         keep_ms: int = 0,
-        owner: Owner | None = None,
-        home: int | None = None,
+        creator: Creator | None = None,
+        expected_parent_id: int | None = None,
     ) -> TableRecord:
         """Register a table, in the place of the one that may have its name; the old data stays where it is.
 
@@ -280,10 +291,16 @@ class Tables(Scope):
         another creates the table at the same time.
         """
         with suppress(TableNotFoundError):
-            self.remove_table(path, doom=False, keep_ms=keep_ms)
+            self.remove_table(path, delete_folder=False, keep_ms=keep_ms)
         try:
             return self.insert_table(
-                path, location, properties, managed=managed, registered=True, owner=owner, home=home
+                path,
+                location,
+                properties,
+                managed=managed,
+                registered=True,
+                creator=creator,
+                expected_parent_id=expected_parent_id,
             )
         except TableAlreadyExistsError as error:
             raise ConcurrentModificationError(f"Table is being created by another: {shown(path)}") from error

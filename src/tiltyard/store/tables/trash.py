@@ -22,7 +22,7 @@ from lance_namespace.errors import (
 
 from tiltyard.store.access.generations import COUNT_UP
 from tiltyard.store.access.grants import NAMESPACE, TABLE, forget
-from tiltyard.store.access.roles import GRANTS
+from tiltyard.store.access.roles import GRANTS_GENERATION
 from tiltyard.store.backend import ForeignKeyError
 from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import namespace_id, no_namespace, shown, split
@@ -213,17 +213,22 @@ class Removals(Scope):
 
     @writes
     def restore_table(
-        self, path: Path, new_path: Path | None = None, removed_id: int | None = None, *, home: int | None = None
+        self,
+        path: Path,
+        new_path: Path | None = None,
+        removed_id: int | None = None,
+        *,
+        expected_parent_id: int | None = None,
     ) -> TableRecord:
         """Bring back the table that had a name, the last removed one unless its id is given; return what it is again.
 
-        With `home` only into the namespace of this id.
+        With `expected_parent_id` only into the namespace of this id.
         Raises TableNotFoundError (none is kept, or its time is over), NamespaceNotFoundError,
         TableAlreadyExistsError (the name was given again), InvalidInputError (another table has the location).
         """
         removed = self.find_removed_table(path, removed_id)
         space, new_name = split(path if new_path is None else new_path)
-        home_id = namespace_id(self.connection, space, home)
+        home_id = namespace_id(self.connection, space, expected_parent_id)
         if removed.dropped:
             self.connection.change(SPARE, removed.location)
         else:
@@ -246,18 +251,23 @@ class Removals(Scope):
 
     @writes
     def restore_namespace(
-        self, path: Path, new_path: Path | None = None, removed_id: int | None = None, *, home: int | None = None
+        self,
+        path: Path,
+        new_path: Path | None = None,
+        removed_id: int | None = None,
+        *,
+        expected_parent_id: int | None = None,
     ) -> tuple[NamespaceRecord, int]:
         """Bring back a namespace with all that was dropped with it; return it, and how many tables came back.
 
-        With `home` only into the namespace of this id.
+        With `expected_parent_id` only into the namespace of this id.
         Tables of it that were brought back one by one before stay where they are.
         Raises NamespaceNotFoundError (none is kept, its time is over, or the parent is missing),
         NamespaceAlreadyExistsError (the name was given again), ConcurrentModificationError.
         """
         removed = self.find_removed_namespace(path, removed_id)
         space, name = split(path if new_path is None else new_path)
-        home_id = namespace_id(self.connection, space, home)
+        home_id = namespace_id(self.connection, space, expected_parent_id)
         spared = self.connection.change(SPARE_ALL, removed.removal)
         held = self.connection.row(TAKE_ALL, removed.removal, removed.id)
         if held is None or held[0] != spared:  # the sweeper was first, or another who brings it back
@@ -271,7 +281,9 @@ class Removals(Scope):
         self.connection.change(RESTORE_VERSIONS_IN, removed.removal)
         self.connection.change(FORGET_TABLES_IN, removed.removal)
         self.connection.change(FORGET_NAMESPACES_IN, removed.removal)
-        self.connection.change(COUNT_UP, GRANTS)  # what is inherited there depends on the place, which may be another
+        self.connection.change(
+            COUNT_UP, GRANTS_GENERATION
+        )  # what is inherited there depends on the place, which may be another
         return record, len(tables)
 
     def _restore_tree(self, removed: RemovedNamespace, home: int, name: str) -> NamespaceRecord | None:

@@ -58,12 +58,11 @@ PENDING_OF_ONE = f"""
 PENDING_TABLES = """
     SELECT DISTINCT table_id FROM table_versions WHERE NOT finalized AND table_id > ? ORDER BY table_id LIMIT ?
 """
-FINALIZE = """
+FINALIZE_SAME = """
     UPDATE table_versions
     SET finalized = TRUE, manifest = NULL, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
-    WHERE table_id = ? AND branch = ? AND version = ?
+    WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?
 """
-FINALIZE_SAME = f"{FINALIZE} AND staged_path = ?"
 # Versions of one branch, of which all but that is recorded. They follow each other, so a range of them is looked for in
 # the index, however little a database knows of the table; no two have the same staged path.
 FINALIZE_TOLD = """
@@ -95,9 +94,9 @@ class Versions(Scope):
         So a caller can tell a retry (its own staged manifest is there) from a lost race. If the connection to the
         database is lost meanwhile, this may be such a retry itself. Raises TableNotFoundError.
         """
-        return self.record_each([new], transaction_id)[0]
+        return self.record_versions([new], transaction_id)[0]
 
-    def record_each(self, entries: Sequence[NewVersion], transaction_id: str | None = None) -> list[Recorded]:
+    def record_versions(self, entries: Sequence[NewVersion], transaction_id: str | None = None) -> list[Recorded]:
         """Do that for several at the cost of few: each may be taken without a harm to the others.
 
         Raises TableNotFoundError, if the table of one is gone, or not in its place: then nothing is recorded.
@@ -138,9 +137,9 @@ class Versions(Scope):
         rows: list[str] = []
         values: list[object] = []
         for one, new in zip(records, entries, strict=True):
-            rows.append(ROW if new.place is None else PLACED_ROW)
-            if new.place is not None:
-                values += new.place
+            rows.append(ROW if new.expected_name is None else PLACED_ROW)
+            if new.expected_name is not None:
+                values += new.expected_name
             values += (one.table_id, one.branch, one.version, one.staged_path, one.manifest_path, one.manifest_size)
             values += (one.e_tag, encode(one.metadata), one.naming_scheme, one.created_at, one.finalized)
             values += (one.transaction_id, new.manifest)
@@ -152,20 +151,6 @@ class Versions(Scope):
             raise _taken(new)
         return VersionRecord.of(row)
 
-    @writes
-    def record_versions(self, entries: Iterable[NewVersion], transaction_id: str | None = None) -> list[VersionRecord]:
-        """Record versions, of several tables if need be: all of them or none.
-
-        Raises ConcurrentModificationError if one is taken, TableNotFoundError.
-        """
-        records = []
-        for new in entries:
-            record, inserted = self.record_version(new, transaction_id)
-            if not inserted:
-                raise _taken(new)
-            records.append(record)
-        return records
-
     @reads
     def describe_version(self, table_id: int, version: int, branch: str = "") -> VersionRecord:
         """Return a version. Raises TableVersionNotFoundError."""
@@ -174,7 +159,7 @@ class Versions(Scope):
         raise _missing(table_id, branch, version)
 
     @reads
-    def kept_manifest(self, record: VersionRecord) -> bytes | None:
+    def stored_manifest(self, record: VersionRecord) -> bytes | None:
         """Return the manifest that is kept of a version; None once its file is durable, or if it always was."""
         row = self.connection.row(MANIFEST, record.table_id, record.branch, record.version, record.staged_path)
         return None if row is None or row[0] is None else bytes(row[0])
@@ -203,15 +188,15 @@ class Versions(Scope):
         return deleted
 
     @writes
-    def forget_version(self, record: VersionRecord) -> bool:
+    def delete_version_record(self, record: VersionRecord) -> bool:
         """Forget one version, unless another commit has its number by now; whether it was still there."""
         key = record.table_id, record.branch, record.version, record.staged_path
         return bool(self.connection.change(FORGET, *key))
 
     @writes
-    def take_back_version(self, record: VersionRecord) -> bool:
+    def roll_back_version(self, record: VersionRecord) -> bool:
         """Forget one version that did not come to be, and that it fulfilled any request; whether it was there."""
-        if not self.forget_version(record):
+        if not self.delete_version_record(record):
             return False
         self.connection.change(UNFULFILL, record.table_id, record.branch, record.version)
         return True
@@ -239,24 +224,7 @@ class Versions(Scope):
         return self.connection.row(HAS_PENDING, table_id) is not None
 
     @writes
-    def mark_finalized(
-        self,
-        table_id: int,
-        version: int,
-        branch: str = "",
-        *,
-        manifest_size: int | None = None,
-        e_tag: str | None = None,
-    ) -> None:
-        """Note that a manifest is in its final place, and what is known of it there.
-
-        Raises TableVersionNotFoundError.
-        """
-        if not self.connection.change(FINALIZE, manifest_size, e_tag, table_id, branch, version):
-            raise _missing(table_id, branch, version)
-
-    @writes
-    def mark_final(self, found: Iterable[FinalManifest]) -> None:
+    def mark_finalized(self, found: Iterable[FinalManifest]) -> None:
         """Note that of several; a record that is gone, or of another manifest by now, is left as it is."""
         told: dict[tuple[int, str], list[VersionRecord]] = {}
         others: list[Row] = []

@@ -1,4 +1,4 @@
-"""BatchCommitTables: several tables move together, or not at all."""
+"""BatchCommitTables: declare, commit, delete versions of and deregister several tables in one transaction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lance_namespace.errors import (
     InvalidInputError,
@@ -24,145 +24,164 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import RESERVED, NewVersion, TableRecord, UnitOfWork, VersionRecord
-from tiltyard.tables.commits.commit import deletable_ranges
-from tiltyard.tables.commits.commit_requests import check_same, not_kept, staged_version, wire_version
-from tiltyard.tables.commits.finalizing import finalize_batch, overtaken
+from tiltyard.tables.commits.commit import ranges_to_delete
+from tiltyard.tables.commits.commit_requests import (
+    check_same_manifest,
+    manifests_to_sync,
+    record_with_retry,
+    validate_version,
+)
+from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
 from tiltyard.tables.credentials import own_options
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.versions.deleted_versions import delete_versions, without_tagged
-from tiltyard.tables.versions.lost_versions import recording
-from tiltyard.tables.versions.managed import new_is_managed
-from tiltyard.tables.versions.records import branch_key, stored_versions
+from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged
+from tiltyard.tables.versions.records import branch_key, new_is_managed, stored_versions, wire_version
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
 
-MOST_OPERATIONS = 1000
+MAX_OPERATIONS = 1000
 BATCH_COMMIT = "batch_commit"
 RESERVED_MS = 7 * 24 * 3600 * 1000
-"""How long a folder waits for its table, where a batch has declared and deregistered that to learn of its location."""
+"""How long a folder stays reserved whose table a batch has declared and deregistered, to learn of its location."""
+
+
+class _DeclaredTable(NamedTuple):
+    record: TableRecord
+    response: models.DeclareTableResponse
+    vend_credentials: bool | None
+    """Whether the request asked for credentials."""
+
+
+class _CommittedVersion(NamedTuple):
+    table: TableRecord
+    record: VersionRecord
+    new: NewVersion
+    result: models.CommitTableResult
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch on its way: what was looked up on storage before, and what the transaction made."""
+    """A batch in progress: what was looked up on storage before its transaction, and what the transaction has done."""
 
     ctx: Context
     transaction: str = ""
     declared: dict[Id, str] = field(default_factory=dict)
-    chosen: set[str] = field(default_factory=set)
-    """The locations among them that are the server's choice, now or in a batch before."""
-    made: list[tuple[TableRecord, models.DeclareTableResponse, bool | None]] = field(default_factory=list)
-    """The tables declared, what is answered of them, and whether credentials were asked for."""
+    """The tables that the batch declares, with their locations."""
+    generated_locations: set[str] = field(default_factory=set)
+    """The locations among them that the server has chosen, in this batch or in an earlier one."""
+    declared_tables: list[_DeclaredTable] = field(default_factory=list)
     latest: dict[tuple[Id, str], NewVersion] = field(default_factory=dict)
+    """The latest version that the batch commits of each table and branch."""
     news: list[NewVersion] = field(default_factory=list)
-    committed: list[tuple[TableRecord, VersionRecord, NewVersion, models.CommitTableResult]] = field(
-        default_factory=list
-    )
+    committed: list[_CommittedVersion] = field(default_factory=list)
 
-    def before(self, path: Id, branch: str | None) -> NewVersion | int | None:
-        """The version that is the latest so far, as far as this batch knows: 0 of a table that it declares."""
+    def latest_version(self, path: Id, branch: str | None) -> NewVersion | int | None:
+        """Return the latest version so far, as far as this batch knows: 0 of a table that it declares."""
         return self.latest.get((path, branch_key(branch)), 0 if path in self.declared else None)
 
 
 Step: TypeAlias = Callable[[UnitOfWork, Batch], list[models.CommitTableResult]]
-"""One operation, or several in a row that are quicker together."""
+"""One operation, or several in a row that are quicker together, to be run in the transaction."""
 
 
-@operation(needs=COMMITTING)
+def replay_batch_commit(
+    ctx: Context, request: models.BatchCommitTablesRequest, response: models.BatchCommitTablesResponse
+) -> models.BatchCommitTablesResponse:
+    """Return the stored response of a committed batch, after finalizing its versions as far as their tables exist.
+
+    Raises what the batch itself raises after its record: ServiceUnavailableError, InternalError.
+    """
+    commits = []
+    for entry, result in zip(request.operations, response.results or (), strict=True):
+        create, created = entry.create_table_version, result.create_table_version
+        if create is None or created is None or created.version is None:
+            continue
+        version = created.version.version
+        try:
+            table = find_table(ctx, create.id)
+            staged = ctx.storage.manifests.resolve_path(table.location, create.manifest_path)
+        except (NamespaceNotFoundError, TableNotFoundError, InvalidInputError):
+            continue  # dropped, or another table has its name
+        with suppress(TableVersionNotFoundError):
+            record = ctx.store.describe_version(table.id, version, branch_key(create.branch))
+            if record.staged_path == staged:
+                commits.append((table, record))
+                continue
+        if ctx.storage.stat(table.location, staged) is not None:  # it was never finalized
+            raise lost_version_error(table, version)
+    finalize_batch(ctx, commits)
+    return response
+
+
+@operation(needs=COMMITTING, entries="operations", replayed_by=replay_batch_commit)
 def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) -> models.BatchCommitTablesResponse:
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
     A table declared in a batch may get its first version in it. One that is declared without a location, and then
     deregistered, leaves its folder reserved for RESERVED_MS: a later batch of the same principal may name it, in order
-    to make the table or to go on like this.
+    to create the table or to reserve it again.
     Raises what each operation raises (all are refused then), InvalidInputError (none, more than 1,000, or an entry that
     does not do exactly one thing). The batch is committed, nevertheless, with ServiceUnavailableError (no credentials
-    can be made, or manifests are put into their places later) and InternalError (a version was lost to a commit round
-    the server).
+    can be made, or manifests are finalized later) and InternalError (a version was lost to a commit that bypassed the
+    server).
     """
-    if not 0 < len(request.operations) <= MOST_OPERATIONS:
+    if not 0 < len(request.operations) <= MAX_OPERATIONS:
         raise InvalidInputError(
-            f"A batch has 1 to {MOST_OPERATIONS} operations: this one has {len(request.operations)}."
+            f"A batch has 1 to {MAX_OPERATIONS} operations: this one has {len(request.operations)}."
         )
     batch = Batch(ctx)
     steps = list(_steps(batch, request.operations))
 
     def work(catalog: UnitOfWork) -> models.BatchCommitTablesResponse:
-        batch.committed.clear()  # the work may be run again
-        batch.made.clear()
+        batch.committed.clear()  # the work may run a second time
+        batch.declared_tables.clear()
         properties = {"operations": str(len(request.operations))}
-        made = catalog.create_transaction(
-            BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, asked_by=ctx.principal.name
+        transaction = catalog.create_transaction(
+            BATCH_COMMIT, None, {}, properties, TransactionStatus.SUCCEEDED, requested_by=ctx.principal.name
         )
-        batch.transaction = made.id
+        batch.transaction = transaction.id
         results = [result for step in steps for result in step(catalog, batch)]
         for table, record, _, result in batch.committed:
             version = wire_version(table, record)
-            result.create_table_version = models.CreateTableVersionResponse(transaction_id=made.id, version=version)
-        return models.BatchCommitTablesResponse(transaction_id=made.id, results=results)
+            result.create_table_version = models.CreateTableVersionResponse(
+                transaction_id=transaction.id, version=version
+            )
+        return models.BatchCommitTablesResponse(transaction_id=transaction.id, results=results)
 
     reach(Point.BEFORE_RECORD)
-    with ctx.storage.syncing(not_kept(batch.news)):
-        answer = recording(ctx, batch.news, lambda: ctx.transact(work))
-    final = finalize_batch(ctx, [one[:2] for one in batch.committed], [new for _, _, new, _ in batch.committed])
+    with ctx.storage.syncing(manifests_to_sync(batch.news)):
+        response = record_with_retry(ctx, batch.news, lambda: ctx.transact(work))
+    commits = [(version.table, version.record) for version in batch.committed]
+    final = finalize_batch(ctx, commits, [version.new for version in batch.committed])
     for (table, _, _, result), record in zip(batch.committed, final, strict=True):
         assert result.create_table_version is not None
         result.create_table_version.version = wire_version(table, record)
-    for table, declared, vend in batch.made:
-        declared.storage_options = own_options(ctx, table, vend)
-    return answer
-
-
-def told_again(
-    ctx: Context, request: models.BatchCommitTablesRequest, answer: models.BatchCommitTablesResponse
-) -> models.BatchCommitTablesResponse:
-    """The answer of a batch that was committed, once its manifests are in place; what is gone by now was there.
-
-    Raises what the batch itself does behind its record: ServiceUnavailableError, InternalError.
-    """
-    commits = []
-    for entry, result in zip(request.operations, answer.results or (), strict=True):
-        asked, made = entry.create_table_version, result.create_table_version
-        if asked is None or made is None or made.version is None:
-            continue
-        version = made.version.version
-        try:
-            table = find_table(ctx, asked.id)
-            staged = ctx.storage.manifests.named(table.location, asked.manifest_path)
-        except (NamespaceNotFoundError, TableNotFoundError, InvalidInputError):
-            continue  # dropped, or another table has its name
-        with suppress(TableVersionNotFoundError):
-            record = ctx.store.describe_version(table.id, version, branch_key(asked.branch))
-            if record.staged_path == staged:
-                commits.append((table, record))
-                continue
-        if ctx.storage.stat(table.location, staged) is not None:  # it never got its place
-            raise overtaken(table, version)
-    finalize_batch(ctx, commits)
-    return answer
+    for table, declared, vend_credentials in batch.declared_tables:
+        declared.storage_options = own_options(ctx, table, vend_credentials)
+    return response
 
 
 def _steps(batch: Batch, operations: Sequence[models.CommitTableOperation]) -> Iterator[Step]:
-    """The operations with all that storage has to say of them: no transaction waits for storage."""
-    for _, entries in groupby(operations, _creates_version):
-        those = list(entries)
-        versions = [entry.create_table_version for entry in those if entry.create_table_version is not None]
+    """Yield the steps of a batch, each with all that storage has to say of it: no transaction waits for storage."""
+    for _, group in groupby(operations, _creates_version):
+        entries = list(group)
+        versions = [entry.create_table_version for entry in entries if entry.create_table_version is not None]
         if versions:
             yield _create_versions(batch, versions)
         else:
-            yield from (_prepared(batch, entry) for entry in those)
+            yield from (_prepare(batch, entry) for entry in entries)
 
 
 def _creates_version(entry: models.CommitTableOperation) -> bool:
-    given = [name for name in entry.__struct_fields__ if getattr(entry, name) is not None]
-    if len(given) != 1:
-        raise InvalidInputError(f"Each operation of a batch does exactly one thing: this one does {len(given)}.")
+    names = [name for name in entry.__struct_fields__ if getattr(entry, name) is not None]
+    if len(names) != 1:
+        raise InvalidInputError(f"Each operation of a batch does exactly one thing: this one does {len(names)}.")
     return entry.create_table_version is not None
 
 
-def _prepared(batch: Batch, entry: models.CommitTableOperation) -> Step:
-    """An operation that creates no version."""
+def _prepare(batch: Batch, entry: models.CommitTableOperation) -> Step:
+    """Return the step of an operation that creates no version."""
     if entry.declare_table is not None:
         return _declare(batch, entry.declare_table)
     if entry.delete_table_versions is not None:
@@ -175,11 +194,11 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     path, storage = table_id(request.id), batch.ctx.storage
     location = storage.check_location(request.location) if request.location else storage.new_location(path)
     batch.declared[path] = location
-    if not request.location or batch.ctx.store.is_reserved(location, batch.ctx.principal.name):
-        batch.chosen.add(location)
+    if not request.location or batch.ctx.store.is_location_reserved(location, batch.ctx.principal.name):
+        batch.generated_locations.add(location)
     batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
-    managed, made_by = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
-    home = batch.ctx.resolved_namespace_id(path[:-1])
+    managed, creator = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
+    parent_id = batch.ctx.resolved_namespace_id(path[:-1])
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.insert_table(
@@ -189,23 +208,23 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
             managed=managed,
             declared=True,
             registered=bool(request.location),
-            owner=made_by,
-            home=home,
+            creator=creator,
+            expected_parent_id=parent_id,
         )
-        declared = models.DeclareTableResponse(
+        response = models.DeclareTableResponse(
             location=record.location,
             storage_options=storage.public_options(record.location) or None,
             properties=record.properties,
             managed_versioning=record.managed,
         )
-        batch.made.append((record, declared, request.vend_credentials))
-        return [models.CommitTableResult(declare_table=declared)]
+        batch.declared_tables.append(_DeclaredTable(record, response, request.vend_credentials))
+        return [models.CommitTableResult(declare_table=response)]
 
     return step
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _PlannedVersion:
     """A version to record, and the table it is for as it was when the batch was prepared."""
 
     path: Id
@@ -214,36 +233,38 @@ class _Planned:
 
 
 def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionRequest]) -> Step:
-    """Versions one after the other: their tables are looked up together, and they are recorded by one statement."""
+    """Return the step of consecutive commits: their tables are looked up by one query, and recorded by one statement."""
     paths = [table_id(request.id) for request in requests]
-    known = batch.ctx.store.find_tables(paths) if batch.ctx.resolved is None else {}
-    planned = [_planned(batch, path, known.get(path), request) for path, request in zip(paths, requests, strict=True)]
+    tables = batch.ctx.store.find_tables(paths) if batch.ctx.resolved is None else {}
+    planned = [_plan(batch, path, tables.get(path), request) for path, request in zip(paths, requests, strict=True)]
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
-        there = catalog.find_tables(paths)
-        tables = [there.get(one.path) or catalog.describe_table(one.path) for one in planned]
-        for one, table in zip(planned, tables, strict=True):
-            _check_unchanged(one.path, table, one.table)
-        news = [structs.replace(one.new, table_id=table.id) for one, table in zip(planned, tables, strict=True)]
+        by_path = catalog.find_tables(paths)
+        tables = [by_path.get(plan.path) or catalog.describe_table(plan.path) for plan in planned]
+        for plan, table in zip(planned, tables, strict=True):
+            _check_unchanged(plan.path, table, plan.table)
+        news = [structs.replace(plan.new, table_id=table.id) for plan, table in zip(planned, tables, strict=True)]
         results = []
         for new, table, pair in zip(news, tables, catalog.record_versions(news), strict=True):
             results.append(models.CommitTableResult())
-            batch.committed.append((table, check_same(new, *pair), new, results[-1]))
+            batch.committed.append(_CommittedVersion(table, check_same_manifest(new, *pair), new, results[-1]))
         return results
 
     return step
 
 
-def _planned(batch: Batch, path: Id, known: TableRecord | None, request: models.CreateTableVersionRequest) -> _Planned:
-    table = _expected(batch, path) if known is None or path in batch.declared else known
-    new = staged_version(batch.ctx, table, request, batch.before(path, request.branch), alone=False)
+def _plan(
+    batch: Batch, path: Id, table: TableRecord | None, request: models.CreateTableVersionRequest
+) -> _PlannedVersion:
+    expected = _expected_table(batch, path) if table is None or path in batch.declared else table
+    new = validate_version(batch.ctx, expected, request, batch.latest_version(path, request.branch), alone=False)
     batch.latest[path, branch_key(request.branch)] = new
     batch.news.append(new)
-    return _Planned(path, table, new)
+    return _PlannedVersion(path, expected, new)
 
 
-def _expected(batch: Batch, path: Id) -> TableRecord:
-    """The table an operation is for: one that is there, or one that this batch declares."""
+def _expected_table(batch: Batch, path: Id) -> TableRecord:
+    """Return the table an operation is for: one of the catalog, or one that this batch declares."""
     if path in batch.declared:
         return TableRecord(0, 0, path[-1], batch.declared[path], {}, False, True, False, 0, 0)
     return batch.ctx.find_table(path)
@@ -257,34 +278,35 @@ def _check_unchanged(path: Id, record: TableRecord, expected: TableRecord) -> No
 
 def _delete_versions(batch: Batch, request: models.BatchDeleteTableVersionsRequest) -> Step:
     path = table_id(request.id)
-    table = _expected(batch, path)
-    ranges = deletable_ranges(batch.ctx, request, batch.before(path, request.branch))
+    table = _expected_table(batch, path)
+    ranges = ranges_to_delete(batch.ctx, request, batch.latest_version(path, request.branch))
     stored = set[int]()
     if path not in batch.declared:
-        ranges = without_tagged(batch.ctx, table, request.branch, ranges)
+        ranges = exclude_tagged(batch.ctx, table, request.branch, ranges)
         stored.update(stored_versions(batch.ctx, table, branch_key(request.branch)))
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
         record = catalog.describe_table(path)
         _check_unchanged(path, record, table)
-        deleted = delete_versions(catalog, record.id, request.branch, ranges, stored)
-        answer = models.BatchDeleteTableVersionsResponse(deleted_count=deleted)
-        return [models.CommitTableResult(delete_table_versions=answer)]
+        count = delete_versions(catalog, record.id, request.branch, ranges, stored)
+        response = models.BatchDeleteTableVersionsResponse(deleted_count=count)
+        return [models.CommitTableResult(delete_table_versions=response)]
 
     return step
 
 
 def _deregister(batch: Batch, request: models.DeregisterTableRequest) -> Step:
     path = table_id(request.id)
-    nothing = path in batch.declared and all(key[0] != path for key in batch.latest)  # for anybody to bring back
-    keep_ms = 0 if nothing else batch.ctx.settings.retention_ms
-    only = None if path in batch.declared else batch.ctx.resolved_table_id(path)
+    # A table that this batch alone declared and never wrote to cannot be restored: nothing is kept for that.
+    is_empty = path in batch.declared and all(key[0] != path for key in batch.latest)
+    keep_ms = 0 if is_empty else batch.ctx.settings.retention_ms
+    expected_id = None if path in batch.declared else batch.ctx.resolved_table_id(path)
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:
-        record = catalog.remove_table(path, doom=False, keep_ms=keep_ms, only=only)
-        if nothing and record.location in batch.chosen:
-            catalog.doom(record.location, batch.ctx.clock() + RESERVED_MS, RESERVED, batch.transaction)
-        answer = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
-        return [models.CommitTableResult(deregister_table=answer)]
+        record = catalog.remove_table(path, delete_folder=False, keep_ms=keep_ms, expected_id=expected_id)
+        if is_empty and record.location in batch.generated_locations:
+            catalog.schedule_deletion(record.location, batch.ctx.clock() + RESERVED_MS, RESERVED, batch.transaction)
+        response = models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
+        return [models.CommitTableResult(deregister_table=response)]
 
     return step

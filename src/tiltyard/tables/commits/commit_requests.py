@@ -1,12 +1,13 @@
-"""What a client asks CreateTableVersion for: from a staged manifest to the version that is to be recorded.
+"""Validate requests to commit a staged manifest, and record them as versions of the catalog.
 
-A version that storage holds already, because somebody committed round the server, is a conflict.
+A version that storage has already, because somebody committed and bypassed the server, is a conflict. A version that
+storage has lost (a restore by file copy) is none: its record is deleted, so that a new commit can take its number.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+import logging
+from typing import TYPE_CHECKING, TypeVar
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -14,6 +15,8 @@ from lance_namespace.errors import (
     InvalidTableStateError,
     LanceNamespaceError,
     TableBranchNotFoundError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
 )
 
 from tiltyard.model.ids import table_id
@@ -21,110 +24,122 @@ from tiltyard.model.modes import parse_mode
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import NamingScheme, manifest_name, scheme_of, versions_folder
+from tiltyard.storage.manifest_format import NamingScheme, manifest_name, naming_scheme_of, versions_folder
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
+from tiltyard.tables.commits.finalizing import finalize_pending
 from tiltyard.tables.schema.column_declarations import check_declared, check_quoted
-from tiltyard.tables.versions.records import branch_key, forget_branch
+from tiltyard.tables.versions.records import (
+    branch_key,
+    delete_branch_records,
+    delete_records_without_manifest,
+    has_no_manifest,
+    wire_version,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tiltyard.context import Context
-    from tiltyard.storage.files import WholeFile
+    from tiltyard.storage.files import FileContent
 
-MOST_KEPT = 16 << 10
-"""Bytes of a manifest that is kept in the catalog until its file is durable: one write to the disk instead of two."""
+log = logging.getLogger("tiltyard.versions")
+
+T = TypeVar("T")
+
+MAX_STORED_MANIFEST = 16 << 10
+"""Bytes of a manifest that the catalog stores until its file is durable: one write to the disk instead of two."""
 
 Entry = models.CreateTableVersionRequest | models.CreateTableVersionEntry
 
 
-def staged_version(
-    ctx: Context, table: TableRecord, entry: Entry, before: NewVersion | int | None = None, *, alone: bool = True
+def validate_version(
+    ctx: Context, table: TableRecord, entry: Entry, latest: NewVersion | int | None = None, *, alone: bool = True
 ) -> NewVersion:
-    """What an entry asks to record; its staged file is looked at unless it is committed already.
+    """Validate a request to commit a staged manifest; return the version to record.
 
-    `before` is the table's latest version, if the caller knows better than storage. What is wrong with one that is not
-    `alone` has to be found here, before the others are recorded with it. That the version exists is answered first,
-    whatever else is wrong with the entry. Raises as CreateTableVersion does.
+    The staged file is read unless it is committed already. `latest` is the table's latest version, if the caller knows
+    better than storage. `alone` is False for a version that is recorded in one transaction with others: all that is
+    wrong with it has to be found here. That the version exists is reported first, whatever else is wrong with the
+    request. Raises as CreateTableVersion does.
     """
     try:
-        return _staged_version(ctx, table, entry, before, alone)
+        return _validate_version(ctx, table, entry, latest, alone)
     except InvalidInputError as error:
-        latest = number(before) if before is not None else latest_at(ctx, table, entry.branch) or 0
-        if 1 <= entry.version <= latest:
-            raise _exists(entry.version, latest) from error
+        last = version_number(latest) if latest is not None else latest_stored_version(ctx, table, entry.branch) or 0
+        if 1 <= entry.version <= last:
+            raise _exists_error(entry.version, last) from error
         raise
 
 
-def _staged_version(
-    ctx: Context, table: TableRecord, entry: Entry, before: NewVersion | int | None, alone: bool
+def _validate_version(
+    ctx: Context, table: TableRecord, entry: Entry, latest: NewVersion | int | None, alone: bool
 ) -> NewVersion:
-    staged = _staged_path(ctx, table, entry)
+    staged = _check_staged_path(ctx, table, entry)
     try:
-        found, manifest = ctx.storage.manifests.checked(table.location, staged, entry.version)
+        file, manifest = ctx.storage.manifests.read_checked(table.location, staged, entry.version)
     except InvalidInputError:
         if ctx.storage.files(table.location).stat(staged) is not None:
             raise
-        if not _is_recorded(ctx, new := _version(table, entry, staged, None)):
+        if not _is_recorded(ctx, new := _new_version(table, entry, staged, None)):
             raise InvalidInputError("There is no staged manifest at this path: write it first.") from None
         return new
-    new = _version(table, entry, staged, found)
-    if manifest.declared:
-        check_declared(ctx, table_id(entry.id), table, entry.branch, manifest.declared)
-    if manifest.quoted:
-        check_quoted(ctx, table, entry.branch, manifest.quoted)
-    if before is not None or not _follows(ctx, table, new, alone):
-        _check_next(ctx, new, entry, before)
+    new = _new_version(table, entry, staged, file)
+    if manifest.code_declarations:
+        check_declared(ctx, table_id(entry.id), table, entry.branch, manifest.code_declarations)
+    if manifest.backtick_columns:
+        check_quoted(ctx, table, entry.branch, manifest.backtick_columns)
+    if latest is not None or not _is_next(ctx, table, new, alone):
+        _check_next(ctx, new, entry, latest)
     return new
 
 
-def number(version: NewVersion | int) -> int:
-    """The number of a version."""
+def version_number(version: NewVersion | int) -> int:
+    """Return the number of a version."""
     return version if isinstance(version, int) else version.version
 
 
-def own_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
-    """The same for what Lance staged in this process."""
-    staged = _staged_path(ctx, table, entry)
+def trusted_version(ctx: Context, table: TableRecord, entry: Entry) -> NewVersion:
+    """Return the version to record for a manifest that Lance staged in this process; only its path is checked."""
+    staged = _check_staged_path(ctx, table, entry)
     if not is_local(table.location):
-        return _version(table, entry, staged, None)
-    return _version(table, entry, staged, ctx.storage.manifests.content(table.location, staged))
+        return _new_version(table, entry, staged, None)
+    return _new_version(table, entry, staged, ctx.storage.manifests.read(table.location, staged))
 
 
-def not_kept(news: Iterable[NewVersion]) -> list[str]:
-    """The staged manifests whose files have to be durable before their versions are recorded."""
+def manifests_to_sync(news: Iterable[NewVersion]) -> list[str]:
+    """Return the staged manifests whose files have to be durable before their versions are recorded."""
     return [new.staged_path for new in news if new.manifest is None]
 
 
-def _staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
-    """Where an entry says that its manifest is. Raises InvalidInputError unless that is where its branch has them."""
+def _check_staged_path(ctx: Context, table: TableRecord, entry: Entry) -> str:
+    """Return the path of a request's staged manifest. Raises InvalidInputError unless its branch's folder has it."""
     folder = versions_folder(entry.branch)
-    staged = ctx.storage.manifests.named(table.location, entry.manifest_path)
+    staged = ctx.storage.manifests.resolve_path(table.location, entry.manifest_path)
     if staged.rpartition("/")[0] != f"{table.location}/{folder}":
         raise InvalidInputError(f"The manifest has to lie in the folder {folder} of its table.")
     return staged
 
 
-def _version(table: TableRecord, entry: Entry, staged: str, found: WholeFile | None) -> NewVersion:
-    """What an entry asks to record.
+def _new_version(table: TableRecord, entry: Entry, staged: str, file: FileContent | None) -> NewVersion:
+    """Return the version to record for a request and its staged file, None if that was not read.
 
-    On a disk all of a small manifest is kept with its record, and moving it leaves its tag as it is. Objects are
-    durable as they are, and get another tag.
+    On a disk the whole of a small manifest is stored with its record, and renaming it leaves its tag as it is. Objects
+    are durable as they are, and get another tag.
     """
-    scheme = parse_mode(NamingScheme, entry.naming_scheme, scheme_of(staged), "naming scheme")
-    on_disk = found if is_local(table.location) else None
+    scheme = parse_mode(NamingScheme, entry.naming_scheme, naming_scheme_of(staged), "naming scheme")
+    local_file = file if is_local(table.location) else None
     return NewVersion(
         table_id=table.id,
         branch=branch_key(entry.branch),
         version=entry.version,
         staged_path=staged,
         manifest_path=f"{versions_folder(entry.branch)}/{manifest_name(entry.version, scheme)}",
-        manifest_size=on_disk.stat.size if on_disk else entry.manifest_size,
-        e_tag=on_disk.stat.e_tag if on_disk else entry.e_tag,
+        manifest_size=local_file.stat.size if local_file else entry.manifest_size,
+        e_tag=local_file.stat.e_tag if local_file else entry.e_tag,
         metadata=entry.metadata,
         naming_scheme=scheme,
-        manifest=on_disk.content if on_disk and on_disk.stat.size <= MOST_KEPT else None,
-        same_file=on_disk is not None,
+        manifest=local_file.content if local_file and local_file.stat.size <= MAX_STORED_MANIFEST else None,
+        finalized_by_rename=local_file is not None,
     )
 
 
@@ -135,45 +150,48 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
         return False
 
 
-def _follows(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> bool:
-    """Whether storage has the version before, and not this one: two files to look for; to open a table costs more.
+def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> bool:
+    """Return whether storage has the version before, and not this one: two lookups, for less than opening a table.
 
-    Right behind a commit of this process there is one at most: if others have taken the name since, that is seen where
-    it is given. On a disk, which tells at once, the version before is looked for even then: a restore by file copy may
-    have taken it away.
+    Right behind a commit of this process there is one lookup at most: if others have taken the name since, finalizing
+    meets it. On a disk, where lookups are quick, the version before is looked up even then: a restore by file copy may
+    have removed it.
     """
     if new.version <= 1:
         return False
-    placed = alone and ctx.services.finalized_log.placed(table.id, new.branch, new.version - 1, new.naming_scheme)
-    if placed and not is_local(table.location):
+    follows_ours = alone and ctx.services.finalized_log.is_latest(
+        table.id, new.branch, new.version - 1, new.naming_scheme
+    )
+    if follows_ours and not is_local(table.location):
         return True
-    if not placed and ctx.storage.may_have_gaps(table.location):
+    if not follows_ours and ctx.storage.may_have_version_gaps(table.location):
         return False  # a later version may be the latest, behind one that was cleaned up
     is_file, scheme = ctx.storage.files(table.location).is_file, NamingScheme(new.naming_scheme)
     before = f"{new.staged_path.rpartition('/')[0]}/{manifest_name(new.version - 1, scheme)}"  # a path that was checked
     with lance_errors():
-        return is_file(before) and (placed or not is_file(f"{table.location}/{new.manifest_path}"))
+        return is_file(before) and (follows_ours or not is_file(f"{table.location}/{new.manifest_path}"))
 
 
-def _check_next(ctx: Context, new: NewVersion, entry: Entry, before: NewVersion | int | None) -> None:
-    if before is None:
+def _check_next(ctx: Context, new: NewVersion, entry: Entry, latest: NewVersion | int | None) -> None:
+    """Check that a version is the next one of its branch, or is recorded already, and follows its naming scheme."""
+    if latest is None:
         record = ctx.store.table_by_id(new.table_id)
-        found = latest_at(ctx, record, entry.branch)
-        if found is None:  # a branch begins at the version it leaves main, and is listed once it has that
-            forget_branch(ctx, record, new.branch)
+        stored = latest_stored_version(ctx, record, entry.branch)
+        if stored is None:  # a branch begins at the version where it leaves main, and is listed once it has that
+            delete_branch_records(ctx, record, new.branch)
             return
-        _check_scheme(new, _scheme_at(ctx, record, new.branch, found))
-        latest = found
+        _check_scheme(new, _scheme_at(ctx, record, new.branch, stored))
+        last = stored
     else:
-        latest = number(before)
-        _check_scheme(new, None if isinstance(before, int) else before.naming_scheme)
-    if new.version > latest + 1:
-        raise InvalidInputError(f"The next version is {latest + 1}, not {new.version}.")
-    if new.version <= latest and not _is_recorded(ctx, new):
-        raise _exists(new.version, latest)
+        last = version_number(latest)
+        _check_scheme(new, None if isinstance(latest, int) else latest.naming_scheme)
+    if new.version > last + 1:
+        raise InvalidInputError(f"The next version is {last + 1}, not {new.version}.")
+    if new.version <= last and not _is_recorded(ctx, new):
+        raise _exists_error(new.version, last)
 
 
-def _exists(version: int, latest: int) -> ConcurrentModificationError:
+def _exists_error(version: int, latest: int) -> ConcurrentModificationError:
     return ConcurrentModificationError(f"Version {version} exists: describe it, and rebase on {latest}.")
 
 
@@ -184,16 +202,16 @@ def _check_scheme(new: NewVersion, scheme: str | None) -> None:
 
 
 def _scheme_at(ctx: Context, record: TableRecord, branch: str, version: int) -> str | None:
-    """How a version's manifest is named; None if there is none."""
+    """Return the naming scheme of a version's manifest; None if there is none."""
     folder = f"{record.location}/{versions_folder(branch)}"
     is_file = ctx.storage.files(record.location).is_file
     return next((scheme for scheme in NamingScheme if is_file(f"{folder}/{manifest_name(version, scheme)}")), None)
 
 
-def latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
-    """The latest version of a branch on storage: 0 without data, None for a branch that is not there (yet)."""
+def latest_stored_version(ctx: Context, record: TableRecord, branch: str | None) -> int | None:
+    """Return the latest version of a branch in storage: 0 without data, None for a branch that is not there (yet)."""
     try:
-        dataset = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
+        dataset = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
     except InvalidTableStateError:  # nothing but what is staged
         return 0
     except TableBranchNotFoundError:
@@ -201,25 +219,56 @@ def latest_at(ctx: Context, record: TableRecord, branch: str | None) -> int | No
     return int(dataset.version)
 
 
-def check_same(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord:
-    """The record, if it is of this very manifest. Raises ConcurrentModificationError if another has the version."""
+def check_same_manifest(new: NewVersion, record: VersionRecord, inserted: bool) -> VersionRecord:
+    """Return the record, if it is of this manifest. Raises ConcurrentModificationError if another has the version."""
     if not inserted and record.staged_path != new.staged_path:
         raise ConcurrentModificationError(f"Version {new.version} exists: describe it, and rebase.")
     return record
 
 
-def wire_version(table: TableRecord, record: VersionRecord) -> models.TableVersion:
-    """A recorded version as clients see it: the path has no scheme, as object stores name files."""
-    return models.TableVersion(
-        version=record.version,
-        manifest_path=f"{urlsplit(table.location).path.lstrip('/')}/{record.manifest_path}",
-        manifest_size=record.manifest_size,
-        e_tag=record.e_tag,
-        timestamp_millis=record.created_at,
-        metadata=record.metadata,
-    )
+def record_with_retry(ctx: Context, news: Iterable[NewVersion], record: Callable[[], T]) -> T:
+    """Call `record`, and once more if it met records of versions that storage has lost; return its result.
+
+    Raises what it raises: ConcurrentModificationError if another manifest has a version.
+    """
+    try:
+        return record()
+    except ConcurrentModificationError:
+        if not delete_lost_records(ctx, news):
+            raise
+        return record()
 
 
-def created(table: TableRecord, record: VersionRecord) -> models.CreateTableVersionResponse:
-    """What CreateTableVersion answers."""
+def delete_lost_records(ctx: Context, news: Iterable[NewVersion]) -> bool:
+    """Delete records that block new versions and whose manifests are gone from storage, as in a restore by file copy.
+
+    Only where the new version is the next one of those that storage has: storage may also lack one in the middle, which
+    was cleaned up. Return whether records were deleted.
+    """
+    has_deleted = False
+    for new in news:
+        try:
+            table = ctx.store.table_by_id(new.table_id)
+            blocking = ctx.store.describe_version(new.table_id, new.version, new.branch)
+        except (TableNotFoundError, TableVersionNotFoundError):
+            continue
+        if (
+            blocking.staged_path == new.staged_path
+            or not blocking.finalized
+            or not has_no_manifest(ctx, table, blocking)
+        ):
+            continue
+        finalize_pending(ctx, table.id)
+        ctx.storage.datasets.evict(table.location)
+        if latest_stored_version(ctx, table, new.branch) != new.version - 1:
+            continue
+        count = delete_records_without_manifest(ctx, table, new.branch)
+        ctx.store.truncate_deleted_versions(table.id, new.branch, new.version)
+        has_deleted = has_deleted or count > 0
+        log.warning("%s versions of table %s are gone from storage: %s is next", count, table.id, new.version)
+    return has_deleted
+
+
+def create_version_response(table: TableRecord, record: VersionRecord) -> models.CreateTableVersionResponse:
+    """Return the response of CreateTableVersion."""
     return models.CreateTableVersionResponse(version=wire_version(table, record))

@@ -1,4 +1,8 @@
-"""From a recorded version to a manifest under its final name, by whoever comes first: it may be done again."""
+"""Finalize recorded versions: give their staged manifests their final names.
+
+A request finalizes the versions that it records. Where it could not (a crash, a storage outage), the next reader of the
+table does, or the worker's sweep. Finalizing is idempotent: any process may do it, at any time.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.files import FileStat
 from tiltyard.storage.locations import is_local
-from tiltyard.storage.manifest_format import branch_reference, needed_files
+from tiltyard.storage.manifest_format import branch_file, referenced_files
 from tiltyard.store import FinalManifest, NewVersion, TableRecord, UnitOfWork, VersionRecord
-from tiltyard.tables.versions.records import is_nowhere, stored_versions
+from tiltyard.tables.versions.records import has_no_manifest, stored_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,118 +37,120 @@ log = logging.getLogger("tiltyard.versions")
 Commit: TypeAlias = tuple[TableRecord, VersionRecord]
 Outcome: TypeAlias = VersionRecord | Exception
 
-MOST_PENDING = 100
-"""Versions that are looked up at a time."""
+PENDING_PAGE = 100
+"""Pending versions that are read from the catalog at a time."""
 RECENT_MS = 2000
-"""So long whoever made a manifest final has to note that, before others do it."""
-AT_ONCE = 8
-"""Tables whose manifests become final at the same time on an object store: nearly all of it is waiting for that."""
+"""How long after a version is recorded its own process has to mark it as final, before others finalize it."""
+MOST_THREADS = 8
+"""Tables whose manifests are finalized at the same time on an object store: nearly all of it is waiting for that."""
 
 
-def finalize(ctx: Context, table: TableRecord, record: VersionRecord, asked: NewVersion | None = None) -> VersionRecord:
-    """Give a recorded version's manifest its final name; may be done again after a crash.
+def finalize(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None = None) -> VersionRecord:
+    """Give a recorded version's manifest its final name; idempotent. Return the record of the final version.
 
-    `asked` is what this request has asked for, and so checked: the content of that staged manifest is durable.
-    Raises ConcurrentModificationError if a commit round the server took the name meanwhile (the record is taken back),
-    TableVersionNotFoundError if the table or the branch was deleted since, ServiceUnavailableError if the manifest has
-    to follow later.
+    `new` is the version as this request has validated it: the content of its staged manifest is durable.
+    Raises ConcurrentModificationError if a commit that bypassed the server took the name meanwhile (the record is
+    rolled back), TableVersionNotFoundError if the table or the branch was deleted since, ServiceUnavailableError if the
+    manifest has to be finalized later.
     """
-    [outcome] = finalize_each(ctx, [(table, record)], None if asked is None else [asked])
+    [outcome] = finalize_each(ctx, [(table, record)], None if new is None else [new])
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
 def finalize_batch(
-    ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None
+    ctx: Context, commits: Sequence[Commit], news: Sequence[NewVersion] | None = None
 ) -> list[VersionRecord]:
-    """Do that for the versions of one transaction, which stays committed: no error says that it was refused.
+    """Finalize the versions of one transaction, which is committed already: no error means that it was refused.
 
-    A table or branch that was deleted since had its version. Raises ServiceUnavailableError (the manifests that are
-    left follow later), InternalError (a commit round the server took the name of one: only the others are committed).
+    A version of a table or branch that was deleted since counts as committed. Raises ServiceUnavailableError (the
+    remaining manifests are finalized later), InternalError (a commit that bypassed the server took the name of one:
+    only the others are committed).
     """
-    found = list[VersionRecord]()
-    for outcome, (table, record) in zip(finalize_each(ctx, commits, asked), commits, strict=True):
+    records = list[VersionRecord]()
+    for outcome, (table, record) in zip(finalize_each(ctx, commits, news), commits, strict=True):
         if isinstance(outcome, ConcurrentModificationError):
-            raise overtaken(table, record.version) from outcome
+            raise lost_version_error(table, record.version) from outcome
         if isinstance(outcome, Exception) and not isinstance(outcome, TableVersionNotFoundError):
             raise outcome
-        found.append(record if isinstance(outcome, Exception) else outcome)
-    return found
+        records.append(record if isinstance(outcome, Exception) else outcome)
+    return records
 
 
-def overtaken(table: TableRecord, version: int) -> InternalError:
-    """Say that one version of a batch did not come to be."""
+def lost_version_error(table: TableRecord, version: int) -> InternalError:
+    """Return the error of a committed batch of which one version could not be finalized, ever."""
     return InternalError(
         f"The batch is committed, except for version {version} of {table.name}: "
         "a commit round the server took its place meanwhile."
     )
 
 
-def finalize_each(ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion] | None = None) -> list[Outcome]:
-    """Do that for several, each by itself: what became of each, in their order."""
-    pending = [number for number, (_, record) in enumerate(commits) if not record.finalized]
-    found: list[Outcome] = [record for _, record in commits]
+def finalize_each(ctx: Context, commits: Sequence[Commit], news: Sequence[NewVersion] | None = None) -> list[Outcome]:
+    """Finalize versions independently; return the final record or the error of each, in their order.
+
+    `news` are the versions as this request has validated them, in the same order.
+    """
+    pending = [index for index, (_, record) in enumerate(commits) if not record.finalized]
+    outcomes: list[Outcome] = [record for _, record in commits]
     if not pending:
-        return found
-    news = [asked[number] for number in pending] if asked is not None else [None] * len(pending)
-    placed = _place_all(ctx, [commits[number] for number in pending], news)
-    final, written = [], []
-    for number, stat in zip(pending, placed, strict=True):
-        table, record = commits[number]
+        return outcomes
+    validated = [news[index] for index in pending] if news is not None else [None] * len(pending)
+    stats = _move_all(ctx, [commits[index] for index in pending], validated)
+    final, first_written = [], []
+    for index, stat in zip(pending, stats, strict=True):
+        table, record = commits[index]
         if isinstance(stat, Exception):
-            found[number] = stat
+            outcomes[index] = stat
             continue
-        found[number] = record.final(stat.size, stat.e_tag)
+        outcomes[index] = record.as_finalized(stat.size, stat.e_tag)
         final.append(FinalManifest(record, stat.size, stat.e_tag))
         if table.declared:
-            written.append(table.id)
+            first_written.append(table.id)
     reach(Point.AFTER_FINALIZE)
-    if written:  # a table's first version: from now on it is listed
-        ctx.store.transact(lambda catalog: _mark_written(catalog, written))
-    ctx.services.finalized_log.note(final)
-    return found
+    if first_written:  # a table's first version: from now on it is listed
+        ctx.store.transact(lambda catalog: _mark_written(catalog, first_written))
+    ctx.services.finalized_log.add(final)
+    return outcomes
 
 
-def _mark_written(catalog: UnitOfWork, tables: Iterable[int]) -> None:
-    """Tables may be gone by now, deregistered in the same batch or dropped by others: what they had is committed."""
-    for table in dict.fromkeys(tables):
+def _mark_written(catalog: UnitOfWork, table_ids: Iterable[int]) -> None:
+    """Mark declared tables as having data; also those that have been deregistered in the same batch or dropped since."""
+    for table_id in dict.fromkeys(table_ids):
         try:
-            catalog.mark_written(table)
+            catalog.mark_written(table_id)
         except TableNotFoundError:
-            catalog.mark_removed_written(table)
+            catalog.mark_removed_written(table_id)
 
 
-def _place_all(
-    ctx: Context, commits: Sequence[Commit], asked: Sequence[NewVersion | None]
-) -> list[FileStat | Exception]:
+def _move_all(ctx: Context, commits: Sequence[Commit], news: Sequence[NewVersion | None]) -> list[FileStat | Exception]:
     """Give manifests their final names: those of one table one after the other, several tables at once."""
     reach(Point.AFTER_RECORD)
 
-    def place(commit: Commit, new: NewVersion | None) -> FileStat | Exception:
+    def move(commit: Commit, new: NewVersion | None) -> FileStat | Exception:
         try:
-            return _place(ctx, *commit, new)
-        except Exception as error:  # noqa: BLE001  # it is raised where its own caller waits
-            return _told(ctx, commit, error)
+            return _move(ctx, *commit, new)
+        except Exception as error:  # noqa: BLE001  # each caller raises its own
+            return _finalize_error(ctx, commit, error)
 
     if all(is_local(table.location) for table, _ in commits):  # a few microseconds each: threads would cost more
-        return list(map(place, commits, asked))
-    tables: dict[int, list[int]] = {}
-    for number, (table, _) in enumerate(commits):
-        tables.setdefault(table.id, []).append(number)
-    if len(tables) < 2:
-        return list(map(place, commits, asked))
+        return list(map(move, commits, news))
+    indexes_by_table: dict[int, list[int]] = {}
+    for index, (table, _) in enumerate(commits):
+        indexes_by_table.setdefault(table.id, []).append(index)
+    if len(indexes_by_table) < 2:
+        return list(map(move, commits, news))
 
-    def place_in_order(numbers: Iterable[int]) -> list[tuple[int, FileStat | Exception]]:
-        return [(number, place(commits[number], asked[number])) for number in numbers]
+    def move_in_order(indexes: Iterable[int]) -> list[tuple[int, FileStat | Exception]]:
+        return [(index, move(commits[index], news[index])) for index in indexes]
 
-    with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
-        placed = dict(pair for pairs in pool.map(place_in_order, tables.values()) for pair in pairs)
-    return [placed[number] for number in range(len(commits))]
+    with ThreadPoolExecutor(min(MOST_THREADS, len(indexes_by_table))) as pool:
+        stats = dict(pair for pairs in pool.map(move_in_order, indexes_by_table.values()) for pair in pairs)
+    return [stats[index] for index in range(len(commits))]
 
 
-def _told(ctx: Context, commit: Commit, error: Exception) -> Exception:
-    """What to answer of a version that is recorded, and could not get its place: it is no refusal of that version."""
+def _finalize_error(ctx: Context, commit: Commit, error: Exception) -> Exception:
+    """Return the error to raise for a version that is recorded and could not be finalized: the commit itself stands."""
     table, record = commit
     if not isinstance(error, LanceNamespaceError) or isinstance(
         error, ConcurrentModificationError | InternalError | ServiceUnavailableError
@@ -158,149 +164,163 @@ def _told(ctx: Context, commit: Commit, error: Exception) -> Exception:
     return ServiceUnavailableError(f"{version} is committed, and its manifest is not in its place yet: {error}")
 
 
-def _place(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None) -> FileStat:
-    """Give one manifest its final name; paths that were not checked in this request are, first."""
+def _move(ctx: Context, table: TableRecord, record: VersionRecord, new: NewVersion | None) -> FileStat:
+    """Give one manifest its final name; validate its paths first, unless this request has (`new`).
+
+    Where a loss of power took a manifest's content, it is written anew from the catalog, which stores small ones.
+    """
     location, storage = table.location, ctx.storage
     if new is not None:
         final = f"{location}/{record.manifest_path}"
-        stat = FileStat(new.manifest_size, new.e_tag) if new.same_file and new.manifest_size is not None else None
-        if found := storage.manifests.move(location, record.staged_path, final, stat):
-            return found
-    kept = ctx.store.kept_manifest(record)
+        stat = (
+            FileStat(new.manifest_size, new.e_tag)
+            if new.finalized_by_rename and new.manifest_size is not None
+            else None
+        )
+        if moved := storage.manifests.rename_checked(location, record.staged_path, final, stat):
+            return moved
+    content = ctx.store.stored_manifest(record)
     try:
-        if kept is None:
+        if content is None:
             return storage.manifests.finalize(location, record.staged_path, record.manifest_path)
-        return storage.manifests.restore(location, record.staged_path, record.manifest_path, kept, record.version)
+        return storage.manifests.finalize_content(
+            location, record.staged_path, record.manifest_path, content, record.version
+        )
     except ConcurrentModificationError:
-        ctx.store.take_back_version(record)
+        ctx.store.roll_back_version(record)
         raise
 
 
-def in_place(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
-    """A manifest that was made final before: all that its table lacks is the note. None if there is more to do."""
-    found = _moved(ctx, table, record)
-    if found is None:
+def stat_final_manifest(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
+    """Return the stat of a manifest that has been finalized, and whose record lacks only the mark.
+
+    None if there is more to do: it still has its staged name, is not whole, or its table is not marked as having data.
+    """
+    stat = _stat_moved(ctx, table, record)
+    if stat is None:
         return None
-    kept = ctx.store.kept_manifest(record)
-    whole = kept is None or ctx.storage.manifests.has_content(table.location, record.manifest_path, kept)
-    return found if whole else None
+    content = ctx.store.stored_manifest(record)
+    is_whole = content is None or ctx.storage.manifests.has_content(table.location, record.manifest_path, content)
+    return stat if is_whole else None
 
 
-def _moved(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
-    """A manifest that has no name any more but its final one."""
+def _stat_moved(ctx: Context, table: TableRecord, record: VersionRecord) -> FileStat | None:
+    """Return the stat of a manifest that has no name any more but its final one."""
     if table.declared or ctx.storage.stat(table.location, record.staged_path) is not None:
         return None
     return ctx.storage.stat(table.location, record.manifest_path)
 
 
 def finalize_pending(ctx: Context, table_id: int, *, recent: bool = True) -> int:
-    """Finish a table's commits that a crash left between record and manifest; how many there were.
+    """Finalize a table's pending versions (recorded, not final), as after a crash; return how many there were.
 
-    Without `recent`, those that somebody has made final just now, and will note so, are left alone: readers see them.
+    Without `recent`, those that were recorded less than RECENT_MS ago and have their final names are left to the
+    process that is about to mark them: readers see them already.
     """
     return _finalize_pending(ctx, table_id, recent)[0]
 
 
 def sweep_pending(ctx: Context) -> int:
-    """Do that for all tables, some at a time, each in its turn; how many commits there were.
+    """Finalize pending versions of up to MOST_TABLES tables; return how many there were.
 
-    A table with one that cannot be finished is left alone for longer and longer, and keeps no other waiting.
+    Tables come in turn, and one with a version that cannot be finalized is skipped with exponential backoff.
     """
-    finished, retries = 0, ctx.services.finalizing_backoff
-    for table_id in retries.next_tables(ctx.store.tables_with_pending_versions, ctx.clock()):
+    total, backoff = 0, ctx.services.finalizing_backoff
+    for table_id in backoff.next_tables(ctx.store.tables_with_pending_versions, ctx.clock()):
         failure: Exception | None
         try:
-            done, failure = _finalize_pending(ctx, table_id, recent=False)
+            count, failure = _finalize_pending(ctx, table_id, recent=False)
         except Exception as error:  # noqa: BLE001  # one table must not stop the others: it is logged below
-            done, failure = 0, error
-        finished += done
+            count, failure = 0, error
+        total += count
         if failure is None:
-            retries.succeeded(table_id)
+            backoff.reset(table_id)
             continue
-        seconds = retries.failed(table_id, ctx.clock()) // 1000
-        known = isinstance(failure, LanceNamespaceError)
+        seconds = backoff.add_failure(table_id, ctx.clock()) // 1000
+        is_expected = isinstance(failure, LanceNamespaceError)
         log.warning(
-            "table %s has versions that are not finished yet, tried again in %s s: %s",
+            "table %s has versions that could not be finalized, tried again in %s s: %s",
             table_id,
             seconds,
             failure,
-            exc_info=None if known else failure,
+            exc_info=None if is_expected else failure,
         )
-    return finished
+    return total
 
 
 def pending_versions(ctx: Context, table_id: int) -> Iterator[VersionRecord]:
-    """Yield all versions of a table that are recorded but not finalized, oldest first."""
+    """Yield all versions of a table that are recorded but not final, oldest first."""
     last: VersionRecord | None = None
-    while page := ctx.store.pending_versions(table_id, MOST_PENDING, last):
+    while page := ctx.store.pending_versions(table_id, PENDING_PAGE, last):
         yield from page
-        if len(page) < MOST_PENDING:
+        if len(page) < PENDING_PAGE:
             return
         last = page[-1]
 
 
 def _finalize_pending(ctx: Context, table_id: int, recent: bool) -> tuple[int, LanceNamespaceError | None]:
-    """Return how many commits were finished, and why one was not."""
-    finished, failure, table = 0, None, None
+    """Return how many versions were finalized, and why one was not."""
+    count, failure, table = 0, None, None
     for record in pending_versions(ctx, table_id):
-        if ctx.services.finalized_log.holds(record):
+        if ctx.services.finalized_log.has(record):
             continue
         try:
             table = table or ctx.store.table_by_id(table_id)
-            if not recent and _is_seen(ctx, table, record):
+            if not recent and _is_recently_final(ctx, table, record):
                 continue
             _finish(ctx, table, record)
-            finished += 1
+            count += 1
         except TableNotFoundError:
             break  # dropped meanwhile, and its records with it
-        except ConcurrentModificationError as error:  # its record was taken back
+        except ConcurrentModificationError as error:  # its record was rolled back
             log.warning("version %s of table %s is lost: %s", record.version, table_id, error)
         except LanceNamespaceError as error:
             failure = error
-    return finished, failure
+    return count, failure
 
 
 def _finish(ctx: Context, table: TableRecord, record: VersionRecord) -> None:
-    if (found := in_place(ctx, table, record)) is not None:
-        ctx.services.finalized_log.note([FinalManifest(record, found.size, found.e_tag)])
-    elif _is_over(ctx, table, record):
-        ctx.store.forget_version(record)
+    """Bring one pending version to its end: mark it as final, delete its record, or finalize it."""
+    if (stat := stat_final_manifest(ctx, table, record)) is not None:
+        ctx.services.finalized_log.add([FinalManifest(record, stat.size, stat.e_tag)])
+    elif _is_cleaned_up(ctx, table, record):
+        ctx.store.delete_version_record(record)
     else:
         finalize(ctx, table, record)
 
 
-def _is_over(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
-    """Whether a version was in its place, and went with its branch, or in a cleanup, before anybody noted it.
+def _is_cleaned_up(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Return whether a version was final, and was removed with its branch or by a cleanup before it was marked so.
 
-    To put its manifest back would show a version that cannot be read. Where a loss of power took the manifest, what
-    this server wrote for it is there: that was durable first. Nor does that take a manifest and leave one that was
-    made after it; and a table may have been given the other kind of names.
+    Writing its manifest anew would show a version that cannot be read. Where a loss of power took the manifest instead,
+    the files that this server wrote for the version exist: they were durable first. Nor does a loss of power take a
+    manifest and leave a later one. The manifests in storage may follow another naming scheme than the record's.
     """
-    if not is_nowhere(ctx, table, record):
+    if not has_no_manifest(ctx, table, record):
         return False
-    if record.branch and ctx.storage.stat(table.location, branch_reference(record.branch)) is None:
+    if record.branch and ctx.storage.stat(table.location, branch_file(record.branch)) is None:
         return True
     if any(version >= record.version for version in stored_versions(ctx, table, record.branch)):
         return True
-    kept = ctx.store.kept_manifest(record)
-    if kept is None:
+    content = ctx.store.stored_manifest(record)
+    if content is None:
         return False
     folder = record.manifest_path.rpartition("_versions/")[0]
-    return any(ctx.storage.stat(table.location, f"{folder}{path}") is None for path in needed_files(kept))
+    return any(ctx.storage.stat(table.location, f"{folder}{path}") is None for path in referenced_files(content))
 
 
-def is_noted(ctx: Context, record: VersionRecord) -> bool:
-    """Whether a version's manifest is final by its record, or whoever made it so is about to note it."""
-    return record.finalized or ctx.services.finalized_log.holds(record) or _is_recent(ctx, record)
+def is_final(ctx: Context, record: VersionRecord) -> bool:
+    """Return whether a version is marked as final, or is about to be: finalized here, or recorded a moment ago."""
+    return record.finalized or ctx.services.finalized_log.has(record) or _is_recent(ctx, record)
 
 
 def _is_recent(ctx: Context, record: VersionRecord) -> bool:
-    """Whether a version was recorded a moment ago; one of the future says that a clock was set."""
+    """Return whether a version was recorded less than RECENT_MS ago; not one of the future, after a clock was reset."""
     return 0 <= ctx.clock() - record.created_at < RECENT_MS
 
 
-def _is_seen(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
-    """Whether a version was recorded a moment ago, and readers see it."""
+def _is_recently_final(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Return whether a version was recorded a moment ago and has its final name, so that readers see it."""
     if table.declared or not _is_recent(ctx, record):
         return False
     with lance_errors():

@@ -76,7 +76,7 @@ def forget_failures(ctx: Context, table: OpenTable, branch: str | None, name: st
     """Tell no more of orders of an index that failed; whether there were any."""
     found = [record for record in _failed_orders(ctx, table, branch) if record.payload["name"] == name]
     for record in found:
-        ctx.store.join_properties(record.id, {_DROPPED: "true"})
+        ctx.store.merge_properties(record.id, {_DROPPED: "true"})
     return bool(found)
 
 

@@ -26,7 +26,7 @@ from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import is_detached, versions_folder
 from tiltyard.store.access.grants import TABLE
-from tiltyard.tables.commits.finalizing import finalize_pending, in_place, pending_versions
+from tiltyard.tables.commits.finalizing import finalize_pending, pending_versions, stat_final_manifest
 from tiltyard.tables.maintenance.references import (
     Kind,
     TableFile,
@@ -41,7 +41,7 @@ from tiltyard.tables.maintenance.references import (
 )
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import expired_versions
-from tiltyard.tables.versions.records import branch_key, forget_cleaned
+from tiltyard.tables.versions.records import branch_key, delete_records_without_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +119,9 @@ def collect_table_garbage(
     wish = checked_wish(bool(request.dry_run), request.keep_versions_days)
     if not wish.dry_run:
         payload = {"keep_versions_days": wish.keep_versions_days}
-        queued = ctx.store.create_transaction(COLLECT_TABLE_GARBAGE, table.id, payload, {}, asked_by=ctx.principal.name)
+        queued = ctx.store.create_transaction(
+            COLLECT_TABLE_GARBAGE, table.id, payload, {}, requested_by=ctx.principal.name
+        )
         return models.CollectTableGarbageResponse(transaction_id=queued.id)
     found = collect(ctx, table, wish)
     return models.CollectTableGarbageResponse(
@@ -214,10 +216,10 @@ def _unknown(lost: Sequence[str]) -> str:
 def cutoff_of(ctx: Context, table: TableRecord, now: int) -> int:
     """The time before which a file must have been written to be garbage."""
     cutoff = now - int(ctx.settings.gc_safety_days * DAY_MS)
-    oldest = ctx.store.oldest_work(table.id, COLLECT_TABLE_GARBAGE)
+    oldest = ctx.store.oldest_unfinished_work(table.id, COLLECT_TABLE_GARBAGE)
     began = [] if oldest is None else [oldest]
-    if unbound := ctx.store.unbound_jobs(COLLECT_TABLE_GARBAGE):
-        path = ctx.store.path_of(TABLE, table.id)
+    if unbound := ctx.store.unfinished_jobs_by_table_name(COLLECT_TABLE_GARBAGE):
+        path = ctx.store.object_path(TABLE, table.id)
         began += [since for since, names in unbound if names in ((), path)]
     return min([cutoff, *(since - CLOCKS_MS for since in began)])
 
@@ -248,7 +250,7 @@ def _settle(ctx: Context, table: TableRecord) -> None:
         if not (pending := ctx.store.pending_versions(table.id)):
             return
         if time.monotonic() > deadline:
-            if all(in_place(ctx, table, record) is not None for record in pending):
+            if all(stat_final_manifest(ctx, table, record) is not None for record in pending):
                 raise ConcurrentModificationError("This table is committed to without a pause: try again later.")
             raise ConcurrentModificationError("A recorded version has not got its manifest: repair the table first.")
         time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  # out of step with whoever commits
@@ -307,8 +309,8 @@ def _clean_versions(
         kind = OLD_VERSION if unit_of(path, ()) in needed else kind_of(path)
         found.garbage.append(Garbage(kind, path, file.size_bytes))
     if not wish.dry_run:
-        ctx.storage.datasets.forget(table.location)
-        forget_cleaned(ctx, table)
+        ctx.storage.datasets.evict(table.location)
+        delete_records_without_manifest(ctx, table)
 
 
 def _remove_deleted_versions(
@@ -323,18 +325,18 @@ def _remove_deleted_versions(
             sizes = [stat.size if (stat := ctx.storage.stat(table.location, path)) else 0 for path in paths]
             if not wish.dry_run:
                 ctx.storage.delete_files(f"{table.location}/{path}" for path in paths)
-                ctx.store.forget_deleted_versions(table.id, branch, versions[-1].version + 1)
-                ctx.storage.datasets.forget(table.location)
+                ctx.store.prune_deleted_versions(table.id, branch, versions[-1].version + 1)
+                ctx.storage.datasets.evict(table.location)
             found.versions += len(versions)
             found.garbage += [Garbage(OLD_VERSION, *one) for one in zip(paths, sizes, strict=True)]
 
 
 def _why_kept(ctx: Context, table: TableRecord, now: int, cutoff: int) -> str:
     """Why old versions of a table cannot be cleaned up; "" if they can."""
-    if ctx.store.clones_of(table.location):
+    if ctx.store.clone_locations(table.location):
         return "shallow clones use their files."
     with lance_errors():
-        names = ctx.storage.files(table.location).names(f"{table.location}/{versions_folder('')}")
+        names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder('')}")
     if any(map(is_detached, names)):
         return "there are detached versions, whose files Lance would take for abandoned."
     days = LANCE_SAFETY_MS // DAY_MS

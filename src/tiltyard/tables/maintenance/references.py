@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.manifest_format import FINAL, versions_folder
+from tiltyard.storage.manifest_format import FINAL_NAME, versions_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.storage.files import FoundFile
+    from tiltyard.storage.files import FileEntry
 
 _STAGED = re.compile(r"^(?:\.|d?\d+\.manifest[-.])")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -62,19 +62,19 @@ _OWN = {
 class TableFile:
     """A file of a table, and what it is; `unit` is what versions refer to: the file, or a folder or group of files."""
 
-    found: FoundFile
+    found: FileEntry
     kind: Kind
     unit: str
 
 
-def table_file(found: FoundFile, branches: Iterable[str]) -> TableFile | None:
+def table_file(found: FileEntry, branches: Iterable[str]) -> TableFile | None:
     """What a file of a table is, by its path; None for what is no part of a Lance table."""
     start = _start(found.path, branches)
     head, _, rest = found.path.removeprefix(start).partition("/")
     if head in _FOLDERS:
         kind = _FOLDERS[head]
         return TableFile(found, kind if _OWN[kind].match(rest) else Kind.OTHER, start + _unit(head, rest))
-    if head == "_versions" and FINAL.match(rest):
+    if head == "_versions" and FINAL_NAME.match(rest):
         return TableFile(found, Kind.MANIFEST, found.path)
     if head == "_versions" and _STAGED.match(rest):
         return TableFile(found, Kind.STAGED, found.path)
@@ -122,7 +122,7 @@ def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
     """
     if not ctx.storage.has_table(location):
         return {}
-    main = ctx.storage.datasets.writer(location, ctx.storage.options(location))
+    main = ctx.storage.datasets.open_for_writing(location, ctx.storage.options(location))
     ctx.storage.manifests.check_references(location)
     with lance_errors(main):
         names = sorted(main.branches.list(), key=len, reverse=True)
@@ -142,7 +142,7 @@ def references(ctx: Context, location: str, lines: dict[str, lance.LanceDataset]
     for name, dataset in lines.items():
         if name != MAIN_BRANCH:
             _add_inherited(units, dataset, branches)
-    for clone in ctx.store.clones_of(location):
+    for clone in ctx.store.clone_locations(location):
         for dataset in open_lines(ctx, clone).values():
             _add_tracked(units, dataset, location, branches)
             _add_inherited(units, dataset, branches)

@@ -13,11 +13,19 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.commits.finalizing import finalize, in_place
+from tiltyard.tables.commits.finalizing import finalize, stat_final_manifest
 from tiltyard.tables.maintenance.garbage import cutoff_of, stale_staged
 from tiltyard.tables.maintenance.references import Kind, TableFile, open_lines, table_files, tracked
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.versions.records import adopt, branch_key, cleaned, forget, is_nowhere, records_of, unrecorded
+from tiltyard.tables.versions.records import (
+    branch_key,
+    delete_records,
+    has_no_manifest,
+    record_stored_version,
+    records_of,
+    records_without_manifest,
+    unrecorded_versions,
+)
 
 if TYPE_CHECKING:
     import lance
@@ -83,12 +91,14 @@ def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findin
     """Recorded versions without their final manifest: finished, or taken back if their manifest is nowhere."""
     ctx.services.finalized_log.flush()
     for record in ctx.store.pending_versions(table.id, limit=1000):
-        if in_place(ctx, table, record) is not None:  # committed a moment ago, elsewhere: noted soon, or by a reader
+        if (
+            stat_final_manifest(ctx, table, record) is not None
+        ):  # committed a moment ago, elsewhere: noted soon, or by a reader
             continue
         name = _name(record.version, record.branch)
         if _lost(ctx, table, record):
             if not dry_run:
-                ctx.store.take_back_version(record)
+                ctx.store.roll_back_version(record)
             found = f"{name} is recorded, and its manifest is nowhere: the commit was lost."
             yield Finding("lost version", found, "The record was deleted." if not dry_run else "")
             continue
@@ -104,9 +114,9 @@ def _pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findin
 
 def _lost(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
     """Whether a manifest is nowhere, the catalog included."""
-    if ctx.store.kept_manifest(record) is not None:
+    if ctx.store.stored_manifest(record) is not None:
         return False
-    return is_nowhere(ctx, table, record)
+    return has_no_manifest(ctx, table, record)
 
 
 def _declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Finding]:
@@ -122,16 +132,16 @@ def _declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator[Findi
 
 def _records(ctx: Context, table: TableRecord, branch: str, dry_run: bool) -> Iterator[Finding]:
     """Records against manifests: cleaned up or taken away, and committed round the server."""
-    gone = cleaned(ctx, table, branch)
+    gone = records_without_manifest(ctx, table, branch)
     if gone:
         if not dry_run:
-            forget(ctx, table, branch, gone)
+            delete_records(ctx, table, branch, gone)
         found = f"{_list(record.version for record in gone)}{_on(branch)} are recorded, and their manifests are gone."
         yield Finding("cleaned versions", found, "The records were deleted." if not dry_run else "")
-    strange = unrecorded(ctx, table, branch) if table.managed else []
+    strange = unrecorded_versions(ctx, table, branch) if table.managed else []
     if strange:
         for stored in strange if not dry_run else ():
-            adopt(ctx, table, branch, stored)
+            record_stored_version(ctx, table, branch, stored)
         found = f"{_list(stored.version for stored in strange)}{_on(branch)} were committed round the server."
         yield Finding("unrecorded versions", found, "They were recorded." if not dry_run else "")
 
@@ -147,7 +157,7 @@ def _gone_branches(
         if any(record.created_at > ctx.clock() - SETTLED_MS for record in records):
             continue
         if not dry_run:
-            forget(ctx, table, branch, records)
+            delete_records(ctx, table, branch, records)
         found = f"There are records of the branch {branch}, and no such branch."
         yield Finding("gone branch", found, "The records were deleted." if not dry_run else "")
 

@@ -1,4 +1,4 @@
-"""Branches: lines of versions beside main (upstream's specification)."""
+"""Branches of a table: histories of their own, each from a version of another branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing
-from tiltyard.tables.versions.records import forget_branch
+from tiltyard.tables.versions.records import delete_branch_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
 
 @operation(needs=on_table(Privilege.WRITE))
 def create_table_branch(ctx: Context, request: models.CreateTableBranchRequest) -> models.CreateTableBranchResponse:
-    """Begin a branch at a version of main, or of `from_branch`; the latest without `from_version`.
+    """Create a branch at a version of main, or of `from_branch`; the latest without `from_version`.
 
-    Raises TableBranchAlreadyExistsError, TableBranchNotFoundError and TableVersionNotFoundError (where it shall
-    begin), InvalidInputError (a name that no branch can have).
+    Raises TableBranchAlreadyExistsError, TableBranchNotFoundError and TableVersionNotFoundError (of its origin),
+    InvalidInputError (a name that no branch can have).
     """
     check_ref(request.name, "branch")
     if request.name == MAIN_BRANCH:
         raise TableBranchAlreadyExistsError("The branch 'main' exists already.")
     table = open_for_writing(ctx, request.id)
     dataset = table.dataset
-    exists = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
+    exists_error = TableBranchAlreadyExistsError(f"The branch '{request.name}' exists already.")
     if request.name in _branches(ctx, table):
-        raise exists
+        raise exists_error
     start = open_for_reading(ctx, request.id, branch=request.from_branch, version=request.from_version).dataset
     origin = None if request.from_branch in (None, MAIN_BRANCH) else request.from_branch
     try:
         with lance_errors(dataset):
-            forget_branch(ctx, table.record, request.name)  # of one that was deleted round the server
+            delete_branch_records(ctx, table.record, request.name)  # of one whose deletion bypassed the server
             dataset.create_branch(request.name, (origin, start.version))
-    except TableAlreadyExistsError as error:  # somebody else is making it: Lance finds a dataset in its folder
-        raise exists from error
+    except TableAlreadyExistsError as error:  # another request is creating it: its folder has a dataset already
+        raise exists_error from error
     return models.CreateTableBranchResponse()
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) -> models.ListTableBranchesResponse:
-    """List the branches beside main, by name. Raises what opening a table raises, InvalidInputError."""
+    """List the branches other than main, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
     branches = _branches(ctx, table)
     names = sorted(branches)
@@ -71,11 +71,11 @@ def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) 
 
 
 def _branches(ctx: Context, table: OpenTable) -> Mapping[str, Any]:
-    """All branches beside main by name."""
+    """Return all branches other than main, by name."""
     ctx.storage.manifests.check_references(table.record.location)
     with lance_errors(table.dataset):
-        found: Mapping[str, Any] = table.dataset.branches.list()
-        return found
+        branches: Mapping[str, Any] = table.dataset.branches.list()
+        return branches
 
 
 def _contents(branch: Any) -> models.BranchContents:
@@ -90,7 +90,7 @@ def _contents(branch: Any) -> models.BranchContents:
 
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) -> models.DeleteTableBranchResponse:
-    """Delete a branch with the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
+    """Delete a branch and the versions that only it has. Raises TableBranchNotFoundError, InvalidInputError (main)."""
     if request.name == MAIN_BRANCH:
         raise InvalidInputError("The branch 'main' cannot be deleted: drop the table.")
     table = open_for_writing(ctx, request.id)
@@ -99,6 +99,6 @@ def delete_table_branch(ctx: Context, request: models.DeleteTableBranchRequest) 
     with lance_errors(table.dataset):
         table.dataset.branches.delete(request.name)
     ctx.store.delete_versions(table.record.id, request.name, [(0, None)])
-    ctx.store.clip_deleted_versions(table.record.id, request.name, 0)
-    ctx.storage.datasets.forget(table.record.location)
+    ctx.store.truncate_deleted_versions(table.record.id, request.name, 0)
+    ctx.storage.datasets.evict(table.record.location)
     return models.DeleteTableBranchResponse()

@@ -1,4 +1,4 @@
-"""A new table from a version of another one: lancedb's clone."""
+"""CloneTable: create a table from a version of another one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed
 
 LEASE_MS = 60 * 60 * 1000
+"""How long a clone may take: its folder is deleted then, unless its table is in the catalog."""
 
 
 @operation(needs=CLONE_TABLE)
@@ -32,18 +33,20 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
     with prefer_name_conflict(ctx, path):
         if request.source_version is not None and request.source_tag is not None:
             raise InvalidInputError("Name a source_version or a source_tag, not both.")
-        origin = ctx.storage.check_location(request.source_location)
-    with ctx.storage.locks.hold(old_versions(origin), ctx.settings.conflict_timeout):
-        return _clone(ctx, request, path, origin)
+        source_uri = ctx.storage.check_location(request.source_location)
+    with ctx.storage.locks.hold(old_versions(source_uri), ctx.settings.conflict_timeout):
+        return _clone(ctx, request, path, source_uri)
 
 
-def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: str) -> models.CloneTableResponse:
-    """Make the files, and enter the table: from then on gc knows that versions of its source are in use."""
+def _clone(
+    ctx: Context, request: models.CloneTableRequest, path: Id, source_uri: str
+) -> models.CloneTableResponse:
+    """Write the files, then insert the table: from then on gc knows that versions of its source are in use."""
     storage = ctx.storage
-    if request.source_version is not None and (table := ctx.store.table_at(origin)) is not None:
+    if request.source_version is not None and (table := ctx.store.table_at(source_uri)) is not None:
         check_not_deleted(ctx, table, None, request.source_version)
     source = storage.datasets.open_for_reading(
-        origin, storage.options(origin), version=request.source_version, tag=request.source_tag
+        source_uri, storage.options(source_uri), version=request.source_version, tag=request.source_tag
     )
     location = storage.new_location(path)
     ctx.store.describe_namespace(path[:-1])
@@ -52,18 +55,18 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, origin: st
         with lance_errors(source):
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
-        managed, made_by = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
-        home = ctx.resolved_namespace_id(path[:-1])
+        managed, creator = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
+        parent_id = ctx.resolved_namespace_id(path[:-1])
 
-        def enter(catalog: UnitOfWork) -> TableRecord:
+        def insert(catalog: UnitOfWork) -> TableRecord:
             record = catalog.insert_table(
-                path, location, {}, managed=managed, in_creation=True, creator=made_by, expected_parent_id=home
+                path, location, {}, managed=managed, in_creation=True, creator=creator, expected_parent_id=parent_id
             )
             if request.is_shallow is not False:
-                catalog.add_clone(record.id, origin)
+                catalog.add_clone(record.id, source_uri)
             return record
 
-        record = ctx.store.transact(enter)
+        record = ctx.store.transact(insert)
     except BaseException:
         ctx.store.schedule_deletion(location, ctx.clock(), CREATING)
         raise

@@ -1,132 +1,187 @@
-"""Records of versions against what storage holds: somebody may have gone round the server."""
+"""Records of versions in the catalog: which tables have them, and how they compare with the manifests in storage.
+
+A managed table's versions are recorded in the catalog before their manifests get their final names. Records and
+manifests may differ where somebody wrote to storage and bypassed the server.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import LAST_VERSION, NamingScheme, manifest_name, versions_folder
 from tiltyard.store import NewVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tiltyard.context import Context
+    from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord, VersionRecord
 
+MANAGED = "tiltyard.managed_versioning"
+"""The property of a table or a namespace that makes (new) tables managed, or not."""
+
+_BOOLEANS = {"true": True, "false": False}
 _FINAL = re.compile(r"^(\d+)\.manifest$")
 _V2_DIGITS = 20
 _PAGE = 1000
 
 
+def new_is_managed(ctx: Context, path: Id, properties: Mapping[str, str] | None) -> bool:
+    """Return whether a new table is managed: by its property, that of the nearest namespace, or the server's setting.
+
+    Raises InvalidInputError for a property that is neither true nor false, NamespaceNotFoundError.
+    """
+    if (managed := _managed_property(properties)) is not None:
+        return managed
+    for depth in range(len(path) - 1, -1, -1):
+        if (managed := _managed_property(ctx.store.describe_namespace(path[:depth]).properties)) is not None:
+            return managed
+    return ctx.settings.managed_versioning
+
+
+def registered_is_managed(properties: Mapping[str, str] | None) -> bool:
+    """Return whether a registered table is managed: only if its property says so. Raises InvalidInputError."""
+    return bool(_managed_property(properties))
+
+
+def _managed_property(properties: Mapping[str, str] | None) -> bool | None:
+    text = (properties or {}).get(MANAGED)
+    if text is None:
+        return None
+    if text.lower() not in _BOOLEANS:
+        raise InvalidInputError(f"The property {MANAGED} is 'true' or 'false', not '{text}'.")
+    return _BOOLEANS[text.lower()]
+
+
 def branch_key(branch: str | None) -> str:
-    """A branch as the catalog has it: main is the empty name."""
+    """Return a branch as the catalog stores it: main is the empty string."""
     return "" if not branch or branch == MAIN_BRANCH else branch
 
 
+def wire_version(table: TableRecord, record: VersionRecord) -> models.TableVersion:
+    """Return a recorded version as a response has it: the path has no URI scheme, as object stores name files."""
+    return models.TableVersion(
+        version=record.version,
+        manifest_path=f"{urlsplit(table.location).path.lstrip('/')}/{record.manifest_path}",
+        manifest_size=record.manifest_size,
+        e_tag=record.e_tag,
+        timestamp_millis=record.created_at,
+        metadata=record.metadata,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A version that storage holds."""
+class StoredVersion:
+    """A version whose manifest is in storage under its final name."""
 
     version: int
     scheme: NamingScheme
 
     def path(self, branch: str) -> str:
-        """Its manifest, below the table's folder."""
+        """Return the manifest's path below the table's folder."""
         return f"{versions_folder(branch)}/{manifest_name(self.version, self.scheme)}"
 
 
 def records_of(ctx: Context, table: TableRecord, branch: str) -> Iterator[VersionRecord]:
-    """All recorded versions of a branch ('' is main), upwards."""
+    """Yield all recorded versions of a branch ('' is main), ascending."""
     after: int | None = None
     while page := ctx.store.list_versions(table.id, branch, after, _PAGE):
         yield from page
         after = page[-1].version
 
 
-def stored_versions(ctx: Context, table: TableRecord, branch: str) -> dict[int, Stored]:
-    """The versions of a branch whose manifests lie in storage under their final names."""
+def stored_versions(ctx: Context, table: TableRecord, branch: str) -> dict[int, StoredVersion]:
+    """Return the versions of a branch ('' is main) whose manifests are in storage under their final names, by number."""
     with lance_errors():
-        names = ctx.storage.files(table.location).names(f"{table.location}/{versions_folder(branch)}")
+        names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder(branch)}")
     numbers = [match[1] for match in map(_FINAL.match, names) if match]
-    found = [
-        Stored(LAST_VERSION - int(number), NamingScheme.V2)
+    versions = [
+        StoredVersion(LAST_VERSION - int(number), NamingScheme.V2)
         if len(number) == _V2_DIGITS
-        else Stored(int(number), NamingScheme.V1)
+        else StoredVersion(int(number), NamingScheme.V1)
         for number in numbers
     ]
-    return {stored.version: stored for stored in found}
+    return {stored.version: stored for stored in versions}
 
 
-def unrecorded(ctx: Context, table: TableRecord, branch: str = "") -> list[Stored]:
-    """Versions that storage holds and no record knows: they were committed round the server.
+def unrecorded_versions(ctx: Context, table: TableRecord, branch: str = "") -> list[StoredVersion]:
+    """Return versions that are in storage and have no record, ascending: their commits bypassed the server.
 
-    The oldest one may have come with the table or the branch, before there was anything to record it for; one that was
-    deleted has no record any more.
+    The oldest one is left out: it may have come with the table or the branch, before there was anything to record it
+    for. So are deleted ones, which have no record any more.
     """
     stored = stored_versions(ctx, table, branch)
-    known = {record.version for record in records_of(ctx, table, branch)}  # looked up last: a record comes first
+    # Records are read after storage is listed: a commit writes its record first.
+    recorded = {record.version for record in records_of(ctx, table, branch)}
     deleted = ctx.store.deleted_versions(table.id, branch)
     return [
         stored[number]
         for number in sorted(stored)[1:]
-        if number not in known and not any(number in one for one in deleted)
+        if number not in recorded and not any(number in span for span in deleted)
     ]
 
 
-def adopt(ctx: Context, table: TableRecord, branch: str, found: Stored) -> bool:
-    """Record a version that storage holds; whether it was still there, and still without a record."""
-    path = found.path(branch)
+def record_stored_version(ctx: Context, table: TableRecord, branch: str, stored: StoredVersion) -> bool:
+    """Record a version that is in storage; return whether it was still there, and still without a record."""
+    path = stored.path(branch)
     manifest = ctx.storage.stat(table.location, path)
     if manifest is None:
         return False
     new = NewVersion(
         table_id=table.id,
         branch=branch,
-        version=found.version,
+        version=stored.version,
         staged_path=f"{table.location}/{path}",
         manifest_path=path,
         manifest_size=manifest.size,
         e_tag=manifest.e_tag,
-        naming_scheme=found.scheme,
+        naming_scheme=stored.scheme,
         finalized=True,
     )
     return ctx.store.record_version(new)[1]
 
 
-def cleaned(ctx: Context, table: TableRecord, branch: str = "") -> list[VersionRecord]:
-    """Records whose manifest was there and is gone."""
+def records_without_manifest(ctx: Context, table: TableRecord, branch: str = "") -> list[VersionRecord]:
+    """Return records of finalized versions whose manifest is gone from storage."""
     records = [record for record in records_of(ctx, table, branch) if record.finalized]
-    stored = stored_versions(ctx, table, branch) if records else {}  # looked up last: a commit meanwhile is seen
+    # Storage is listed after the records are read, so that a commit made meanwhile is not missed.
+    stored = stored_versions(ctx, table, branch) if records else {}
     return [record for record in records if record.version not in stored]
 
 
-def forget_cleaned(ctx: Context, table: TableRecord, branch: str = "") -> int:
-    """Delete the records of versions whose manifest is gone; how many there were."""
-    return forget(ctx, table, branch, cleaned(ctx, table, branch))
+def delete_records_without_manifest(ctx: Context, table: TableRecord, branch: str = "") -> int:
+    """Delete the records of finalized versions whose manifest is gone; return how many there were."""
+    return delete_records(ctx, table, branch, records_without_manifest(ctx, table, branch))
 
 
-def forget(ctx: Context, table: TableRecord, branch: str, records: Iterable[VersionRecord]) -> int:
-    """Delete records of a branch ('' is main) in one transaction; how many were still there."""
+def delete_records(ctx: Context, table: TableRecord, branch: str, records: Iterable[VersionRecord]) -> int:
+    """Delete records of a branch ('' is main) in one transaction; return how many were still there."""
     return ctx.store.delete_versions(table.id, branch, [(record.version, record.version + 1) for record in records])
 
 
-def forget_branch(ctx: Context, table: TableRecord, branch: str) -> None:
-    """Delete what a branch that is no more has left in the catalog: its records would keep the name from a new one.
+def delete_branch_records(ctx: Context, table: TableRecord, branch: str) -> None:
+    """Delete what a branch that no longer exists has left in the catalog: it would block a new branch of its name.
 
-    One whose manifest is there is left: somebody may be making the branch just now.
+    A record whose manifest is in storage stays: a request may be creating the branch just now.
     """
-    ctx.store.clip_deleted_versions(table.id, branch, 0)
+    ctx.store.truncate_deleted_versions(table.id, branch, 0)
     for record in records_of(ctx, table, branch):
-        if is_nowhere(ctx, table, record):
-            ctx.store.forget_version(record)
+        if has_no_manifest(ctx, table, record):
+            ctx.store.delete_version_record(record)
 
 
-def is_nowhere(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
-    """Whether a manifest is neither staged nor final; the final place is looked at last: it is there before the other
-    goes.
+def has_no_manifest(ctx: Context, table: TableRecord, record: VersionRecord) -> bool:
+    """Return whether a version's manifest exists under neither its staged nor its final name.
+
+    The final name is looked up last: a manifest gets it before it loses the other.
     """
-    return all(ctx.storage.stat(table.location, place) is None for place in (record.staged_path, record.manifest_path))
+    return all(ctx.storage.stat(table.location, path) is None for path in (record.staged_path, record.manifest_path))

@@ -1,4 +1,4 @@
-"""Versions of a table: what each one is, and going back to one."""
+"""Versions of a table: list them, describe one, restore one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.version_cache import VersionInfo
-from tiltyard.tables.commits.commit_requests import wire_version
 from tiltyard.tables.commits.finalizing import finalize_pending, is_final
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
-from tiltyard.tables.versions.deleted_versions import check_not_deleted, deleted_test
-from tiltyard.tables.versions.records import branch_key
+from tiltyard.tables.versions.deleted_versions import check_not_deleted, deletion_test
+from tiltyard.tables.versions.records import branch_key, wire_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,59 +36,60 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.storage.files import FileStat
     from tiltyard.store import TableRecord, VersionRecord
+    from tiltyard.tables.commits.recovery import RecoveredCommit
 
     Read = Callable[[], VersionInfo]
 
-_FEW = 16
-"""So many versions are read one by one; more of them cost less together."""
+_MAX_SINGLE_READS = 16
+"""Up to so many versions are read one by one; more of them cost less in one read."""
 
 
 def _find_manifest(ctx: Context, location: str, branch: str | None, version: int) -> tuple[str, FileStat] | None:
-    """Path and state of a version's manifest, under either naming scheme."""
+    """Return the path and stat of a version's manifest, by either naming scheme; None if there is none."""
     files, folder = ctx.storage.files(location), versions_folder(branch)
     with lance_errors():
         for scheme in (NamingScheme.V2, NamingScheme.V1):
             path = f"{folder}/{manifest_name(version, scheme)}"
-            if found := files.stat(f"{location}/{path}"):
-                return path, found
+            if stat := files.stat(f"{location}/{path}"):
+                return path, stat
     return None
 
 
 def _version(ctx: Context, table: TableRecord, branch: str | None, version: int, read: Read) -> models.TableVersion:
-    """One version as clients see it: the path has no scheme, as object stores name files.
+    """Return one version as a response has it: the path has no URI scheme, as object stores name files.
 
-    What a client said of it when it committed it is given back, besides what Lance knows, which is read only once
-    for each manifest.
+    Its metadata is Lance's, which is `read` once for each manifest and cached, and what a client sent when it
+    committed the version. Raises TableVersionNotFoundError.
     """
     location = table.location
     manifest = _find_manifest(ctx, location, branch, version)
     if manifest is None:
         raise TableVersionNotFoundError(f"No version {version}: it has just been cleaned up.")
-    path, found = manifest
-    entry = ctx.storage.datasets.version_cache.get_or_read((location, path, found.e_tag), read)
-    told = _told(ctx, table, branch, version)
+    path, stat = manifest
+    info = ctx.storage.datasets.version_cache.get_or_read((location, path, stat.e_tag), read)
+    record = _record_of(ctx, table, branch, version)
     return models.TableVersion(
         version=version,
         manifest_path=f"{urlsplit(location).path.lstrip('/')}/{path}",
-        manifest_size=found.size,
-        e_tag=(told and told.e_tag) or found.e_tag,
-        timestamp_millis=entry.timestamp,
-        metadata=entry.metadata | (told.metadata if told else {}),
+        manifest_size=stat.size,
+        e_tag=(record and record.e_tag) or stat.e_tag,
+        timestamp_millis=info.timestamp,
+        metadata=info.metadata | (record.metadata if record else {}),
     )
 
 
-def _if_there(
+def _existing_version(
     ctx: Context, table: TableRecord, branch: str | None, version: int, read: Read
 ) -> models.TableVersion | None:
-    """The same; None for a version that was cleaned up since the list was begun."""
+    """Return one version, as `_version` does; None for one that was cleaned up since its number was listed."""
     try:
         return _version(ctx, table, branch, version, read)
     except TableVersionNotFoundError:
         return None
 
 
-def _told(ctx: Context, table: TableRecord, branch: str | None, version: int) -> VersionRecord | None:
-    """The record of a version that was committed through the catalog."""
+def _record_of(ctx: Context, table: TableRecord, branch: str | None, version: int) -> VersionRecord | None:
+    """Return the record of a version that was committed through the catalog; None for any other."""
     if not table.managed:
         return None
     try:
@@ -98,21 +98,21 @@ def _told(ctx: Context, table: TableRecord, branch: str | None, version: int) ->
         return None
 
 
-def _recorded(ctx: Context, request: models.ListTableVersionsRequest) -> Context | None:
-    """For `inline`: whether the latest version is asked for, and its record says all, of a table on a disk."""
-    if not _asks_for_newest(request):
+def _latest_is_recorded(ctx: Context, request: models.ListTableVersionsRequest) -> Context | None:
+    """Decide for `inline`: only where the latest version alone is requested, and a local table's record has it all."""
+    if not _wants_latest(request):
         return None
     try:
         path = table_id(request.id)
         record = ctx.find_table(path)
-        if not is_local(record.location) or _newest_recorded(ctx, record, request.branch) is None:
+        if not is_local(record.location) or _latest_recorded(ctx, record, request.branch) is None:
             return None
         return ctx.with_resolved({path: record})
     except LanceNamespaceError:
-        return ctx  # the operation says it again, as quickly
+        return ctx  # the operation raises it again, as quickly
 
 
-@operation(needs=on_table(Privilege.USE), inline=_recorded, changes=False, commit_step=CommitStep.READ_LATEST)
+@operation(needs=on_table(Privilege.USE), inline=_latest_is_recorded, changes=False, commit_step=CommitStep.READ_LATEST)
 def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) -> models.ListTableVersionsResponse:
     """List versions, oldest first, or newest first if `descending`; a table that is only declared has none.
 
@@ -127,41 +127,45 @@ def list_table_versions(ctx: Context, request: models.ListTableVersionsRequest) 
 def list_versions(
     ctx: Context, record: TableRecord, request: models.ListTableVersionsRequest
 ) -> models.ListTableVersionsResponse:
-    """What ListTableVersions answers for a table. Raises TableBranchNotFoundError, InvalidInputError."""
-    down = bool(request.descending)
-    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {down}"
-    if _asks_for_newest(request):
-        newest = _newest_recorded(ctx, record, request.branch)
-        if newest is not None:
-            token = ctx.paging.token(scope, newest.version) if newest.version > 1 else None
-            return models.ListTableVersionsResponse(versions=[newest], page_token=token)
-    dataset = _settled(ctx, record, request.branch)
+    """Return the response of ListTableVersions for a table. Raises TableBranchNotFoundError, InvalidInputError."""
+    descending = bool(request.descending)
+    scope = f"versions {record.id} {request.branch or MAIN_BRANCH} {descending}"
+    if _wants_latest(request):
+        latest = _latest_recorded(ctx, record, request.branch)
+        if latest is not None:
+            token = ctx.paging.token(scope, latest.version) if latest.version > 1 else None
+            return models.ListTableVersionsResponse(versions=[latest], page_token=token)
+    dataset = _open_finalized(ctx, record, request.branch)
     if dataset is None:
         return models.ListTableVersionsResponse(versions=[])
 
-    is_deleted = deleted_test(ctx, record, request.branch, int(dataset.version))
+    is_deleted = deletion_test(ctx, record, request.branch, int(dataset.version))
 
-    def behind(after: int | None, count: int) -> Sequence[int]:
-        if down and after is None:
-            top = [one for one in _top(ctx, record.location, request.branch, dataset.version) if not is_deleted(one)]
+    def next_numbers(after: int | None, count: int) -> Sequence[int]:
+        if descending and after is None:
+            top = _last_two(ctx, record.location, request.branch, dataset.version)
+            top = [number for number in top if not is_deleted(number)]
             if len(top) >= count:
                 return top[:count]
         with lance_errors(dataset):
-            numbers = sorted((found["version"] for found in dataset.version_refs()), reverse=down)
+            numbers = sorted((reference["version"] for reference in dataset.version_refs()), reverse=descending)
         numbers = [number for number in numbers if not is_deleted(number)]
-        return [found for found in numbers if after is None or (found < after if down else found > after)][:count]
+        return [number for number in numbers if after is None or (number < after if descending else number > after)][
+            :count
+        ]
 
-    page, token = ctx.paging.page(scope, request.page_token, request.limit, behind, lambda number: number)
+    page, token = ctx.paging.page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
     _check_sizes(ctx, record, request.branch, page)
-    looked = (_if_there(ctx, record, request.branch, *each) for each in _readings(dataset, request.branch, page))
-    found = [one for one in looked if one]
-    if page and not found:  # an empty list would say that the table has no data
+    readers = _readers(dataset, request.branch, page)
+    candidates = (_existing_version(ctx, record, request.branch, number, read) for number, read in readers)
+    versions = [version for version in candidates if version]
+    if page and not versions:  # an empty list would say that the table has no data
         raise TableVersionNotFoundError(f"No version {page[0]}: it has just been cleaned up.")
-    return models.ListTableVersionsResponse(versions=found, page_token=token)
+    return models.ListTableVersionsResponse(versions=versions, page_token=token)
 
 
 def _check_sizes(ctx: Context, record: TableRecord, branch: str | None, page: Sequence[int]) -> None:
-    """Look at manifests before they are read. Raises InvalidInputError for one that is too large."""
+    """Check the sizes of manifests before they are read. Raises InvalidInputError for one that is too large."""
     if len(page) > 2:
         ctx.storage.manifests.check_history(record.location, branch)
         return
@@ -169,60 +173,60 @@ def _check_sizes(ctx: Context, record: TableRecord, branch: str | None, page: Se
         ctx.storage.manifests.check_size(record.location, branch, number)
 
 
-def _asks_for_newest(request: models.ListTableVersionsRequest) -> bool:
+def _wants_latest(request: models.ListTableVersionsRequest) -> bool:
     return request.limit == 1 and bool(request.descending) and request.page_token is None
 
 
-def _newest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
-    """The latest version as its record has it, like CreateTableVersion's answer: nothing is opened.
+def _latest_recorded(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
+    """Return the latest version from its record, as CreateTableVersion returns it, without opening the table.
 
-    Committers of one table wait for each other while they ask for this. None where storage has more to say: the
-    manifest is not in place, another follows it or the one before it is gone, or others may follow behind a gap.
+    Committers of one table wait for each other while they request this. None where storage has to be read: the
+    manifest is not final, a version follows it, the one before it is gone, or versions may follow behind a gap.
     """
     if not record.managed or record.declared:
         return None
     check_name(branch or MAIN_BRANCH, "branch")
-    found = ctx.store.latest_version(record.id, branch_key(branch))
-    if found is None or not is_final(ctx, found):
+    latest = ctx.store.latest_version(record.id, branch_key(branch))
+    if latest is None or not is_final(ctx, latest):
         return None
-    placed = ctx.services.finalized_log.placed(found.table_id, found.branch, found.version, found.naming_scheme)
-    if not placed and ctx.storage.may_have_version_gaps(record.location):
+    is_ours = ctx.services.finalized_log.is_latest(latest.table_id, latest.branch, latest.version, latest.naming_scheme)
+    if not is_ours and ctx.storage.may_have_version_gaps(record.location):
         return None
-    folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(found.naming_scheme)
+    folder, scheme = f"{record.location}/{versions_folder(branch)}", NamingScheme(latest.naming_scheme)
 
     def stat(version: int) -> FileStat | None:
         return ctx.storage.files(record.location).stat(f"{folder}/{manifest_name(version, scheme)}")
 
     with lance_errors():
-        there = stat(found.version)
-        if there is None or stat(found.version + 1) or (found.version > 1 and not stat(found.version - 1)):
+        manifest = stat(latest.version)
+        if manifest is None or stat(latest.version + 1) or (latest.version > 1 and not stat(latest.version - 1)):
             return None
-    return wire_version(record, found.as_finalized(there.size, found.e_tag or there.e_tag))
+    return wire_version(record, latest.as_finalized(manifest.size, latest.e_tag or manifest.e_tag))
 
 
-def _top(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:
-    """The latest version and the one before it, if that is still there; without listing all."""
+def _last_two(ctx: Context, location: str, branch: str | None, latest: int) -> list[int]:
+    """Return the latest version and the one before it, if that is still there, without listing all."""
     before = latest - 1
     return [latest, before] if before and _find_manifest(ctx, location, branch, before) else [latest]
 
 
-def _readings(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int]) -> Iterator[tuple[int, Read]]:
-    """Versions, each with how to read what Lance knows of it: by itself, or all in one go where there are many."""
-    line = None if branch in (None, MAIN_BRANCH) else branch
-    if len(page) <= _FEW:
+def _readers(dataset: lance.LanceDataset, branch: str | None, page: Sequence[int]) -> Iterator[tuple[int, Read]]:
+    """Yield versions, each with a function that reads its metadata: by itself, or all at once where there are many."""
+    lance_branch = None if branch in (None, MAIN_BRANCH) else branch
+    if len(page) <= _MAX_SINGLE_READS:
         for number in page:
-            yield number, partial(_read, dataset, line, number)
+            yield number, partial(_read, dataset, lance_branch, number)
         return
     with lance_errors(dataset):
-        found = {entry["version"]: VersionInfo.of(entry) for entry in dataset.versions()}
+        infos = {entry["version"]: VersionInfo.of(entry) for entry in dataset.versions()}
     for number in page:
-        if number in found:
-            yield number, partial(found.__getitem__, number)
+        if number in infos:
+            yield number, partial(infos.__getitem__, number)
 
 
-def _read(dataset: lance.LanceDataset, line: str | None, version: int) -> VersionInfo:
+def _read(dataset: lance.LanceDataset, branch: str | None, version: int) -> VersionInfo:
     with lance_errors(dataset):
-        at = dataset if dataset.version == version else dataset.checkout_version((line, version))
+        at = dataset if dataset.version == version else dataset.checkout_version((branch, version))
         return VersionInfo.of(at.get_version())
 
 
@@ -230,7 +234,7 @@ def _read(dataset: lance.LanceDataset, line: str | None, version: int) -> Versio
 def describe_table_version(
     ctx: Context, request: models.DescribeTableVersionRequest
 ) -> models.DescribeTableVersionResponse:
-    """Describe one version, the latest if none is named.
+    """Describe one version; the latest without a number.
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, TableBranchNotFoundError.
     """
@@ -238,53 +242,57 @@ def describe_table_version(
     if request.version is not None:
         check_name(request.branch or MAIN_BRANCH, "branch")
         check_not_deleted(ctx, table, request.branch, request.version)
-    found = describe_version(ctx, table, request.branch, request.version)
-    if found is None:
+    version = describe_version(ctx, table, request.branch, request.version)
+    if version is None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.")
-    return models.DescribeTableVersionResponse(version=found)
+    return models.DescribeTableVersionResponse(version=version)
 
 
 def describe_version(
     ctx: Context, record: TableRecord, branch: str | None, version: int | None
 ) -> models.TableVersion | None:
-    """One version of a table, the latest without a number; None if it is only declared. Raises as the operation.
+    """Return one version of a table, the latest without a number; None if it is only declared. Raises as the operation.
 
-    A version that was asked for before is not opened again: who reads a history asks for one after the other.
+    The metadata of a version that was described before is cached: clients describe the versions of a history one by
+    one.
     """
     if version is None:
-        dataset = _settled(ctx, record, branch)
+        dataset = _open_finalized(ctx, record, branch)
         if dataset is None:
             return None
         return _version(ctx, record, branch, dataset.version, lambda: VersionInfo.of(dataset.get_version()))
     check_name(branch or MAIN_BRANCH, "branch")
     finalize_pending(ctx, record.id, recent=False)
-    if _find_manifest(ctx, record.location, branch, version) is None and _settled(ctx, record, branch, version) is None:
+    manifest = _find_manifest(ctx, record.location, branch, version)
+    if manifest is None and _open_finalized(ctx, record, branch, version) is None:
         return None
 
     def read() -> VersionInfo:
         options = ctx.storage.options(record.location)
-        return VersionInfo.of(ctx.storage.datasets.open_for_reading(record.location, options, branch, version).get_version())
+        return VersionInfo.of(
+            ctx.storage.datasets.open_for_reading(record.location, options, branch, version).get_version()
+        )
 
     return _version(ctx, record, branch, version, read)
 
 
 def latest_manifest(ctx: Context, record: TableRecord, branch: str | None) -> models.TableVersion | None:
-    """Number and file of the latest version, and nothing more; None if the table is only declared."""
-    dataset = _settled(ctx, record, branch)
+    """Return number and file of the latest version, without its metadata; None if the table is only declared."""
+    dataset = _open_finalized(ctx, record, branch)
     if dataset is None:
         return None
     manifest = _find_manifest(ctx, record.location, branch, dataset.version)
     if manifest is None:
         raise TableVersionNotFoundError(f"No version {dataset.version}: it has just been cleaned up.")
-    path, found = manifest
-    where = f"{urlsplit(record.location).path.lstrip('/')}/{path}"
-    return models.TableVersion(version=dataset.version, manifest_path=where, manifest_size=found.size)
+    path, stat = manifest
+    wire_path = f"{urlsplit(record.location).path.lstrip('/')}/{path}"
+    return models.TableVersion(version=dataset.version, manifest_path=wire_path, manifest_size=stat.size)
 
 
-def _settled(
+def _open_finalized(
     ctx: Context, record: TableRecord, branch: str | None, version: int | None = None
 ) -> lance.LanceDataset | None:
-    """A table after all recorded commits; None without data."""
+    """Open a table after finalizing its pending versions; None without data."""
     finalize_pending(ctx, record.id, recent=False)
     try:
         options = ctx.storage.options(record.location)
@@ -293,9 +301,16 @@ def _settled(
         return None
 
 
-@operation(needs=on_table(Privilege.WRITE))
+def recover_restore(
+    ctx: Context, request: models.RestoreTableRequest, commit: RecoveredCommit
+) -> models.RestoreTableResponse:
+    """Return the response of an interrupted restore that has committed."""
+    return models.RestoreTableResponse()
+
+
+@operation(needs=on_table(Privilege.WRITE), recovered_by=recover_restore)
 def restore_table(ctx: Context, request: models.RestoreTableRequest) -> models.RestoreTableResponse:
-    """Make an earlier version the latest again, as a new version; nothing of the history is lost.
+    """Make an earlier version the latest again, as a new version; the history stays.
 
     Raises TableVersionNotFoundError, TableBranchNotFoundError, InvalidTableStateError (declared only),
     ConcurrentModificationError.

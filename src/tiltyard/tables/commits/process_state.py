@@ -1,0 +1,229 @@
+"""State of commits that one process keeps in memory, each class safe to use from several threads.
+
+`FinalizedLog` collects versions that this process has finalized, to mark them in the catalog in the background.
+`FinalizingBackoff` spaces out attempts to finalize versions that failed. `KnownTables` caches records of tables for
+commits. None of it has to survive the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from lance_namespace.errors import LanceNamespaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tiltyard.model.ids import Id
+    from tiltyard.store import FinalManifest, TableRecord, VersionRecord
+
+    PendingTables: TypeAlias = Callable[[int, int], list[int]]
+    """Return the ids of tables with pending versions: those above an id, and at most so many."""
+
+log = logging.getLogger("tiltyard.versions")
+
+Key: TypeAlias = tuple[int, str, int, str]
+
+FLUSH_SECONDS = 0.5
+"""How long a finalized version waits for others to be marked with it. Syncing manifests keeps the disk from commits,
+and many at once take it hardly longer than few. Until then other processes check whether a manifest has its final name,
+or finalize it once more.
+"""
+
+_NONE = -1, ""
+
+
+class FinalizedLog:
+    """Versions that this process has finalized and not yet marked as final in the catalog.
+
+    No request waits for the mark: a version that is recorded and durable but not marked is finalized again by the next
+    reader of its table, which changes nothing. It is marked only once the manifest and its folder's entry for it are
+    durable, too, so that a record never calls a manifest final which a loss of power took back.
+    """
+
+    def __init__(self, sync: Callable[[Iterable[str]], None], write: Callable[[Iterable[FinalManifest]], None]) -> None:
+        """`sync(paths)` makes files, and the entries of folders, durable; `write` is the store's `mark_final`."""
+        self._sync = sync
+        self._write = write
+        self._unmarked: dict[Key, FinalManifest] = {}
+        self._latest: dict[tuple[int, str], tuple[int, str]] = {}
+        self._is_scheduled = False
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+
+    def add(self, manifests: Iterable[FinalManifest]) -> None:
+        """Add manifests that have their final names, to be marked within FLUSH_SECONDS."""
+        with self._lock:
+            for manifest in manifests:
+                record = manifest.record
+                self._unmarked[_key(record)] = manifest
+                self._latest[record.table_id, record.branch] = record.version, record.naming_scheme
+            if self._is_scheduled or not self._unmarked:
+                return
+            self._is_scheduled = True
+        timer = threading.Timer(FLUSH_SECONDS, self.close)
+        timer.daemon = True
+        timer.start()
+
+    def has(self, record: VersionRecord) -> bool:
+        """Return whether this process has finalized a version, a moment ago."""
+        return _key(record) in self._unmarked
+
+    def is_latest(self, table_id: int, branch: str, version: int, scheme: str) -> bool:
+        """Return whether a version, named by a scheme, is the last one of its branch that this process has finalized, a
+        moment ago.
+        """
+        return self._latest.get((table_id, branch)) == (version, scheme)
+
+    def flush(self) -> None:
+        """Mark all versions now. Raises what the storage and the store raise; the log is emptied even then."""
+        with self._flushing:
+            with self._lock:
+                batch = dict(self._unmarked)
+                self._is_scheduled = False
+            if not batch:
+                return
+            try:
+                self._sync(_paths_to_sync(batch.values()))
+                self._write(batch.values())
+            finally:
+                with self._lock:
+                    for key in batch:
+                        self._unmarked.pop(key, None)
+                        if self._latest.get(key[:2], _NONE)[0] == key[2]:
+                            del self._latest[key[:2]]
+
+    def close(self) -> None:
+        """Mark all versions; on failure write a warning: the next reader of a table finalizes its versions again."""
+        try:
+            self.flush()
+        except LanceNamespaceError as error:
+            log.warning("final versions could not be marked as final, and will be checked again: %s", error)
+
+
+def _key(record: VersionRecord) -> Key:
+    return record.table_id, record.branch, record.version, record.staged_path
+
+
+def _paths_to_sync(manifests: Iterable[FinalManifest]) -> set[str]:
+    """Return the final manifests and the folders that they are in; a staged manifest is in the same folder."""
+    paths = set[str]()
+    for manifest in manifests:
+        record = manifest.record
+        folder = record.staged_path.rpartition("/")[0]
+        paths.update((folder, f"{folder}/{record.manifest_path.rpartition('/')[2]}"))
+    return paths
+
+
+MOST_TABLES = 100
+"""Tables of one sweep."""
+FIRST_PAUSE_MS = 2_000
+LONGEST_PAUSE_MS = 300_000
+_PAGE = 1000
+_MOST_PAGES = 10
+"""Pages of ids that one sweep reads: a hundred thousand tables that are not due do not make it long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    count: int
+    due_at: int
+
+
+class FinalizingBackoff:
+    """Exponential backoff for tables whose pending versions could not be finalized: none keeps others waiting.
+
+    Sweeps go round the tables by their ids, each from where the last one ended.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[int, _Failure] = {}
+        self._after = 0
+        self._lock = threading.Lock()
+
+    def next_tables(self, pending_tables: PendingTables, now: int) -> list[int]:
+        """Return the tables of the next sweep, without those whose pause has not passed; `now` is in milliseconds."""
+        with self._lock:
+            start, after = self._after, self._after
+        due: list[int] = []
+        for _ in range(_MOST_PAGES):
+            page = pending_tables(after, _PAGE)
+            for table_id in page:
+                after = table_id
+                if self._is_due(table_id, now):
+                    due.append(table_id)
+                    if len(due) == MOST_TABLES:
+                        break
+            if len(due) == MOST_TABLES:
+                break
+            if len(page) < _PAGE:  # the last one: begin again, and end where this sweep began
+                if not start:
+                    after = 0
+                    break
+                start = after = 0
+        with self._lock:
+            self._after = after
+        return list(dict.fromkeys(due))
+
+    def add_failure(self, table_id: int, now: int) -> int:
+        """Record that a table's versions could not be finalized; return the pause until the next try, in ms."""
+        with self._lock:
+            earlier = self._failures.get(table_id)
+            count = earlier.count + 1 if earlier else 1
+            pause = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(count - 1, 20))
+            pause = int(pause * random.uniform(0.8, 1))  # noqa: S311  # out of step with other processes
+            self._failures[table_id] = _Failure(count, now + pause)
+            if len(self._failures) > _PAGE * _MOST_PAGES:
+                self._remove_old(now)
+        return pause
+
+    def reset(self, table_id: int) -> None:
+        """Remove the failures of a table."""
+        with self._lock:
+            self._failures.pop(table_id, None)
+
+    def _is_due(self, table_id: int, now: int) -> bool:
+        with self._lock:
+            failure = self._failures.get(table_id)
+        return failure is None or failure.due_at <= now
+
+    def _remove_old(self, now: int) -> None:
+        """Remove failures of tables not tried for long: other processes finalized their versions, or they were dropped."""
+        self._failures = {
+            table_id: failure
+            for table_id, failure in self._failures.items()
+            if failure.due_at + 2 * LONGEST_PAUSE_MS > now
+        }
+
+
+MOST_KNOWN_TABLES = 10_000
+"""Tables that are cached, before the cache is emptied."""
+
+
+class KnownTables:
+    """Records of tables that commits were made to, so that the next commit need not look them up first.
+
+    An entry may be out of date at any moment: it is used only where the very statement that records a commit checks
+    that the table still has its name (`NewVersion.expected_name`).
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[Id, TableRecord] = {}
+
+    def get_all(self, paths: Iterable[Id]) -> dict[Id, TableRecord] | None:
+        """Return the tables of these paths; None unless all are cached."""
+        entries = {path: self._tables.get(path) for path in paths}
+        tables = {path: table for path, table in entries.items() if table is not None}
+        return tables if len(tables) == len(entries) else None
+
+    def add(self, path: Id, table: TableRecord) -> None:
+        """Cache a table's record; not that of a table without data, which is about to change."""
+        if table.declared:
+            return
+        if len(self._tables) >= MOST_KNOWN_TABLES:
+            self._tables = {}
+        self._tables[path] = table

@@ -24,7 +24,8 @@ from tiltyard.pipeline.backfill import job as backfilling
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import Connection, Table, connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.writing.commit import StrictTable
+from tiltyard.pipeline.user_functions import UserFunction
+from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,6 +132,13 @@ def test_backfill_of_a_new_version_of_the_code_computes_all(
     assert values(found, "z") == {number: 30 * number for number in range(1000)}
 
 
+def test_identity_of_code_is_what_files_of_earlier_releases_are_named_by() -> None:
+    code = UserFunction("words.py", "length", "x = 1")
+    assert backfilling._CodeOverride(code, ("title",), "2").identity == (
+        "dca9fbef6ec63636a79edc002271e318a34a8cf8599ae42ae2f952f2a5fee376"
+    )
+
+
 @pytest.mark.parametrize("step", ["fail", "wait"])
 def test_backfill_that_fails_or_is_canceled_leaves_no_column_of_its_own_without_values(
     spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path, step: str
@@ -164,7 +172,7 @@ def test_backfill_that_fails_keeps_a_column_with_values_and_one_that_was_there(
         )
     assert found.dataset().schema.names == ["id", "x", "there"]
     monkeypatch.setattr(backfilling, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(backfilling, "ROWS_OF_A_TASK", 1)
+    monkeypatch.setattr(backfilling, "ROWS_PER_TASK", 1)
     run = LocalRun()
     with pytest.raises(InvalidInputError, match="too many"):
         backfill(run, catalog, spark, name, "some", udf="tests.spark.functions:few", inputs=["id"], type="int64")
@@ -240,14 +248,14 @@ def test_backfill_overtaken_by_another_writer_is_rebased(
         "column": lambda there: there.add_columns({"other": "x + 1"}),
     }
     once = iter([writers[writer]])
-    commit = StrictTable.commit
+    commit = JobTable.commit
 
     def late(*arguments: Any, **options: Any) -> int:
         for write in once:
             write(found.dataset())
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(StrictTable, "commit", late)
+    monkeypatch.setattr(JobTable, "commit", late)
     backfill(LocalRun(), catalog, spark, name, "y")
     expected = doubles(range(1000))
     changes: dict[str, dict[int, int | None]] = {
@@ -284,17 +292,17 @@ def test_backfill_canceled_keeps_its_checkpoints(
     counting = Counting(tmp_path)
     declare(found, counting)
     run = LocalRun()
-    commit = StrictTable.commit
+    commit = JobTable.commit
 
     def last(*arguments: Any, **options: Any) -> int:
         version = commit(*arguments, **options)
         run.canceled.set()
         return version
 
-    monkeypatch.setattr(StrictTable, "commit", last)
+    monkeypatch.setattr(JobTable, "commit", last)
     with pytest.raises(RunCanceledError):
         backfill(run, catalog, spark, name, "y")
-    monkeypatch.setattr(StrictTable, "commit", commit)
+    monkeypatch.setattr(JobTable, "commit", commit)
     kept = sum(value is not None for value in values(found).values())
     assert kept in (250, 500)
     counting.seen()

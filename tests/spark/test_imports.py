@@ -14,7 +14,7 @@ import pytest
 from tests.spark.sent import Sent, clients_imported, recorded
 from tiltyard.pipeline.catalog_client import Connection, table
 from tiltyard.pipeline.delete import job as deleting
-from tiltyard.pipeline.indexes import tasks
+from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.runs import LocalRun
@@ -29,10 +29,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """What Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
     found = recorded(monkeypatch)
     for module, limits in (
-        (upserting, ("BYTES_IN_THE_DRIVER", "ROWS_IN_THE_DRIVER")),
-        (deleting, ("ROWS_IN_THE_DRIVER",)),
-        (tasks, ("ROWS_IN_THE_DRIVER",)),
-        (optimizing, ("BYTES_IN_THE_DRIVER",)),
+        (upserting, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
+        (deleting, ("MAX_ROWS_IN_DRIVER",)),
+        (segments, ("MAX_ROWS_IN_DRIVER",)),
+        (optimizing, ("MAX_BYTES_IN_DRIVER",)),
     ):
         for limit in limits:
             monkeypatch.setattr(module, limit, 0)

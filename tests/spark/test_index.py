@@ -15,9 +15,9 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import Connection, Table, connection, table
 from tiltyard.pipeline.indexes import job as indexing
-from tiltyard.pipeline.indexes import tasks
+from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize import job as optimizing
 from tiltyard.pipeline.optimize.job import optimize
 from tiltyard.pipeline.runs import LocalRun
@@ -121,7 +121,7 @@ def test_index_of_scalars_answers_like_none(
     kind: str,
     condition: str,
 ) -> None:
-    monkeypatch.setattr(tasks, "ROWS_IN_THE_DRIVER", 0)
+    monkeypatch.setattr(segments, "MAX_ROWS_IN_DRIVER", 0)
     expected = found.dataset().to_table(filter=condition).sort_by("id")
     figures = index(LocalRun(), catalog, spark, name, column, kind)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)
@@ -189,14 +189,14 @@ def test_index_beside_another_writer_is_whole(
         "compact": lambda there: there.optimize.compact_files(),
     }
     once = iter([writers[writer]])
-    commit = indexing._commit
+    commit = indexing._commit_segments
 
     def late(*arguments: Any) -> bool:
         for write in once:
             write(found.dataset())
         return commit(*arguments)
 
-    monkeypatch.setattr(indexing, "_commit", late)
+    monkeypatch.setattr(indexing, "_commit_segments", late)
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
     for number, expected in ((5, writer != "delete"), (700, True), (5005, writer == "append")):
         assert found.dataset().count_rows(f"id = {number}") == int(expected)
@@ -207,7 +207,7 @@ def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
     spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
     if not here:
-        monkeypatch.setattr(optimizing, "BYTES_IN_THE_DRIVER", 0)
+        monkeypatch.setattr(optimizing, "MAX_BYTES_IN_DRIVER", 0)
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
     found.dataset().insert(rows(range(ROWS, ROWS + 100)))
     found.dataset().delete("id < 50")
@@ -252,7 +252,7 @@ def test_optimize_beside_another_writer_loses_nothing(
 def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone(
     spark: SparkSession, catalog: Connection, found: Table, name: str
 ) -> None:
-    calls = Calls(catalog)
+    calls = OperationClient(catalog)
     asked = {"table": name, "column": "id"}
     running = calls.call(
         "SubmitJob", name="backfill", table=found.id, arguments=asked, owner="test", lease_millis=60_000
@@ -268,7 +268,9 @@ def test_optimize_sees_the_job_that_changes_its_table_on_a_later_page(spark: Spa
     for name in ("one", "two"):
         lance.write_dataset(rows(range(10)), namespace_client=where.client(), table_id=[name])
         asked = {"table": name, "column": "id"}
-        Calls(where).call("SubmitJob", name="backfill", table=[name], arguments=asked, owner=name, lease_millis=60_000)
+        OperationClient(where).call(
+            "SubmitJob", name="backfill", table=[name], arguments=asked, owner=name, lease_millis=60_000
+        )
     told = [optimize(LocalRun(), where, spark, name, indexes=False)["compaction"] for name in ("one", "two")]
     assert all(str(one).startswith("left out: backfill") for one in told)
     server.stop()

@@ -69,7 +69,7 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
             f"backfill {NAME} letters --udf no.such.module:f --inputs id --type int32",
             "cannot be loaded: ModuleNotFound",
         ),
-        (f"backfill {NAME} letters --udf words.py:texts --inputs id --type int32", "has to answer an Arrow array of"),
+        (f"backfill {NAME} letters --udf words.py:texts --inputs id --type int32", "has to return an Arrow array of"),
         (f"index {NAME} title IVF_PQ", "needs a column of fixed-size lists"),
         (f"index {NAME} id FTS", "FTS needs a column of text"),
         (f"index {NAME} vector BTREE", "BTREE needs a column of numbers"),

@@ -16,15 +16,15 @@ import pytest
 from lance.optimize import Compaction
 
 from tests.services.server import ServerProcess
-from tests.spark.dying import LEASE_MS, ROWS_OF_A_SEGMENT
+from tests.spark.dying import LEASE_MS, ROWS_PER_SEGMENT
 from tests.spark.test_index import DIMENSION, ROWS, rows
 from tiltyard.pipeline.catalog_client import Connection, Table, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim, drive, new_owner, submit
 from tiltyard.pipeline.indexes import job as indexing
-from tiltyard.pipeline.indexes import tasks
+from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ VECTORS: Mapping[str, Any] = {"column": "vector", "type": "IVF_FLAT", "parameter
 def found(catalog: Connection, fresh: Callable[[str], str]) -> Table:
     """A table of four fragments."""
     made = table(catalog, fresh("resumed"))
-    options = {"namespace_client": made.client, "table_id": made.id, "max_rows_per_file": ROWS_OF_A_SEGMENT}
+    options = {"namespace_client": made.client, "table_id": made.id, "max_rows_per_file": ROWS_PER_SEGMENT}
     lance.write_dataset(rows(range(ROWS)), **options)
     return made
 
@@ -47,16 +47,16 @@ class NotingRun(CatalogRun):
 
     noted: dict[str, str]
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         """Keep a part."""
-        super().keep(key, value)
+        super().save_checkpoint(key, value)
         self.noted[key] = value
 
 
 def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: str, prefix: str, **asked: Any) -> str:
     """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
     arguments = {"table": found.path[0], **asked}
-    job_id = submit(Calls(found.connection), find_job(job), arguments).id
+    job_id = submit(OperationClient(found.connection), find_job(job), arguments).id
     words = [sys.executable, "-m", "tests.spark.dying", server.url, job_id, prefix, "2"]
     assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     return job_id
@@ -64,10 +64,10 @@ def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: st
 
 def resumed(found: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Drive a job to its end: its figures, the parts that were there, and those that were kept now."""
-    calls, owner = Calls(found.connection), new_owner()
+    calls, owner = OperationClient(found.connection), new_owner()
     told = claim(calls, job_id, owner, LEASE_MS)
     run = NotingRun(calls, told, owner)
-    run.noted, before = {}, dict(run.kept())
+    run.noted, before = {}, dict(run.checkpoints())
     job = find_job(told.name)
     arguments = job.checked(told.arguments)
     figures = drive(run, lambda: job.function(run, found.connection, spark, **arguments))
@@ -93,7 +93,7 @@ def test_index_whose_driver_was_killed_builds_only_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job_id = killed(served, environ, found, "index", "segment-", **VECTORS)
-    monkeypatch.setattr(tasks, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
+    monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
     figures, before, after = resumed(found, spark, job_id)
     assert "model" in before and "model" not in after
     once = fragments_of(segments(before)) + [one for one in fragments_of(segments(after)) if len(one) == 1]
@@ -123,22 +123,22 @@ def test_optimize_whose_driver_was_killed_rewrites_only_what_is_left(
 def test_index_beside_a_compaction_builds_only_what_was_replaced(
     spark: SparkSession, catalog: Connection, found: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "ROWS_OF_A_SEGMENT", ROWS_OF_A_SEGMENT)
-    commit = indexing._commit
+    monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
+    commit = indexing._commit_segments
     once = iter([None])
 
     def late(*arguments: Any) -> bool:
         for _ in once:  # the first two fragments become one
             dataset = found.dataset()
-            plan = Compaction.plan(dataset, {"target_rows_per_fragment": 2 * ROWS_OF_A_SEGMENT})
+            plan = Compaction.plan(dataset, {"target_rows_per_fragment": 2 * ROWS_PER_SEGMENT})
             Compaction.commit(dataset, [plan.tasks[0].execute(dataset)])
         return commit(*arguments)
 
-    monkeypatch.setattr(indexing, "_commit", late)
+    monkeypatch.setattr(indexing, "_commit_segments", late)
     run = LocalRun()
     figures = index(run, catalog, spark, found.path[0], **VECTORS)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)
-    built = [one for one in fragments_of(segments(run.kept())) if len(one) == 1]
+    built = [one for one in fragments_of(segments(run.checkpoints())) if len(one) == 1]
     assert built[:4] == [[0], [1], [2], [3]]
     assert len(built) == 5
     folder = Path(found.dataset().uri.removeprefix("file://"))

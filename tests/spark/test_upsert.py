@@ -20,7 +20,7 @@ from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.upsert import job as upserting
 from tiltyard.pipeline.upsert.job import upsert
-from tiltyard.pipeline.writing.commit import StrictTable
+from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,8 +57,8 @@ def name(fresh: Fresh) -> str:
 def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work runs in the driver; here it runs in Spark's tasks as well."""
     if request.param == "tasks":
-        monkeypatch.setattr(upserting, "BYTES_IN_THE_DRIVER", 0)
-        monkeypatch.setattr(upserting, "ROWS_IN_THE_DRIVER", 0)
+        monkeypatch.setattr(upserting, "MAX_BYTES_IN_DRIVER", 0)
+        monkeypatch.setattr(upserting, "MAX_ROWS_IN_DRIVER", 0)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -72,7 +72,7 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
     assert figures == {"version": 2, "rows": 200, "updated": 100, "inserted": 100, "replaced": 100}
     expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
     assert contents(found) == expected
-    assert lance.dataset(found.place().uri).to_table().num_rows == 1100
+    assert lance.dataset(found.location().uri).to_table().num_rows == 1100
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -94,7 +94,7 @@ def test_upsert_of_keys_that_the_table_has_more_than_once_counts_each_key_once(
 def test_upsert_of_a_relative_path_means_the_drivers_folder(
     spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upserting, "BYTES_IN_THE_DRIVER", 0)  # tasks have another working directory
+    monkeypatch.setattr(upserting, "MAX_BYTES_IN_DRIVER", 0)  # tasks have another working directory
     found = made(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "changed.parquet")
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_upsert_of_what_cannot_be_changes_nothing_and_leaves_nothing(
     with pytest.raises(InvalidInputError, match=reason):
         upsert(LocalRun(), catalog, spark, str(tmp_path / "bad.parquet"), name, on=on)
     assert contents(found) == dict.fromkeys(range(10), "old")
-    assert len(list((Path(found.place().uri) / "data").iterdir())) == 1
+    assert len(list((Path(found.location().uri) / "data").iterdir())) == 1
 
 
 def test_upsert_canceled_changes_nothing(spark: SparkSession, catalog: Connection, name: str, tmp_path: Path) -> None:
@@ -161,11 +161,16 @@ def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
     stopped = StoppingRun()
     with pytest.raises(RunCanceledError):
         upsert(stopped, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    data = Path(found.place().uri) / "data"
+    data = Path(found.location().uri) / "data"
     left = set(data.iterdir())
     assert len(left) == 2
     upsert(
-        LocalRun(stopped.id, _kept=dict(stopped.kept())), catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"]
+        LocalRun(stopped.id, _checkpoints=dict(stopped.checkpoints())),
+        catalog,
+        spark,
+        str(tmp_path / "new.parquet"),
+        name,
+        on=["id"],
     )
     assert contents(found) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
     assert set(data.iterdir()) == left
@@ -258,14 +263,14 @@ def test_upsert_overtaken_by_another_writer_keeps_both(
         "compact": {},
     }
     once = iter([writers[writer]])
-    commit = StrictTable.commit
+    commit = JobTable.commit
 
     def late(*arguments: Any, **options: Any) -> int:
         for write in once:
             write(found.dataset())
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(StrictTable, "commit", late)
+    monkeypatch.setattr(JobTable, "commit", late)
     upsert(LocalRun(), catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
     there = contents(found)
     wanted = {key: value for key, value in (expected | changes[writer]).items() if value is not None}
@@ -287,13 +292,13 @@ def test_delete_beside_writers_leaves_none_that_was_there(
 ) -> None:
     found = made(catalog, name, range(1000))
     once = iter([lambda there: there.insert(rows([2000, 1], "theirs")), lambda there: there.delete("id = 700")])
-    commit = StrictTable.commit
+    commit = JobTable.commit
 
     def late(*arguments: Any, **options: Any) -> int:
         for write in once:
             write(found.dataset())
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(StrictTable, "commit", late)
+    monkeypatch.setattr(JobTable, "commit", late)
     assert delete(LocalRun(), catalog, spark, name, where="id < 500")["rows"] == 501
     assert contents(found) == dict.fromkeys([*range(500, 700), *range(701, 1000)], "old") | {2000: "theirs"}

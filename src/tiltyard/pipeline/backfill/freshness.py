@@ -1,8 +1,9 @@
-"""Which values of a computed column hold, fragment by fragment, told by the table alone.
+"""Decide, fragment by fragment, which values of a computed column are up to date, from the table alone.
 
-The file that a backfill writes says in its name what made it: a digest of the code and of the files that its inputs
-were read from. Nothing else has to be kept, and it changes in the very commit that changes the values. Other files
-(of appends, of compactions) are judged by the commit that brought them, for as long as the table remembers that one.
+The name of a file that a backfill writes holds a digest of what its values were computed from: the code, and the files
+of the input columns. So no other record is needed, and the mark changes in the very commit that changes the values.
+Files without such a name (of appends, of compactions) are judged by the commit that added them, for as long as the
+table keeps that commit's transaction.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import DataFile, FragmentMetadata
 
-_NAME = re.compile(r"-udf-(full|part|some)-([0-9a-f]+)\.lance$")
-_GONE = -2  # what Lance puts in the place of a field that a later file holds
+_MARKED_NAME = re.compile(r"-udf-(full|part|some)-([0-9a-f]+)\.lance$")
+_TOMBSTONE = -2  # Lance's field id for a column of a file that a later file replaces
 
 
-class State(IntEnum):
-    """What has to be computed in a fragment; the larger one is the safer one."""
+class FragmentState(IntEnum):
+    """Which rows of a fragment have to be computed. Of two states the larger one computes more, so is the safe one."""
 
     FRESH = 0
     NULLS = 1
@@ -37,10 +38,10 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A computed column: the ids of its field (with those inside it), those of its inputs, and what computes it.
+class ComputedColumn:
+    """A computed column: the ids of its field and the fields inside it, those of its inputs, and its code's identity.
 
-    Files name the innermost fields only: of a list, that of its values.
+    Data files name the innermost fields only: of a list, the field of its values.
     """
 
     name: str
@@ -49,92 +50,98 @@ class Column:
     identity: str
 
     def file(self, fragment: FragmentMetadata) -> DataFile | None:
-        """The file that holds its values in a fragment."""
+        """Return the file of a fragment that holds the column's values, None if there is none."""
         return next((file for file in fragment.files if not self.fields.isdisjoint(file.fields)), None)
 
     def digest(self, fragment: FragmentMetadata) -> str:
-        """What values made now are made by."""
-        read = sorted([*_sources(fragment, self.inputs).items()])
-        return hashlib.sha256(json.dumps([self.identity, read]).encode()).hexdigest()[:32]
+        """Return the digest of the code and the input files that values of this fragment are computed from now."""
+        input_files = sorted([*_files_by_field(fragment, self.inputs).items()])
+        return hashlib.sha256(json.dumps([self.identity, input_files]).encode()).hexdigest()[:32]
 
-    def file_name(self, fragment: FragmentMetadata, state: State, *, partly: bool) -> str:
-        """A name for a new file: `partly` if only rows that a condition chose are computed."""
-        kind = "full" if not partly else "some" if state is State.ALL and self.file(fragment) else "part"
+    def file_name(self, fragment: FragmentMetadata, state: FragmentState, *, partly: bool) -> str:
+        """Return a name for a new file of a fragment; `partly` if a condition limits which rows are computed."""
+        kind = "full" if not partly else "some" if state is FragmentState.ALL and self.file(fragment) else "part"
         return f"{uuid.uuid4().hex}-udf-{kind}-{self.digest(fragment)}.lance"
 
 
-def states(dataset: lance.LanceDataset, column: Column, fragments: Iterable[FragmentMetadata]) -> dict[int, State]:
-    """What has to be computed, by the fragment's number."""
-    found: dict[int, State] = {}
+def fragment_states(
+    dataset: lance.LanceDataset, column: ComputedColumn, fragments: Iterable[FragmentMetadata]
+) -> dict[int, FragmentState]:
+    """Return which rows have to be computed, by the fragment's id."""
+    states: dict[int, FragmentState] = {}
     unmarked: dict[int, FragmentMetadata] = {}
     for fragment in fragments:
-        state = _marked(column, fragment)
+        state = _state_by_file_name(column, fragment)
         if state is None:
             unmarked[fragment.id] = fragment
         else:
-            found[fragment.id] = state
+            states[fragment.id] = state
     if unmarked:
-        origins = _Origins(dataset, column)
-        found |= {number: origins.state(fragment) for number, fragment in unmarked.items()}
-    return found
+        history = _CommitHistory(dataset, column)
+        states |= {number: history.state(fragment) for number, fragment in unmarked.items()}
+    return states
 
 
-def appended_since(dataset: lance.LanceDataset, version: int) -> frozenset[str]:
-    """The data files that appends have brought after a version."""
-    told = [entry.operation for _, entry in read_transactions(dataset, version)]
-    appends = [operation for operation in told if isinstance(operation, LanceOperation.Append)]
-    return frozenset(str(file.path) for append in appends for one in append.fragments for file in one.files)
+def files_appended_since(dataset: lance.LanceDataset, version: int) -> frozenset[str]:
+    """Return the paths of data files that appends have added after a version."""
+    operations = [transaction.operation for _, transaction in read_transactions(dataset, version)]
+    appends = [operation for operation in operations if isinstance(operation, LanceOperation.Append)]
+    return frozenset(str(file.path) for append in appends for fragment in append.fragments for file in fragment.files)
 
 
-def _marked(column: Column, fragment: FragmentMetadata) -> State | None:
-    """What the column's file says of itself; None if it says nothing."""
+def _state_by_file_name(column: ComputedColumn, fragment: FragmentMetadata) -> FragmentState | None:
+    """Return the state that the name of the column's file says; None if it is not the name of a backfill's file."""
     file = column.file(fragment)
     if file is None:
-        return State.ALL
-    if (found := _NAME.search(str(file.path))) is None:
+        return FragmentState.ALL
+    if (match := _MARKED_NAME.search(str(file.path))) is None:
         return None
-    if found[1] == "some" or found[2] != column.digest(fragment):
-        return State.ALL
-    return State.FRESH if found[1] == "full" else State.NULLS
+    if match[1] == "some" or match[2] != column.digest(fragment):
+        return FragmentState.ALL
+    return FragmentState.FRESH if match[1] == "full" else FragmentState.NULLS
 
 
-class _Origins:
-    """The commits that brought files without a mark, newest first, read as far back as needed."""
+class _CommitHistory:
+    """The commits that added files without a mark, read newest first, as far back as needed."""
 
-    def __init__(self, dataset: lance.LanceDataset, column: Column) -> None:
+    def __init__(self, dataset: lance.LanceDataset, column: ComputedColumn) -> None:
         self._column = column
-        self._commits = read_transactions(dataset, 0)
-        self._brought: dict[str, LanceOperation.BaseOperation] = {}
-        self._rewritten: dict[str, tuple[FragmentMetadata, ...]] = {}
+        self._transactions = read_transactions(dataset, 0)
+        self._operation_by_file: dict[str, LanceOperation.BaseOperation] = {}
+        self._compacted_fragments: dict[str, tuple[FragmentMetadata, ...]] = {}
 
-    def state(self, fragment: FragmentMetadata) -> State:
-        """Rows of an append hold what their writer gave, or null; those of an update may hold what was true before."""
-        if (marked := _marked(self._column, fragment)) is not None:
+    def state(self, fragment: FragmentMetadata) -> FragmentState:
+        """Return the state of a fragment by the commit that added its file.
+
+        Rows of an append hold what their writer set, or null; rows of an update may hold values of old inputs.
+        """
+        if (marked := _state_by_file_name(self._column, fragment)) is not None:
             return marked
         file = self._column.file(fragment)
         path = str(file.path) if file else ""
-        if set(_sources(fragment, self._column.inputs).values()) - {path}:
-            return State.ALL  # the inputs were rewritten after it
-        operation = self._find(path)
+        if set(_files_by_field(fragment, self._column.inputs).values()) - {path}:
+            return FragmentState.ALL  # the inputs were rewritten after it
+        operation = self._find_operation(path)
         if isinstance(operation, LanceOperation.Append | LanceOperation.Overwrite):
-            return State.NULLS
+            return FragmentState.NULLS
         if isinstance(operation, LanceOperation.Rewrite):
-            return max((self._before(old) for old in self._rewritten[path]), default=State.ALL)
-        return State.ALL
+            states = (self._state_before_compaction(old) for old in self._compacted_fragments[path])
+            return max(states, default=FragmentState.ALL)
+        return FragmentState.ALL
 
-    def _before(self, fragment: FragmentMetadata) -> State:
-        """The state of a fragment that was compacted: where it had no values, the new one has nulls."""
-        return State.NULLS if self._column.file(fragment) is None else self.state(fragment)
+    def _state_before_compaction(self, fragment: FragmentMetadata) -> FragmentState:
+        """Return the state of a fragment that was compacted: where it had no values, the new one has nulls."""
+        return FragmentState.NULLS if self._column.file(fragment) is None else self.state(fragment)
 
-    def _find(self, path: str) -> LanceOperation.BaseOperation | None:
-        while path not in self._brought:
-            found = next(self._commits, None)
-            if found is None:
+    def _find_operation(self, path: str) -> LanceOperation.BaseOperation | None:
+        while path not in self._operation_by_file:
+            entry = next(self._transactions, None)
+            if entry is None:
                 return None
-            self._learn(found[1].operation)
-        return self._brought[path]
+            self._add_operation(entry[1].operation)
+        return self._operation_by_file[path]
 
-    def _learn(self, operation: LanceOperation.BaseOperation) -> None:
+    def _add_operation(self, operation: LanceOperation.BaseOperation) -> None:
         fragments: Iterable[FragmentMetadata] = ()
         if isinstance(operation, LanceOperation.Append | LanceOperation.Overwrite):
             fragments = operation.fragments
@@ -142,28 +149,28 @@ class _Origins:
             fragments = [*operation.new_fragments, *operation.updated_fragments]
         elif isinstance(operation, LanceOperation.Rewrite):
             for group in operation.groups:
-                new = [str(file.path) for one in group.new_fragments for file in one.files]
-                self._rewritten |= dict.fromkeys(new, tuple(group.old_fragments))
-                self._brought |= dict.fromkeys(new, operation)
+                new_files = [str(file.path) for fragment in group.new_fragments for file in fragment.files]
+                self._compacted_fragments |= dict.fromkeys(new_files, tuple(group.old_fragments))
+                self._operation_by_file |= dict.fromkeys(new_files, operation)
         for fragment in fragments:
-            # An update names files that were there before, too: older commits, read later, know better.
-            self._brought |= {str(file.path): operation for file in fragment.files}
+            # An update also names files that older commits added: those are read later, and overwrite the entry.
+            self._operation_by_file |= {str(file.path): operation for file in fragment.files}
 
 
-def _sources(fragment: FragmentMetadata, inputs: Iterable[int]) -> Mapping[int, str]:
-    """The file of each input column."""
-    wanted = frozenset(inputs)
-    return {number: str(file.path) for file in fragment.files for number in file.fields if number in wanted}
+def _files_by_field(fragment: FragmentMetadata, fields: Iterable[int]) -> Mapping[int, str]:
+    """Return the path of the file that holds each of these fields."""
+    ids = frozenset(fields)
+    return {number: str(file.path) for file in fragment.files for number in file.fields if number in ids}
 
 
-def without(file: DataFile, fields: frozenset[int]) -> DataFile | None:
-    """A file whose columns of these ids are another file's now; None if it holds no other."""
-    kept = [_GONE if number in fields else number for number in file.fields]
-    if all(number == _GONE for number in kept):
+def without_fields(file: DataFile, fields: frozenset[int]) -> DataFile | None:
+    """Return a file's entry whose columns of these field ids are replaced by another file; None if it has no others."""
+    remaining = [_TOMBSTONE if number in fields else number for number in file.fields]
+    if all(number == _TOMBSTONE for number in remaining):
         return None
     return type(file)(
         str(file.path),
-        kept,
+        remaining,
         list(file.column_indices),
         file.file_major_version,
         file.file_minor_version,

@@ -1,9 +1,9 @@
-"""Backfill: the values of a computed column, fragment by fragment, checkpointed by commits while others write.
+"""Backfill job: compute a column's values, fragment by fragment, checkpointed by commits, beside concurrent writers.
 
-    fragments that lack values → tasks write a file for each → a commit names the files that are there so far
+    fragments that lack values → tasks write a file for each → commits add the files that are written so far
 
-A file belongs to the physical rows of its fragment, so it outlives appends and deletes. A fragment that a compaction
-replaced meanwhile is planned again: what was committed before went into the new one with it.
+A file belongs to the physical rows of its fragment, so it stays valid through appends and deletes. A fragment that a
+compaction replaced meanwhile is planned again: values committed before were compacted with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -31,34 +31,39 @@ from tiltyard.model.computed_columns import Computed, declared
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.backfill.freshness import Column, State, appended_since, states, without
+from tiltyard.pipeline.backfill.freshness import (
+    ComputedColumn,
+    FragmentState,
+    files_appended_since,
+    fragment_states,
+    without_fields,
+)
 from tiltyard.pipeline.backfill.new_column import NewColumn, try_code
-from tiltyard.pipeline.backfill.tasks import Fill, Filled, Maker, Pickled, fill
+from tiltyard.pipeline.backfill.tasks import ColumnFunction, FilledFragment, FillFragment, fill_fragments
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.delete.job import check_condition
-from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import delete_files
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.type_names import parse_type
-from tiltyard.pipeline.udf_permission import check_udfs
-from tiltyard.pipeline.user_functions import Code, find_code
-from tiltyard.pipeline.version_diff import field_ids, fragments_of, grouped
-from tiltyard.pipeline.writing.commit import OvertakenError, StrictTable, checked_columns
+from tiltyard.pipeline.user_functions import PickledFunction, UserFunction, parse_user_function
+from tiltyard.pipeline.version_diff import field_ids, fragments_by_id, group_fragments
+from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
 
 CHECKPOINT_SECONDS = 10.0
-"""How long what tasks have made may wait for its commit."""
+"""How long files that tasks have written wait for their commit, at most."""
 
-ROWS_OF_A_TASK = 1 << 20
-"""Small fragments share a task up to so many rows: those of a fragment as jobs write them."""
+ROWS_PER_TASK = 1 << 20
+"""Small fragments share a task up to so many rows, which is the size of the fragments that jobs write."""
 
-ROUNDS = 20
+MAX_ROUNDS = 20
 
 
 @job("backfill")
@@ -71,7 +76,7 @@ def backfill(
     *,
     where: Annotated[str | None, "SQL: only rows for which it is true."] = None,
     udf: Annotated[str | None, "A function RecordBatch → Array, as module:function or file.py:function."] = None,
-    inputs: Annotated[list[str], "The columns that the function is given."] = [],  # noqa: B006  # the registry copies it
+    inputs: Annotated[list[str], "The columns that the function is called with."] = [],  # noqa: B006  # the registry copies it
     type: Annotated[str | None, "The column's type (float32[128], string, …) if the table lacks it yet."] = None,  # noqa: A002  # the option's name
     udf_version: Annotated[str, "Values of another version of the function are stale."] = "",
     branch: Annotated[str | None, "A branch of the table: not served yet."] = None,
@@ -79,7 +84,7 @@ def backfill(
     """Compute the values of a column that are missing or stale.
 
     With --type a column that the table lacks is added, once the function was tried on a few rows. If the job fails or
-    is canceled before any value was committed, the column goes again.
+    is canceled before any value was committed, the column is dropped again.
 
     \b
     Examples:
@@ -88,211 +93,230 @@ def backfill(
     """
     if branch:
         raise UnsupportedOperationError("Columns of a branch are not backfilled: fill them on main, and branch then.")
-    found = catalog_client.table(catalog, table)
-    strict = StrictTable(found)
-    dataset = strict.latest()
-    given = _Given(find_code(udf) if udf else None, tuple(inputs), udf_version)
-    made = pa.field(column, parse_type(type)) if type else None
+    target = catalog_client.table(catalog, table)
+    job_table = JobTable(target)
+    dataset = job_table.latest()
+    override = _CodeOverride(parse_user_function(udf), tuple(inputs), udf_version) if udf else None
+    new_field = pa.field(column, parse_type(type)) if type else None
     if where is not None:
         check_condition(dataset, where)
-    new = NewColumn.of(run, strict, column)
-    with new.dropped_if_empty():
-        if given.code is not None:
-            checked_columns(dataset.schema, inputs, "The inputs")
-            if made is not None and column not in dataset.schema.names:
+    new_column = NewColumn.load(run, job_table, column)
+    with new_column.dropped_if_empty():
+        if override is not None:
+            check_column_list(dataset.schema, inputs, "The inputs")
+            if new_field is not None and column not in dataset.schema.names:
                 check_column_name(column)
-                try_code(run, spark, strict, Maker(made, given.inputs, given.code), where)
-                new.add(made)
-                dataset = strict.latest()
-        filling = _filling(run, found, strict, dataset, column, given)
-        return filling.run_rounds(spark, where)
+                try_code(run, spark, job_table, ColumnFunction(new_field, override.inputs, override.code), where)
+                new_column.add(new_field)
+                dataset = job_table.latest()
+        return _plan_backfill(run, target, job_table, dataset, column, override).run_rounds(spark, where)
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """What the caller says in the place of a declaration."""
+class _CodeOverride:
+    """Code that the caller brings, used instead of the column's declaration."""
 
-    code: Code | None
+    code: UserFunction
     inputs: tuple[str, ...]
     version: str
 
+    @property
+    def identity(self) -> str:
+        """Return the digest of the code; the names of files hold it, so its form never changes."""
+        code = f"Code(module={self.code.module!r}, name={self.code.name!r}, text={self.code.text!r})"
+        return hashlib.sha256(json.dumps([code, self.inputs, self.version]).encode()).hexdigest()
 
-def _filling(
-    run: Run, table: Table, strict: StrictTable, dataset: lance.LanceDataset, name: str, given: _Given
-) -> _Filling:
-    """What computes the column. Raises TableColumnNotFoundError, InvalidInputError (nothing does)."""
+
+def _plan_backfill(
+    run: Run, table: Table, job_table: JobTable, dataset: lance.LanceDataset, name: str, override: _CodeOverride | None
+) -> _Backfill:
+    """Find what computes the column. Raises TableColumnNotFoundError, InvalidInputError (nothing computes it)."""
     if name not in dataset.schema.names:
         raise TableColumnNotFoundError(f"The table has no column '{name}': declare it, or give --udf and --type.")
-    told = dataset.schema.field(name)
-    found = declared(told.metadata)
-    plain = pa.field(name, told.type)
-    if given.code is not None:
-        identity = hashlib.sha256(json.dumps([repr(given.code), given.inputs, given.version]).encode()).hexdigest()
-        maker = Maker(plain, given.inputs, given.code)
-    elif isinstance(found, Computed):
-        used = tuple(one for one in dataset.schema.names if re.search(rf"\b{re.escape(one)}\b", found.expression))
-        identity, maker = found.identity, Maker(plain, used, None, found.expression)
-    elif found is not None:
-        check_udfs()
-        checked_columns(dataset.schema, found.inputs, "The inputs")
-        identity, maker = found.identity, Maker(plain, found.inputs, Pickled(found.code, found.struct_field))
+    schema_field = dataset.schema.field(name)
+    declaration = declared(schema_field.metadata)
+    plain_field = pa.field(name, schema_field.type)
+    if override is not None:
+        identity = override.identity
+        function = ColumnFunction(plain_field, override.inputs, override.code)
+    elif isinstance(declaration, Computed):
+        expression = declaration.expression
+        inputs = tuple(other for other in dataset.schema.names if re.search(rf"\b{re.escape(other)}\b", expression))
+        identity, function = declaration.identity, ColumnFunction(plain_field, inputs, None, expression)
+    elif declaration is not None:
+        check_client_code_allowed()
+        check_column_list(dataset.schema, declaration.inputs, "The inputs")
+        identity = declaration.identity
+        pickled = PickledFunction(declaration.code)
+        function = ColumnFunction(plain_field, declaration.inputs, pickled, struct_field=declaration.struct_field)
     else:
         raise InvalidInputError(
             f"Nothing says how '{name}' is computed: declare it as a virtual column, or give --udf."
         )
-    return _Filling(run, table, strict, _column(dataset, name, maker.inputs, identity), maker, int(dataset.version))
-
-
-def _column(dataset: lance.LanceDataset, name: str, inputs: Sequence[str], identity: str) -> Column:
-    read = frozenset(number for one in inputs for number in field_ids(dataset, one))
-    return Column(name, field_ids(dataset, name), read, identity)
+    input_fields = frozenset(number for other in function.inputs for number in field_ids(dataset, other))
+    column = ComputedColumn(name, field_ids(dataset, name), input_fields, identity)
+    return _Backfill(run, table, job_table, column, function, int(dataset.version))
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """What a task made: of inputs with this digest, when so many rows of the fragment were deleted."""
+class _PendingFile:
+    """A file that waits for its commit; computed from inputs with this digest, when so many rows were deleted."""
 
-    made: Filled
+    filled: FilledFragment
     digest: str
     deletions: int
 
 
 @dataclass(slots=True)
-class _Filling:
-    """A backfill at work. `base` is the version at its beginning."""
+class _Backfill:
+    """A backfill in progress. `base` is the version at its beginning; `rows` and `fragments` count committed values."""
 
     run: Run
     table: Table
-    strict: StrictTable
-    column: Column
-    maker: Maker
+    job_table: JobTable
+    column: ComputedColumn
+    function: ColumnFunction
     base: int
     rows: int = 0
     fragments: int = 0
     version: int = 0
-    _waiting: dict[int, _Waiting] = field(default_factory=dict)
-    _done: set[tuple[int, str]] = field(default_factory=set)
-    _committed: float = field(default_factory=time.monotonic)
+    _pending: dict[int, _PendingFile] = field(default_factory=dict)
+    _partly_done: set[tuple[int, str]] = field(default_factory=set)
+    """Fragments, with the digest of their inputs, whose rows that match the condition are computed."""
+    _last_commit: float = field(default_factory=time.monotonic)
 
     def run_rounds(self, spark: SparkSession, where: str | None) -> Mapping[str, object]:
-        """Plan, compute and commit until nothing is left of what was there at the beginning.
+        """Plan, compute and commit, until all fragments of the beginning are up to date; return the figures.
 
-        Raises ConcurrentModificationError if others replace its fragments all the time.
+        Raises ConcurrentModificationError if others replace fragments in each of `MAX_ROUNDS` rounds.
         """
         self.version = self.base
-        for number in range(ROUNDS):
-            dataset = self.strict.latest()
-            self._check_same(dataset)
-            planned = self._plan(dataset, where, again=number > 0)
-            if not planned:
+        for number in range(MAX_ROUNDS):
+            dataset = self.job_table.latest()
+            self._check_same_column(dataset)
+            tasks = self._plan_tasks(dataset, where, is_first=number == 0)
+            if not tasks:
                 return {"rows": self.rows, "fragments": self.fragments, "version": self.version}
-            total = self.fragments + len(planned)
-            fragments = fragments_of(dataset)
+            total = self.fragments + len(tasks)
+            fragments = fragments_by_id(dataset)
 
-            def heard(
-                _: int, made: list[Filled], seen: Mapping[int, FragmentMetadata] = fragments, of: int = total
+            def handle_result(
+                _: int,
+                filled: list[FilledFragment],
+                planned: Mapping[int, FragmentMetadata] = fragments,
+                fragments_total: int = total,
             ) -> None:
-                for one in made:
-                    self._take(one, seen[one.number], partly=where is not None)
-                self.run.progress(rows=self.rows, fragments=self.fragments, fragments_total=of)
+                for result in filled:
+                    self._add_pending(result, planned[result.fragment_id], partly=where is not None)
+                self.run.progress(rows=self.rows, fragments=self.fragments, fragments_total=fragments_total)
 
-            rows = {number: fragments[number].physical_rows for number in planned}
-            groups = grouped(rows, ROWS_OF_A_TASK, slots(spark))
-            payloads = [tuple(planned[number] for number in group) for group in groups]
-            run_tasks(spark, self.run, fill, payloads, on_result=heard, name=f"backfill {self.column.name}")
-            self._checkpoint()
+            rows = {fragment_id: fragments[fragment_id].physical_rows for fragment_id in tasks}
+            groups = group_fragments(rows, ROWS_PER_TASK, task_slots(spark))
+            payloads = [tuple(tasks[fragment_id] for fragment_id in group) for group in groups]
+            name = f"backfill {self.column.name}"
+            run_tasks(spark, self.run, fill_fragments, payloads, on_result=handle_result, name=name)
+            self._commit_pending()
         raise ConcurrentModificationError(
-            f"Others replaced fragments of {self.table} {ROUNDS} times while they were computed: run the job again "
+            f"Others replaced fragments of {self.table} {MAX_ROUNDS} times while they were computed: run the job again "
             "when no compaction runs. What was computed is kept."
         )
 
-    def _plan(self, dataset: lance.LanceDataset, where: str | None, *, again: bool) -> dict[int, Fill]:
-        """What to do for each fragment that lacks values; rows that came in since are left to another run."""
-        fragments = fragments_of(dataset)
-        late = appended_since(dataset, self.base) if again else frozenset()
-        asked = [
-            one for one in fragments.values() if not late & {str(file.path) for file in one.files} and one.num_rows
+    def _plan_tasks(self, dataset: lance.LanceDataset, where: str | None, *, is_first: bool) -> dict[int, FillFragment]:
+        """Return a task for each fragment that lacks values; rows appended meanwhile are left to a later run."""
+        fragments = fragments_by_id(dataset)
+        appended = frozenset() if is_first else files_appended_since(dataset, self.base)
+        candidates = [
+            fragment
+            for fragment in fragments.values()
+            if not appended & {str(file.path) for file in fragment.files} and fragment.num_rows
         ]
-        place = self.table.place()
+        location = self.table.location()
         tasks = {}
-        for number, state in states(dataset, self.column, asked).items():
-            file = self.column.file(fragments[number])
-            if state is State.FRESH or (number, self.column.digest(fragments[number])) in self._done:
+        for fragment_id, state in fragment_states(dataset, self.column, candidates).items():
+            fragment = fragments[fragment_id]
+            digest = self.column.digest(fragment)
+            if state is FragmentState.FRESH or (fragment_id, digest) in self._partly_done:
                 continue
-            held = State.NULLS if state is State.ALL and file is None and where else state
-            name = self.column.file_name(fragments[number], state, partly=where is not None)
-            tasks[number] = Fill(place, int(dataset.version), number, held, where, self.maker, name)
+            has_no_values = state is FragmentState.ALL and self.column.file(fragment) is None
+            task_state = FragmentState.NULLS if has_no_values and where else state
+            file_name = self.column.file_name(fragment, state, partly=where is not None)
+            tasks[fragment_id] = FillFragment(
+                location, int(dataset.version), fragment_id, task_state, where, self.function, file_name
+            )
         return tasks
 
-    def _take(self, made: Filled, seen: FragmentMetadata, *, partly: bool) -> None:
-        """Hold what a task made until the next commit; nothing new in a part of a fragment needs none."""
-        digest = self.column.digest(seen)
+    def _add_pending(self, filled: FilledFragment, fragment: FragmentMetadata, *, partly: bool) -> None:
+        """Hold a task's file until the next commit; a partial file without any new value is deleted instead."""
+        digest = self.column.digest(fragment)
         if partly:
-            self._done.add((made.number, digest))
-        if partly and not made.rows:
-            self._delete([made])
+            self._partly_done.add((filled.fragment_id, digest))
+        if partly and not filled.rows:
+            self._delete_files([filled])
         else:
-            self._waiting[made.number] = _Waiting(made, digest, seen.num_deletions)
-        if time.monotonic() - self._committed > CHECKPOINT_SECONDS:
-            self._checkpoint()
+            self._pending[filled.fragment_id] = _PendingFile(filled, digest, fragment.num_deletions)
+        if time.monotonic() - self._last_commit > CHECKPOINT_SECONDS:
+            self._commit_pending()
 
-    def _delete(self, made: Iterable[Filled]) -> None:
-        made = list(made)
-        if not made:
+    def _delete_files(self, filled: Sequence[FilledFragment]) -> None:
+        if not filled:
             return
-        place = self.table.place()
-        delete_files([f"{place.uri}/data/{one.file.path}" for one in made], place.options)
+        location = self.table.location()
+        delete_files([f"{location.uri}/data/{result.file.path}" for result in filled], location.options)
 
-    def _checkpoint(self) -> None:
-        """Commit what was made, on whatever the table is now; what does not fit it any more is forgotten."""
-        while self._waiting:
+    def _commit_pending(self) -> None:
+        """Commit the pending files on the newest version; delete those that do not fit its fragments any more."""
+        while self._pending:
             self.run.check()
-            dataset = self.strict.latest()
-            self._check_same(dataset)
-            made = self._still_valid(dataset)
-            if not made:
+            dataset = self.job_table.latest()
+            self._check_same_column(dataset)
+            updated = self._apply_pending(dataset)
+            if not updated:
                 break
             operation = LanceOperation.Update(
-                updated_fragments=list(made.values()),
+                updated_fragments=list(updated.values()),
                 fields_modified=sorted(self.column.fields),
                 update_mode="rewrite_columns",
             )
-            grew = partial(_grew, dataset)
+            verify = partial(_has_only_appends, dataset)
             try:
-                self.version = self.strict.commit(dataset, operation, self.run, self.column.name, verify=grew)
-            except OvertakenError:
+                self.version = self.job_table.commit(dataset, operation, self.run, self.column.name, verify=verify)
+            except CommitConflictError:
                 continue
-            self.fragments += len(made)
-            self.rows += sum(self._waiting.pop(number).made.rows for number in made)
+            self.fragments += len(updated)
+            self.rows += sum(self._pending.pop(fragment_id).filled.rows for fragment_id in updated)
             break
-        self._delete(one.made for one in self._waiting.values())
-        self._waiting.clear()
-        self._committed = time.monotonic()
+        self._delete_files([pending.filled for pending in self._pending.values()])
+        self._pending.clear()
+        self._last_commit = time.monotonic()
         if self.version > self.base:
             self.run.progress(version=self.version)
 
-    def _still_valid(self, dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
-        """Fragments as they are now, each with its new file; those whose inputs are what they were."""
-        there = fragments_of(dataset)
-        found = {}
-        for number, one in self._waiting.items():
-            now = there.get(number)
+    def _apply_pending(self, dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
+        """Return the fragments of `dataset` with their pending files, of those whose inputs have not changed."""
+        fragments = fragments_by_id(dataset)
+        updated = {}
+        for fragment_id, pending in self._pending.items():
+            fragment = fragments.get(fragment_id)
+            if fragment is None or self.column.digest(fragment) != pending.digest:
+                continue
             # A restored version may have rows again that were deleted, and so not computed.
-            if now is not None and self.column.digest(now) == one.digest and now.num_deletions >= one.deletions:
-                kept = [without(file, self.column.fields) for file in now.files]
-                found[number] = replace(now, files=[*(file for file in kept if file), one.made.file])
-        return found
+            if fragment.num_deletions >= pending.deletions:
+                files = [without_fields(file, self.column.fields) for file in fragment.files]
+                updated[fragment_id] = replace(fragment, files=[*(file for file in files if file), pending.filled.file])
+        return updated
 
-    def _check_same(self, dataset: lance.LanceDataset) -> None:
-        """Raise ConcurrentModificationError if the column is another one now."""
+    def _check_same_column(self, dataset: lance.LanceDataset) -> None:
+        """Raise ConcurrentModificationError if the column was changed, dropped or replaced."""
         name = self.column.name
-        if name not in dataset.schema.names or dataset.schema.field(name).type != self.maker.field.type:
+        if name not in dataset.schema.names or dataset.schema.field(name).type != self.function.field.type:
             raise ConcurrentModificationError(f"The column '{name}' was changed or dropped meanwhile.")
         if field_ids(dataset, name) != self.column.fields:
             raise ConcurrentModificationError(f"The column '{name}' was made anew meanwhile: run the job again.")
 
 
-def _grew(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
-    """Whether only appends came in between."""
-    told = [entry.operation for _, entry in read_transactions(new, old.version)]
-    return len(told) == new.version - old.version and all(isinstance(one, LanceOperation.Append) for one in told)
+def _has_only_appends(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
+    """Return whether all commits after `old`, up to `new`, are appends."""
+    operations = [transaction.operation for _, transaction in read_transactions(new, old.version)]
+    return len(operations) == new.version - old.version and all(
+        isinstance(operation, LanceOperation.Append) for operation in operations
+    )

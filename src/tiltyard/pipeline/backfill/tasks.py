@@ -1,16 +1,13 @@
-"""The tasks of a backfill: the values of a column for one fragment, in a file of their own beside the others.
+"""Tasks of a backfill: compute a column's values for one fragment, and write them as a new file of that fragment.
 
-A fragment's file has a value for each of its physical rows, deleted ones too, so that it holds whatever is deleted
-meanwhile. A caller's code is loaded here alone, in Spark's Python workers.
+The file has a value for each physical row of the fragment, deleted rows too, so that it stays valid whatever is deleted
+meanwhile. A caller's code is loaded here only, in Spark's Python workers.
 """
 
 from __future__ import annotations
 
-import base64
-import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -20,46 +17,39 @@ from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
 from tiltyard.model.schemas.nested_types import cast_array
-from tiltyard.pipeline.backfill.freshness import State
-from tiltyard.pipeline.table_location import Place, scanned
+from tiltyard.pipeline.backfill.freshness import FragmentState
+from tiltyard.pipeline.table_location import TableLocation, scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.user_functions import Code
-from tiltyard.pipeline.version_diff import fragment
+from tiltyard.pipeline.user_functions import PickledFunction, UserFunction
+from tiltyard.pipeline.version_diff import get_fragment
 
 if TYPE_CHECKING:
     from lance.fragment import LanceFragment
 
 BATCH_ROWS = 8192
-ROWS_TO_TRY = 16
+TRIAL_ROWS = 16
+"""How many rows the code is tried on before a column is added."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pickled:
-    """Code as a table declares it: a pickle in base64; of a struct that it answers, one field."""
+class ColumnFunction:
+    """What computes a column's values: code called with the columns `inputs`, or an SQL expression without any code.
 
-    code: str
-    struct_field: str = ""
-
-    def load(self) -> Callable[..., Any]:
-        """The callable, once a process."""
-        return _unpickled(self.code)
-
-
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """How values are made: by code, of the columns `inputs`; or else by an SQL expression, which needs no code."""
+    Of a struct that the code returns, the field `struct_field` is used, or else the one with the column's name.
+    """
 
     field: pa.Field
     inputs: tuple[str, ...]
-    code: Code | Pickled | None
+    code: UserFunction | PickledFunction | None
     expression: str = ""
+    struct_field: str = ""
 
     @property
-    def read(self) -> list[str] | dict[str, str]:
-        """What the scanner is asked for."""
+    def scan_columns(self) -> list[str] | dict[str, str]:
+        """The scanner's `columns`: the inputs of the code, or the expression itself."""
         return list(self.inputs) if self.code else {self.field.name: self.expression}
 
-    def load(self) -> Callable[..., Any]:
+    def load_code(self) -> Callable[..., Any]:
         """Load the code, once a process. Raises RefusedError if there is none, or if its module fails."""
         assert self.code is not None
         try:
@@ -71,114 +61,123 @@ class Maker:
                 f"The code of '{self.field.name}' cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def make(self, rows: pa.RecordBatch) -> pa.Array:
-        """Values for rows. Raises RefusedError if the code fails, or answers what does not fit."""
+    def compute(self, rows: pa.RecordBatch) -> pa.Array:
+        """Compute a value for each row. Raises RefusedError if the code fails, or returns what does not fit."""
         if self.code is None:
             return self._cast(rows.column(0), f"The expression of '{self.field.name}' has to be {self.field.type}")
-        function = self.load()
+        function = self.load_code()
         try:
-            answer = function(rows.select(list(self.inputs)))
+            result = function(rows.select(list(self.inputs)))
         except RefusedError:
             raise
         except Exception as error:
             raise RefusedError(f"The code of '{self.field.name}' failed: {type(error).__name__}: {error}") from error
-        return self._fitted(answer, rows.num_rows)
+        return self._to_array(result, rows.num_rows)
 
-    def _fitted(self, answer: Any, rows: int) -> pa.Array:
-        told = f"The code of '{self.field.name}' has to answer an Arrow array of {rows} values of {self.field.type}"
-        if isinstance(answer, pa.RecordBatch | pa.Table):
-            answer = answer.to_struct_array()
-        if isinstance(answer, pa.ChunkedArray):
-            answer = answer.combine_chunks()
-        if not isinstance(answer, pa.Array) or len(answer) != rows:
-            raise RefusedError(f"{told}, not {type(answer).__name__} of {len(answer)}.")
-        wanted = self.code.struct_field if isinstance(self.code, Pickled) else ""
-        if pa.types.is_struct(answer.type) and not pa.types.is_struct(self.field.type):
-            answer = answer.field(wanted or self.field.name)
-        return self._cast(answer, told)
+    def _to_array(self, result: Any, rows: int) -> pa.Array:
+        """Return what the code returned as an array of the column's type. Raises RefusedError."""
+        requirement = (
+            f"The code of '{self.field.name}' has to return an Arrow array of {rows} values of {self.field.type}"
+        )
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            result = result.to_struct_array()
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
+        if not isinstance(result, pa.Array):
+            raise RefusedError(f"{requirement}, not {type(result).__name__}.")
+        if len(result) != rows:
+            raise RefusedError(f"{requirement}, not {type(result).__name__} of {len(result)}.")
+        if pa.types.is_struct(result.type) and not pa.types.is_struct(self.field.type):
+            result = result.field(self.struct_field or self.field.name)
+        return self._cast(result, requirement)
 
-    def _cast(self, values: pa.Array, told: str) -> pa.Array:
+    def _cast(self, values: pa.Array, requirement: str) -> pa.Array:
         try:
             return cast_array(values, self.field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise RefusedError(f"{told}: {error}") from error
+            raise RefusedError(f"{requirement}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A task: load the code, and call it with a few rows of some fragments that the condition chooses."""
+class TryCode:
+    """A task: load the code, and call it with a few rows of some fragments that match the condition `where`."""
 
-    place: Place
+    location: TableLocation
     version: int
     fragments: tuple[int, ...]
     where: str | None
-    maker: Maker
+    function: ColumnFunction
 
     def __call__(self) -> None:
-        """Nothing. Raises RefusedError."""
-        self.maker.load()
+        """Run the task. Raises RefusedError."""
+        self.function.load_code()
         if not self.fragments:
             return
-        dataset = self.place.open(self.version)
-        scan = {"columns": self.maker.read, "filter": self.where, "limit": ROWS_TO_TRY}
-        for batch in scanned(dataset, self.fragments, **scan):
+        dataset = self.location.open(self.version)
+        scan = {"columns": self.function.scan_columns, "filter": self.where, "limit": TRIAL_ROWS}
+        for batch in scan_fragments(dataset, self.fragments, **scan):
             if batch.num_rows:
-                self.maker.make(batch)
+                self.function.compute(batch)
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """A task: one fragment of a table at a version; `state` says which rows, `where` narrows them down."""
+class FillFragment:
+    """A task: compute the values of one fragment of a version, of the rows that `state` and `where` select."""
 
-    place: Place
+    location: TableLocation
     version: int
-    number: int
-    state: State
+    fragment_id: int
+    state: FragmentState
     where: str | None
-    maker: Maker
+    function: ColumnFunction
     file: str
 
-    def __call__(self) -> Filled:
-        """Compute and write. Raises RefusedError."""
-        dataset = self.place.open(self.version)
-        part = fragment(dataset, self.number)
-        wanted = self._wanted(part)
+    def __call__(self) -> FilledFragment:
+        """Compute the values, and write the file. Raises RefusedError."""
+        dataset = self.location.open(self.version)
+        part = get_fragment(dataset, self.fragment_id)
+        selected = self._selected_rows(part)
         rows = 0
-        schema = pa.schema([self.maker.field.with_nullable(True)])
-        path = f"{self.place.uri}/data/{self.file}"
-        options = dict(self.place.options) or None
+        schema = pa.schema([self.function.field.with_nullable(True)])
+        path = f"{self.location.uri}/data/{self.file}"
+        options = dict(self.location.options) or None
         version = dataset.data_storage_version
-        with LanceFileWriter(path, schema, version=version, storage_options=options, **self.place.refreshes) as writer:
-            for values, count in self._values(dataset, part, wanted):
-                rows += count
+        with LanceFileWriter(
+            path, schema, version=version, storage_options=options, **self.location.refresh_arguments
+        ) as writer:
+            for values, computed in self._value_batches(dataset, part, selected):
+                rows += computed
                 writer.write_batch(pa.record_batch([values], schema))
-        return Filled(self.number, DataFile.create(dataset, self.file), rows)
+        return FilledFragment(self.fragment_id, DataFile.create(dataset, self.file), rows)
 
-    def _wanted(self, part: LanceFragment) -> Any:
-        """For each physical row whether the condition holds; None for all."""
+    def _selected_rows(self, part: LanceFragment) -> Any:
+        """Return a numpy mask over the physical rows: those that match the condition; None for all."""
         if self.where is None:
             return None
-        chosen = np.zeros(part.physical_rows, bool)
-        found = part.scanner(columns=[], filter=self.where, with_row_address=True).to_table().column("_rowaddr")
-        chosen[found.to_numpy() & np.uint64(0xFFFF_FFFF)] = True
-        return chosen
+        selected = np.zeros(part.physical_rows, bool)
+        addresses = part.scanner(columns=[], filter=self.where, with_row_address=True).to_table().column("_rowaddr")
+        selected[addresses.to_numpy() & np.uint64(0xFFFF_FFFF)] = True
+        return selected
 
-    def _values(self, dataset: lance.LanceDataset, part: LanceFragment, wanted: Any) -> Iterator[tuple[pa.Array, int]]:
-        """The column's values, batch by batch, and how many of them were computed."""
-        keeps = self.state is State.NULLS or wanted is not None
-        batches = self._scan(dataset, part, self.maker.read)
-        kept = self._scan(dataset, part, [self.maker.field.name]) if keeps else None
-        at = 0
+    def _value_batches(
+        self, dataset: lance.LanceDataset, part: LanceFragment, selected: Any
+    ) -> Iterator[tuple[pa.Array, int]]:
+        """Yield the column's values, batch by batch, and how many of them were computed."""
+        keeps_values = self.state is FragmentState.NULLS or selected is not None
+        batches = self._scan(dataset, part, self.function.scan_columns)
+        old_batches = self._scan(dataset, part, [self.function.field.name]) if keeps_values else None
+        offset = 0
         for batch in batches:
-            alive = batch.column("_rowid").is_valid().to_numpy(zero_copy_only=False)
-            old = None if kept is None else next(kept).column(0)
-            need = alive if wanted is None else alive & wanted[at : at + batch.num_rows]
-            if old is not None and self.state is State.NULLS:
-                need = need & old.is_null().to_numpy(zero_copy_only=False)
-            at += batch.num_rows
-            yield self._merged(batch, old, need), int(need.sum())
+            is_live = batch.column("_rowid").is_valid().to_numpy(zero_copy_only=False)
+            old = None if old_batches is None else next(old_batches).column(0)
+            mask = is_live if selected is None else is_live & selected[offset : offset + batch.num_rows]
+            if old is not None and self.state is FragmentState.NULLS:
+                mask = mask & old.is_null().to_numpy(zero_copy_only=False)
+            offset += batch.num_rows
+            yield self._compute_masked(batch, old, mask), int(mask.sum())
 
     def _scan(self, dataset: lance.LanceDataset, part: LanceFragment, columns: Any) -> Iterator[pa.RecordBatch]:
+        """Scan all physical rows; batches of two scans have the same rows."""
         scanner = dataset.scanner(
             columns=columns,
             fragments=[part],
@@ -189,40 +188,29 @@ class Fill:
         )
         yield from scanner.to_batches()
 
-    def _merged(self, batch: pa.RecordBatch, old: pa.Array | None, need: Any) -> pa.Array:
-        if need.all():
-            return self.maker.make(batch)
+    def _compute_masked(self, batch: pa.RecordBatch, old: pa.Array | None, mask: Any) -> pa.Array:
+        """Compute the values of the rows in `mask`; the others keep their old value, or null without any."""
+        if mask.all():
+            return self.function.compute(batch)
         if old is None:
-            old = pa.nulls(batch.num_rows, self.maker.field.type)
-        if not need.any():
+            old = pa.nulls(batch.num_rows, self.function.field.type)
+        if not mask.any():
             return old
-        new = self.maker.make(batch.filter(pa.array(need)))
+        new = self.function.compute(batch.filter(pa.array(mask)))
         positions = np.arange(batch.num_rows)
-        positions[need] = batch.num_rows + np.arange(len(new))
+        positions[mask] = batch.num_rows + np.arange(len(new))
         return pa.concat_arrays([old, new]).take(pa.array(positions))
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """A fragment's new file, and how many values in it were computed."""
+class FilledFragment:
+    """A fragment's new file, and how many of its values were computed."""
 
-    number: int
+    fragment_id: int
     file: DataFile
     rows: int
 
 
-def fill(tasks: tuple[Fill, ...]) -> list[Filled]:
-    """What the tasks run: neighbouring fragments, one after the other."""
+def fill_fragments(tasks: tuple[FillFragment, ...]) -> list[FilledFragment]:
+    """Fill neighbouring fragments, one after the other, in one Spark task."""
     return [task() for task in tasks]
-
-
-@lru_cache(maxsize=16)
-def _unpickled(code: str) -> Callable[..., Any]:
-    try:
-        found = pickle.loads(base64.b64decode(code))  # noqa: S301  # in a Python worker of Spark, where code may run
-    except Exception as error:
-        raise RefusedError(f"The code cannot be unpickled here: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise RefusedError(f"The pickled code is {type(found).__name__}, and not a function.")
-    function: Callable[..., Any] = found
-    return function

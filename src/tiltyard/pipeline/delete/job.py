@@ -1,15 +1,15 @@
-"""Delete: rows by a condition, fragment by fragment in tasks, with one commit.
+"""Delete job: delete rows by a condition, fragment by fragment in tasks, in one commit.
 
-Rows that come in or are moved meanwhile are looked at too: the commit is planned again on what changed, and refused
-behind any version that it has not seen.
+Rows that concurrent writers add or move are searched too: the commit is planned again on the fragments that changed,
+and refused behind any version whose new rows were not searched.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import lance
@@ -17,24 +17,24 @@ from lance import LanceOperation
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.delete.tasks import ChangedFragment, DeleteRows
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.spark_tasks import call, run_tasks
-from tiltyard.pipeline.table_location import Connection, Place
-from tiltyard.pipeline.task_errors import in_words
-from tiltyard.pipeline.upsert.tasks import Matched, Search
-from tiltyard.pipeline.version_diff import brought, changed_fragments, fragments_of, grouped
-from tiltyard.pipeline.writing.commit import OvertakenError, StrictTable
+from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.spark_tasks import call_task, run_tasks
+from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.task_errors import clean_message
+from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS_OF_A_TASK = 4_000_000
-ROWS_IN_THE_DRIVER = 1_000_000
-"""Fragments of so many rows are looked through in this process: Spark starts later."""
+ROWS_PER_TASK = 4_000_000
+MAX_ROWS_IN_DRIVER = 1_000_000
+"""Up to so many rows are searched in this process: starting Spark's tasks takes longer."""
 
-_KEPT = "delete"
+_CHECKPOINT_KEY = "delete"
 
 
 @job("delete")
@@ -44,7 +44,7 @@ def delete(
     spark: SparkSession,
     table: Annotated[str, "The table to delete from."],
     *,
-    where: Annotated[str, 'SQL: the rows for which it is true go ("year < 1950").'],
+    where: Annotated[str, 'SQL: the rows for which it is true are deleted ("year < 1950").'],
 ) -> Mapping[str, object]:
     """Delete the rows of a table for which a condition holds: one commit.
 
@@ -52,76 +52,77 @@ def delete(
     Example:
       tiltyard job delete --uri http://127.0.0.1:2333 films --where "year < 1950"
     """
-    found = catalog_client.table(catalog, table)
-    strict = StrictTable(found)
-    dataset = strict.latest()
-    if _KEPT not in run.kept():
-        run.keep(_KEPT, json.dumps({"since": int(dataset.version), "rows": 0}))
-    since = int(json.loads(run.kept()[_KEPT])["since"])
+    target = catalog_client.table(catalog, table)
+    job_table = JobTable(target)
+    dataset = job_table.latest()
+    if _CHECKPOINT_KEY not in run.checkpoints():
+        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": int(dataset.version), "rows": 0}))
+    since = int(json.loads(run.checkpoints()[_CHECKPOINT_KEY])["since"])
     check_condition(dataset, where)
-    matched: dict[int, Matched] = {}
-    search = _Searching(run, spark, found.place(), where)
-    asked = list(fragments_of(dataset))
-    while (version := strict.done(run, since)) is None:
-        matched.update({one.fragment: one for one in search(dataset, asked)})
-        rows = sum(one.rows for one in matched.values())
+    changed: dict[int, ChangedFragment] = {}
+    to_search = list(fragments_by_id(dataset))
+    while (version := job_table.done(run, since)) is None:
+        results = _search_fragments(run, spark, target.location(), dataset, to_search, where)
+        changed.update({fragment.fragment_id: fragment for fragment in results})
+        rows = sum(fragment.rows for fragment in changed.values())
         if not rows:
             return {"version": int(dataset.version), "rows": 0}
-        run.keep(_KEPT, json.dumps({"since": since, "rows": rows}))
+        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({"since": since, "rows": rows}))
         run.check()
         try:
-            strict.commit(dataset, _operation(matched, where), run, verify=_nothing_new(dataset))
-        except OvertakenError:
-            newer = strict.latest()
-            changed = changed_fragments(dataset, newer)
-            for number in (*changed.gone, *changed.came):
-                matched.pop(number, None)
-            dataset, asked = newer, list(changed.came)
-    return {"version": version, "rows": json.loads(run.kept()[_KEPT])["rows"]}
+            job_table.commit(dataset, _delete_operation(changed, where), run, verify=partial(_has_no_new_rows, dataset))
+        except CommitConflictError:
+            newer = job_table.latest()
+            difference = diff_fragments(dataset, newer)
+            for number in (*difference.removed, *difference.changed):
+                changed.pop(number, None)
+            dataset, to_search = newer, list(difference.changed)
+    return {"version": version, "rows": json.loads(run.checkpoints()[_CHECKPOINT_KEY])["rows"]}
 
 
-@dataclass(frozen=True, slots=True)
-class _Searching:
-    """Looks for rows to delete, in tasks or here."""
+def _search_fragments(
+    run: Run,
+    spark: SparkSession,
+    location: TableLocation,
+    dataset: lance.LanceDataset,
+    numbers: Sequence[int],
+    condition: str,
+) -> list[ChangedFragment]:
+    """Find the rows to delete in these fragments, in Spark's tasks, or in this process if they are few."""
+    fragments = fragments_by_id(dataset)
+    rows = {number: fragments[number].num_rows for number in numbers}
+    session = spark if sum(rows.values()) > MAX_ROWS_IN_DRIVER else None
+    groups = group_fragments(rows, ROWS_PER_TASK, task_slots(session))
+    tasks = [DeleteRows(location, int(dataset.version), group, condition) for group in groups]
+    changed: list[ChangedFragment] = []
+    done = itertools.count(1)
 
-    run: Run
-    spark: SparkSession
-    place: Place
-    condition: str
+    def handle_result(_: int, result: list[ChangedFragment]) -> None:
+        changed.extend(result)
+        run.progress(rows=sum(fragment.rows for fragment in changed), tasks=next(done), tasks_total=len(tasks))
 
-    def __call__(self, dataset: lance.LanceDataset, numbers: Sequence[int]) -> list[Matched]:
-        there = fragments_of(dataset)
-        rows = {number: there[number].num_rows for number in numbers}
-        session = self.spark if sum(rows.values()) > ROWS_IN_THE_DRIVER else None
-        groups = grouped(rows, ROWS_OF_A_TASK, slots(session))
-        tasks = [Search(self.place, int(dataset.version), group, self.condition) for group in groups]
-        found: list[Matched] = []
-        done = itertools.count(1)
-
-        def heard(_: int, some: list[Matched]) -> None:
-            found.extend(some)
-            self.run.progress(rows=sum(one.rows for one in found), tasks=next(done), tasks_total=len(tasks))
-
-        run_tasks(session, self.run, call, tasks, on_result=heard, name="delete")
-        return found
+    run_tasks(session, run, call_task, tasks, on_result=handle_result, name="delete")
+    return changed
 
 
-def _operation(matched: Mapping[int, Matched], condition: str) -> LanceOperation.Delete:
+def _delete_operation(changed: Mapping[int, ChangedFragment], condition: str) -> LanceOperation.Delete:
     return LanceOperation.Delete(
-        updated_fragments=[one.left for one in matched.values() if one.left is not None],
-        deleted_fragment_ids=[number for number, one in matched.items() if one.left is None],
+        updated_fragments=[fragment.remaining for fragment in changed.values() if fragment.remaining is not None],
+        deleted_fragment_ids=[number for number, fragment in changed.items() if fragment.remaining is None],
         predicate=condition,
     )
 
 
-def _nothing_new(dataset: lance.LanceDataset) -> Callable[[lance.LanceDataset], bool]:
-    """Whether no row came in since `dataset`: only then the commit deletes all that the condition holds for."""
-    return lambda newer: brought(dataset, newer) == []
+def _has_no_new_rows(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:
+    """Return whether no row was added or moved since `old`: only then the commit deletes all rows that match."""
+    return fragments_with_new_rows(old, new) == []
 
 
 def check_condition(dataset: lance.LanceDataset, condition: str) -> None:
-    """Raise InvalidInputError for a condition that is none."""
+    """Raise InvalidInputError for a text that is no condition on the table's rows."""
     try:
         dataset.scanner(columns=[], filter=condition, with_row_id=True, limit=1).explain_plan()
     except (ValueError, OSError) as error:
-        raise InvalidInputError(f"'{condition}' is no condition on the table's rows: {in_words(error)}.") from error
+        raise InvalidInputError(
+            f"'{condition}' is no condition on the table's rows: {clean_message(error)}."
+        ) from error

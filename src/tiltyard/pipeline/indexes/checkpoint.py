@@ -1,4 +1,4 @@
-"""What is finished of an index, kept with the run: its model, and segments that hold as long as their fragments do."""
+"""Checkpoint of an index build, kept with its run: the model, and segments, valid as long as their fragments are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from lance.dataset import Index, IndexFile
 
-from tiltyard.pipeline.indexes.tasks import Model
-from tiltyard.pipeline.sources.filesystem import exists
+from tiltyard.pipeline.indexes.tasks import IndexModel
+from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.version_diff import path_ids
 
 if TYPE_CHECKING:
@@ -21,86 +21,93 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
     from tiltyard.pipeline.runs import Run
-    from tiltyard.pipeline.table_location import Place
+    from tiltyard.pipeline.table_location import TableLocation
 
 _MODEL = "model"
 _SEGMENT = "segment-"
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """What this run has finished of the index of a column. `fields` are the ids of the column and of all inside it."""
+class IndexCheckpoint:
+    """What a run has built of a column's index. `fields` are the ids of the column's field and all fields inside it."""
 
     run: Run
-    place: Place
+    location: TableLocation
     fields: frozenset[int]
 
     @classmethod
-    def of(cls, run: Run, place: Place, dataset: lance.LanceDataset, column: str) -> Finished:
-        """For a column that the table has, by its path."""
-        return cls(run, place, path_ids(dataset, column))
+    def of(cls, run: Run, location: TableLocation, dataset: lance.LanceDataset, column: str) -> IndexCheckpoint:
+        """Return the checkpoint for a column of the table, by its path."""
+        return cls(run, location, path_ids(dataset, column))
 
-    def model(self, place: Place) -> Model | None:
-        """The model, if it was trained, for a column that is still the same."""
-        told = json.loads(self.run.kept().get(_MODEL, "null"))
-        if told is None or frozenset(told["fields"]) != self.fields:
+    def load_model(self, location: TableLocation) -> IndexModel | None:
+        """Return the trained model; None if there is none, its files are gone, or the column is another one now."""
+        entry = json.loads(self.run.checkpoints().get(_MODEL, "null"))
+        if entry is None or frozenset(entry["fields"]) != self.fields:
             return None
-        found = Model(**told["model"])
-        return found if all(exists(f"{place.uri}/{file}", place.options) for file in found.files) else None
+        model = IndexModel(**entry["model"])
+        return model if all(file_exists(f"{location.uri}/{file}", location.options) for file in model.files) else None
 
-    def keep_model(self, model: Model) -> None:
-        """Remember it."""
-        self.run.keep(_MODEL, json.dumps({"model": asdict(model), "fields": sorted(self.fields)}))
+    def save_model(self, model: IndexModel) -> None:
+        """Save the trained model."""
+        self.run.save_checkpoint(_MODEL, json.dumps({"model": asdict(model), "fields": sorted(self.fields)}))
 
-    def keep(self, segment: Index, there: Mapping[int, FragmentMetadata], model: Model | None) -> None:
-        """Remember a segment, its model, and what its fragments were when it was planned."""
-        seen = {number: _mark(there[number], self.fields) for number in segment.fragment_ids}
-        told = {"segment": _told(segment), "model": model and model.folder, "seen": seen}
-        self.run.keep(f"{_SEGMENT}{segment.uuid}", json.dumps(told))
+    def save_segment(self, segment: Index, fragments: Mapping[int, FragmentMetadata], model: IndexModel | None) -> None:
+        """Save a segment with its model and the state of its fragments, of the version that it was planned on."""
+        seen = {number: _fragment_state(fragments[number], self.fields) for number in segment.fragment_ids}
+        entry = {"segment": _to_json(segment), "model": model and model.folder, "seen": seen}
+        self.run.save_checkpoint(f"{_SEGMENT}{segment.uuid}", json.dumps(entry))
 
-    def segments(
-        self, dataset: lance.LanceDataset, there: Mapping[int, FragmentMetadata], model: Model | None
+    def load_segments(
+        self, dataset: lance.LanceDataset, fragments: Mapping[int, FragmentMetadata], model: IndexModel | None
     ) -> list[Index]:
-        """Segments of one model, and of fragments that are still what they were, each in one at most: the largest."""
-        found: list[Index] = []
+        """Return the valid segments of this model that do not overlap, the largest first.
+
+        A segment is valid if its fragments have the same values as when it was planned, and its files are there.
+        """
+        segments: list[Index] = []
         covered: set[int] = set()
-        kept = [json.loads(text) for key, text in self.run.kept().items() if key.startswith(_SEGMENT)]
-        told = [one for one in kept if one["model"] == (model and model.folder)]
-        for one in sorted(told, key=lambda one: len(one["seen"]), reverse=True):
-            seen = {int(number): mark for number, mark in one["seen"].items()}
-            segment = _segment(one["segment"])
-            if covered.isdisjoint(seen) and self._holds(seen, there) and self._is_there(segment, dataset):
-                found.append(segment)
-                covered |= seen.keys()
-        return found
+        saved = [json.loads(text) for key, text in self.run.checkpoints().items() if key.startswith(_SEGMENT)]
+        entries = [entry for entry in saved if entry["model"] == (model and model.folder)]
+        for entry in sorted(entries, key=lambda entry: len(entry["seen"]), reverse=True):
+            states = {int(number): state for number, state in entry["seen"].items()}
+            segment = _from_json(entry["segment"])
+            if covered.isdisjoint(states) and self._is_valid(states, fragments) and self._has_files(segment, dataset):
+                segments.append(segment)
+                covered |= states.keys()
+        return segments
 
-    def forget_model(self, place: Place) -> None:
-        """Delete the model: the index is in the table."""
-        if (found := self.model(place)) is not None:
-            found.delete(place)
+    def delete_model(self, location: TableLocation) -> None:
+        """Delete the model's files: the index is committed."""
+        if (model := self.load_model(location)) is not None:
+            model.delete(location)
 
-    def _holds(self, seen: Mapping[int, list[Any]], there: Mapping[int, FragmentMetadata]) -> bool:
-        """Whether the fragments have the same values; a version that was restored may have rows again that had none."""
-        now = {number: _mark(there[number], self.fields) for number in seen if number in there}
-        return len(now) == len(seen) and all(
-            now[number][0] == files and now[number][1] >= deletions for number, (files, deletions) in seen.items()
+    def _is_valid(self, states: Mapping[int, list[Any]], fragments: Mapping[int, FragmentMetadata]) -> bool:
+        """Return whether the fragments have the same values; rows may have been deleted since.
+
+        A version that was restored may have rows again that were deleted when the segment was planned.
+        """
+        current = {number: _fragment_state(fragments[number], self.fields) for number in states if number in fragments}
+        return len(current) == len(states) and all(
+            current[number][0] == files and current[number][1] >= deletions
+            for number, (files, deletions) in states.items()
         )
 
-    def _is_there(self, segment: Index, dataset: lance.LanceDataset) -> bool:
-        """Whether its files are: garbage collection takes what no version names for a week."""
+    def _has_files(self, segment: Index, dataset: lance.LanceDataset) -> bool:
+        """Return whether a segment's files are there: garbage collection removes what no version names after a week."""
         first = (segment.files or [])[:1]
         folder = f"{dataset.uri}/_indices/{segment.uuid}"
-        return all(exists(f"{folder}/{file.path}", self.place.options) for file in first)
+        return all(file_exists(f"{folder}/{file.path}", self.location.options) for file in first)
 
 
-def _mark(fragment: FragmentMetadata, fields: frozenset[int]) -> list[Any]:
-    """What the values of a fragment are made of: a digest of the files, and how many rows are deleted."""
+def _fragment_state(fragment: FragmentMetadata, fields: frozenset[int]) -> list[Any]:
+    """Return what the indexed values depend on: a digest of the files' names, and the number of deleted rows."""
     files = sorted(str(file.path) for file in fragment.files if not fields.isdisjoint(file.fields))
     return [hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16], fragment.num_deletions]
 
 
-def _told(segment: Index) -> dict[str, Any]:
-    """A segment as JSON holds it."""
+def _to_json(segment: Index) -> dict[str, Any]:
+    """Return a segment in types of JSON."""
     kind, details = segment.index_details or (None, b"")
     return {
         "uuid": str(segment.uuid),
@@ -117,14 +124,15 @@ def _told(segment: Index) -> dict[str, Any]:
     }
 
 
-def _segment(told: dict[str, Any]) -> Index:
-    details = told["index_details"]
+def _from_json(values: dict[str, Any]) -> Index:
+    """Return the segment that `_to_json` has serialized."""
+    details = values["index_details"]
     return Index(
         **{
-            **told,
-            "fragment_ids": set(told["fragment_ids"]),
-            "created_at": told["created_at"] and datetime.fromisoformat(told["created_at"]),
-            "files": [IndexFile(path, size) for path, size in told["files"]] or None,
+            **values,
+            "fragment_ids": set(values["fragment_ids"]),
+            "created_at": values["created_at"] and datetime.fromisoformat(values["created_at"]),
+            "files": [IndexFile(path, size) for path, size in values["files"]] or None,
             "index_details": details and (details[0], base64.b64decode(details[1])),
         }
     )

@@ -1,9 +1,9 @@
-"""Index: trained once, built by groups of fragments in tasks, merged, committed.
+"""Index job: train a model once, build segments of groups of fragments in tasks, merge them, commit the index.
 
     sample → model → a segment for each group of fragments → one segment → a commit
 
-Rows that come in meanwhile are not in it: `optimize` brings them in. What was built of fragments that others replaced
-meanwhile is built again, and nothing else is.
+Rows that are added meanwhile are not in it: `optimize` adds them. Segments of fragments that others replaced meanwhile
+are built again, and no others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tiltyard.model.index_types import IndexType, index_type
 from tiltyard.model.index_types import parameters as checked_parameters
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.indexes.checkpoint import Finished
-from tiltyard.pipeline.indexes.tasks import Order, block_size, built_segments, commit_empty_index
+from tiltyard.pipeline.indexes.checkpoint import IndexCheckpoint
+from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
+from tiltyard.pipeline.indexes.tasks import IndexSpec, block_size
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.table_location import Connection
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-_LANCES = {IndexType.FTS: "INVERTED"}
-"""What Lance calls an index, where the specification calls it otherwise."""
-_TRIES = 5
-_BUILT = "index"
+_LANCE_NAMES = {IndexType.FTS: "INVERTED"}
+"""Lance's name of an index type, where the specification has another one."""
+_MAX_TRIES = 5
+_CHECKPOINT_KEY = "index"
 
 
 @job("index")
@@ -60,83 +61,83 @@ def index(
       tiltyard job index --uri http://127.0.0.1:2333 films id BTREE
       tiltyard job index --uri http://127.0.0.1:2333 films vector IVF_PQ --parameters num_partitions=256
     """
-    order = find_order(column, type, name, {key: _value(text) for key, text in parameters.items()})
-    found = catalog_client.table(catalog, table)
-    dataset = found.dataset(branch=branch, block_size=block_size(order.kind))
-    order = fitted(order, dataset.schema)
-    if (done := _done(run, dataset, order)) is not None:
-        return done
-    if not replace and any(one.name == order.name for one in dataset.describe_indices()):
-        raise InvalidInputError(f"{table} has an index '{order.name}': name another one, or say --replace.")
-    for _ in range(_TRIES):
-        place = found.place()
+    spec = make_spec(column, type, name, {key: _parse_parameter(text) for key, text in parameters.items()})
+    target = catalog_client.table(catalog, table)
+    dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
+    spec = validate_spec(spec, dataset.schema)
+    if (figures := _find_built(run, dataset, spec)) is not None:
+        return figures
+    if not replace and any(existing.name == spec.name for existing in dataset.describe_indices()):
+        raise InvalidInputError(f"{table} has an index '{spec.name}': name another one, or say --replace.")
+    for _ in range(_MAX_TRIES):
+        location = target.location()
         if not dataset.get_fragments():
-            if _commit_empty(run, dataset, order) and (done := _done(run, dataset, order)) is not None:
-                return done
-            dataset = found.dataset(branch=branch, block_size=block_size(order.kind))
+            if _commit_empty(run, dataset, spec) and (figures := _find_built(run, dataset, spec)) is not None:
+                return figures
+            dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
             continue
-        finished = Finished.of(run, place, dataset, column)
-        segments = built_segments(run, spark, place, dataset, branch, order, finished)
-        run.keep(_BUILT, json.dumps(sorted(str(one.uuid) for one in segments)))
+        checkpoint = IndexCheckpoint.of(run, location, dataset, column)
+        segments = build_segments(run, spark, location, dataset, branch, spec, checkpoint)
+        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps(sorted(str(segment.uuid) for segment in segments)))
         run.check()
-        if _commit(dataset, order, segments) and (done := _done(run, dataset, order)) is not None:
-            finished.forget_model(place)
-            return done
-        dataset = found.dataset(branch=branch, block_size=block_size(order.kind))
+        if _commit_segments(dataset, spec, segments) and (figures := _find_built(run, dataset, spec)) is not None:
+            checkpoint.delete_model(location)
+            return figures
+        dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
     raise ConcurrentModificationError(
-        f"Others replaced fragments of {table} {_TRIES} times meanwhile: build when no compaction runs."
+        f"Others replaced fragments of {table} {_MAX_TRIES} times meanwhile: build when no compaction runs."
     )
 
 
-def find_order(column: str, type: str, name: str | None, parameters: Mapping[str, Any]) -> Order:  # noqa: A002  # as the job's argument
-    """What is built. Raises InvalidInputError for a type that there is not."""
+def make_spec(column: str, type: str, name: str | None, parameters: Mapping[str, Any]) -> IndexSpec:  # noqa: A002  # as the job's argument
+    """Describe the index to build. Raises InvalidInputError for an unknown type."""
     kind = index_type(type)
-    return Order(column, _LANCES.get(kind, kind.value), name or f"{column}_idx", parameters)
+    return IndexSpec(column, _LANCE_NAMES.get(kind, kind.value), name or f"{column}_idx", parameters)
 
 
-def fitted(order: Order, schema: pa.Schema) -> Order:
-    """The same index, of a column of a table that it fits, with parameters that CreateTableIndex would take.
+def validate_spec(spec: IndexSpec, schema: pa.Schema) -> IndexSpec:
+    """Check an index against the table's schema and the rules of CreateTableIndex; return it with its parameters.
 
     Raises InvalidInputError.
     """
-    field = find_field(schema, order.column)
+    field = find_field(schema, spec.column)
     fields = models.CreateTableIndexRequest.__struct_fields__
-    if unknown := [key for key in order.parameters if key not in fields]:
+    if unknown := [key for key in spec.parameters if key not in fields]:
         raise InvalidInputError(f"An index has no parameter '{unknown[0]}': they are those of CreateTableIndex.")
-    kind = index_type(order.kind)
-    told = {**order.parameters, "column": order.column, "index_type": kind.value}
+    kind = index_type(spec.kind)
+    values = {**spec.parameters, "column": spec.column, "index_type": kind.value}
     try:
-        request = msgspec.convert(told, models.CreateTableIndexRequest)
+        request = msgspec.convert(values, models.CreateTableIndexRequest)
     except msgspec.ValidationError as error:
-        raise InvalidInputError(f"The parameters of the index '{order.name}' cannot be: {error}.") from error
-    return replace(order, parameters=checked_parameters(kind, field, request))
+        raise InvalidInputError(f"The parameters of the index '{spec.name}' cannot be: {error}.") from error
+    return replace(spec, parameters=checked_parameters(kind, field, request))
 
 
 def find_field(schema: pa.Schema, path: str) -> pa.Field:
     """Return the field at a path (`a`, `a.b`, "`a.b`.c"). Raises InvalidInputError."""
     if path in schema.names:
         return schema.field(path)
-    found: Any = LanceSchema.from_pyarrow(schema).field(path)  # pylance's stubs lack it
-    if found is None:
+    field: Any = LanceSchema.from_pyarrow(schema).field(path)  # pylance's stubs lack it
+    if field is None:
         raise InvalidInputError(f"The table has no column '{path}'; it has {', '.join(schema.names)}.")
-    return found.to_arrow()
+    return field.to_arrow()
 
 
-def _commit_empty(run: Run, dataset: lance.LanceDataset, order: Order) -> bool:
-    """Publish the index of a table without rows; False if somebody else changed the table meanwhile."""
+def _commit_empty(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
+    """Commit the index of a table without rows; False if that collides with another commit."""
     uuid = str(uuid4())
-    run.keep(_BUILT, json.dumps([uuid]))
+    run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([uuid]))
     run.check()
-    return _committed(lambda: commit_empty_index(dataset, order, uuid))
+    return _try_commit(lambda: commit_empty_index(dataset, spec, uuid))
 
 
-def _commit(dataset: lance.LanceDataset, order: Order, segments: Sequence[Any]) -> bool:
-    """Publish the segments, and have the dataset be of that version; False if fragments of theirs were replaced."""
-    return _committed(lambda: dataset.commit_existing_index_segments(order.name, order.column, list(segments)))
+def _commit_segments(dataset: lance.LanceDataset, spec: IndexSpec, segments: Sequence[Any]) -> bool:
+    """Commit the segments, and move the dataset to that version; False if fragments of theirs were replaced."""
+    return _try_commit(lambda: dataset.commit_existing_index_segments(spec.name, spec.column, list(segments)))
 
 
-def _committed(commit: Callable[[], object]) -> bool:
-    """Commit; False if that collides with another's commit. Raises what Lance raises."""
+def _try_commit(commit: Callable[[], object]) -> bool:
+    """Commit; False if that collides with another commit. Raises what Lance raises."""
     try:
         commit()
     except (OSError, RuntimeError, ValueError) as error:
@@ -146,23 +147,23 @@ def _committed(commit: Callable[[], object]) -> bool:
     return True
 
 
-def _done(run: Run, dataset: lance.LanceDataset, order: Order) -> Mapping[str, object] | None:
-    """The figures, if what this run has built is in the table."""
-    built = set(json.loads(run.kept().get(_BUILT, "[]")))
-    for one in dataset.describe_indices():
-        there = {str(segment.uuid) for segment in one.segments}
-        if one.name == order.name and built and built <= there:
+def _find_built(run: Run, dataset: lance.LanceDataset, spec: IndexSpec) -> Mapping[str, object] | None:
+    """Return the figures if the table has the index that this run has built."""
+    built = set(json.loads(run.checkpoints().get(_CHECKPOINT_KEY, "[]")))
+    for description in dataset.describe_indices():
+        segments = {str(segment.uuid) for segment in description.segments}
+        if description.name == spec.name and built and built <= segments:
             return {
                 "version": int(dataset.version),
-                "index": order.name,
-                "rows": one.num_rows_indexed,
-                "segments": len(there),
+                "index": spec.name,
+                "rows": description.num_rows_indexed,
+                "segments": len(segments),
             }
     return None
 
 
-def _value(text: str) -> Any:
-    """A parameter from an option: numbers, true and lists are JSON, all else is text."""
+def _parse_parameter(text: str) -> Any:
+    """Parse a parameter of an option: numbers, true and lists are JSON, all else is text."""
     try:
         return json.loads(text)
     except ValueError:

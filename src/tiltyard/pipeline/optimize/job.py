@@ -19,10 +19,10 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.jobs import job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.optimize.tasks import Rewrite
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.spark_tasks import call, run_tasks
+from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import Connection
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def optimize(
     if rows_per_fragment < 1:
         raise InvalidInputError("A fragment holds at least one row: set rows_per_fragment to 1 or more.")
     found = catalog_client.table(catalog, table)
-    calls = Calls(catalog)
+    calls = OperationClient(catalog)
     figures: dict[str, object] = {}
     if indexes:  # first: Lance puts only fragments together that the same indexes hold
         figures |= _catch_up(run, spark, found)
@@ -88,7 +88,7 @@ def optimize(
     return {**figures, "version": int(found.dataset().version)}
 
 
-def _busy(calls: Calls, run: Run, table: Table) -> str:
+def _busy(calls: OperationClient, run: Run, table: Table) -> str:
     """The job that changes the table now, besides this one; empty if none does."""
     for name in _CHANGING:
         for page in calls.pages("ListJobs", name=name, status="Running"):
@@ -107,9 +107,9 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
     for _ in range(_TRIES):
         dataset = table.dataset()
         plan = Compaction.plan(dataset, options)
-        place = table.place()
+        location = table.location()
         indexes = tuple(sorted(str(part.uuid) for one in dataset.describe_indices() for part in one.segments))
-        tasks = [Rewrite(place, task, indexes) for task in plan.tasks]
+        tasks = [Rewrite(location, task, indexes) for task in plan.tasks]
         if not tasks:
             return {"fragments_removed": 0, "fragments_added": 0}
         results = _rewritten(run, spark, tasks)
@@ -137,7 +137,7 @@ def _rewritten(run: Run, spark: SparkSession, tasks: list[Rewrite]) -> list[Rewr
 
     size = sum(file.file_size_bytes or 0 for task in left for one in task.task.fragments for file in one.files)
     session = None if size <= BYTES_IN_THE_DRIVER else spark
-    run_tasks(session, run, call, left, on_result=heard, name="optimize: compact")
+    run_tasks(session, run, call_task, left, on_result=heard, name="optimize: compact")
     return found
 
 
@@ -154,7 +154,7 @@ def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
     run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
     session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
     for done, task in enumerate(tasks, 1):  # in turn: two commits of indexes at once would only wait for each other
-        [version] = run_tasks(session, run, call, [task], name="optimize: index")
+        [version] = run_tasks(session, run, call_task, [task], name="optimize: index")
         run.progress(indexes=done, version=version)
     now = _indexed(table.dataset()) if tasks else held
     return {"indexes": len(tasks), "rows_indexed": sum(max(0, now.get(name, 0) - held[name]) for name in behind)}

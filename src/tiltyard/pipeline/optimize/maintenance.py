@@ -19,7 +19,7 @@ from tiltyard.model.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
 from tiltyard.pipeline.driver.lease import submit
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 
 log = logging.getLogger("tiltyard.pipeline")
 
@@ -47,7 +47,9 @@ class Need:
     there: bool = False
 
 
-def maintain(calls: Calls, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False) -> Iterator[Need]:
+def maintain(
+    calls: OperationClient, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False
+) -> Iterator[Need]:
     """Queue what these tables need, or all; each as it is found. Jobs that wait or run are not queued twice.
 
     A table that has no data yet, or is dropped meanwhile, needs nothing; among all tables, a view that may not be
@@ -79,7 +81,7 @@ def maintain(calls: Calls, tables: Sequence[str], thresholds: Thresholds, *, dry
                 yield Need(need.table, need.job, need.why, queued.id)
 
 
-def _needs(calls: Calls, path: tuple[str, ...], thresholds: Thresholds) -> Iterator[Need]:
+def _needs(calls: OperationClient, path: tuple[str, ...], thresholds: Thresholds) -> Iterator[Need]:
     """What a table needs. Raises TableNotFoundError, InvalidTableStateError (no data yet)."""
     name = display(path)
     stats = calls.call("GetTableStats", id=list(path))
@@ -99,17 +101,17 @@ def _needs(calls: Calls, path: tuple[str, ...], thresholds: Thresholds) -> Itera
         yield Need(name, REFRESH, "it is a view that refreshes by itself")  # a job without anything to do ends at once
 
 
-def _indexes(calls: Calls, path: tuple[str, ...]) -> Iterator[dict[str, object]]:
+def _indexes(calls: OperationClient, path: tuple[str, ...]) -> Iterator[dict[str, object]]:
     for page in calls.pages("ListTableIndices", id=list(path)):
         yield from page["indexes"]
 
 
-def _all_tables(calls: Calls) -> Iterator[str]:
+def _all_tables(calls: OperationClient) -> Iterator[str]:
     for page in calls.pages("ListAllTables", limit=500):
         yield from page["tables"]
 
 
-def _unfinished(calls: Calls, job: str) -> Iterator[tuple[str, str]]:
+def _unfinished(calls: OperationClient, job: str) -> Iterator[tuple[str, str]]:
     """The tables for which a job waits or runs, with its id."""
     for status in UNFINISHED:
         for page in calls.pages("ListJobs", name=job, status=status):

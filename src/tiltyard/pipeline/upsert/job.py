@@ -1,9 +1,9 @@
-"""Upsert: the rows of a source replace those with the same key, and join the table where there is none. One commit.
+"""Upsert job: replace the rows of a table that have a key of the source, insert the source's other rows; one commit.
 
     source → fragments (written, not visible) → keys looked up in the table, fragment by fragment → one Lance commit
 
-Keys stay unique beside concurrent writers: the commit goes through `strict`, which looks at everything that was
-committed since the lookup before it lets the next version pass.
+Keys stay unique beside concurrent writers: the commit goes through a `JobTable`, which checks everything that was
+committed since the lookup before it accepts the next version.
 """
 
 from __future__ import annotations
@@ -24,44 +24,53 @@ from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.ingest.job import for_landing, forgotten, source_recipe, write_source
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.session import slots
-from tiltyard.pipeline.sources.files import TASK_BYTES, Source, Wanted, find_source, look_in_tasks
-from tiltyard.pipeline.sources.filesystem import absolute
+from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.sources.discovery import TASK_BYTES, Source, SourceOptions, find_source, spark_inspector
+from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
-from tiltyard.pipeline.spark_tasks import call, run_tasks
+from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.type_names import parse_type
-from tiltyard.pipeline.upsert.tasks import KEYS_AT_ONCE, CheckKeys, Keys, Match, Matched, count_keys, share_keys
-from tiltyard.pipeline.user_functions import find_code
-from tiltyard.pipeline.version_diff import brought, changed_fragments, fragments_of, grouped
-from tiltyard.pipeline.writing.casts import Chosen
-from tiltyard.pipeline.writing.commit import OvertakenError, StrictTable, checked_columns
-from tiltyard.pipeline.writing.fragments import opened
-from tiltyard.pipeline.writing.recipes import Asked
-from tiltyard.pipeline.writing.target_table import WriteMode, land, without
+from tiltyard.pipeline.upsert.tasks import (
+    MAX_KEYS_IN_MEMORY,
+    CheckKeys,
+    MatchedFragment,
+    MatchFragments,
+    SourceKeys,
+    count_keys,
+    have_common_key,
+)
+from tiltyard.pipeline.user_functions import parse_user_function
+from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
+from tiltyard.pipeline.writing.casts import ColumnSelection
+from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
+from tiltyard.pipeline.writing.fragments import parse_fragments
+from tiltyard.pipeline.writing.options import WriteOptions
+from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target, verify_run_uncommitted
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from lance.fragment import FragmentMetadata
     from pyspark.sql import SparkSession
 
-_COUNTED = "upserted"
+_CHECKPOINT_KEY = "upserted"
 
-ROWS_OF_A_TASK = 4_000_000
-BYTES_IN_THE_DRIVER = 128 << 20
-ROWS_IN_THE_DRIVER = 4_000_000
-"""A source of so many bytes is written in this process, and keys of so many rows are looked up: Spark starts later."""
+ROWS_PER_TASK = 4_000_000
+MAX_BYTES_IN_DRIVER = 128 << 20
+MAX_ROWS_IN_DRIVER = 4_000_000
+"""A source of up to so many bytes is written in this process, and keys of up to so many rows are looked up in it:
+starting Spark's tasks takes longer."""
 
-ROWS_AT_THE_COMMIT = 500_000
-"""How many rows that came in meanwhile are looked through while a commit waits."""
+MAX_ROWS_AT_COMMIT = 500_000
+"""How many rows of concurrent writers are searched for the keys while a commit waits."""
 
 
 @job("upsert")
 def upsert(
     run: Run,
-    where: Connection,
+    catalog: Connection,
     spark: SparkSession,
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
     table: Annotated[str, "The table to change."],
@@ -70,7 +79,7 @@ def upsert(
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
         Literal["parquet", "arrow", "csv", "json", "lance"] | None, "What the files are, if not by name."
     ] = None,
-    delimiter: Annotated[str | None, "What parts the values of CSV."] = None,
+    delimiter: Annotated[str | None, "What separates the values of CSV."] = None,
     schema: Annotated[
         Literal["union", "first", "strict"],
         "Of files that differ: all columns in types that hold the values of all (union, the default), those of the "
@@ -83,56 +92,58 @@ def upsert(
     multiline: Annotated[bool, "Values of CSV hold line breaks: each file is read by one task."] = False,
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
-    null: Annotated[list[str], "Columns of the table that the source has not, and that become null."] = [],  # noqa: B006  # the same
+    null: Annotated[list[str], "Columns of the table that the source lacks, and that become null."] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
 ) -> Mapping[str, object]:
-    """Replace the rows of a table that have a key of the source, and add those that have none there: one commit.
+    """Replace the rows of a table that have a key of the source, and insert the source's other rows: one commit.
 
-    A key that is twice in the source, or null, ends the job and nothing is changed.
+    A key that is in the source twice, or null, fails the job, and nothing is changed.
 
     \b
     Example:
       tiltyard job upsert --uri http://127.0.0.1:2333 changed.parquet films --on id
     """
     types = {name: parse_type(text) for name, text in cast.items()}
-    asked = Asked(WriteMode.APPEND, Chosen((), rename, types, tuple(null)), find_code(udf) if udf else None)
+    options = WriteOptions(
+        WriteMode.APPEND, ColumnSelection((), rename, types, tuple(null)), parse_user_function(udf) if udf else None
+    )
     old_names = {new: old for old, new in rename.items()}
     kind = Format(format) if format else None
-    wanted = Wanted(
-        absolute(source),
+    source_options = SourceOptions(
+        absolute_path(source),
         kind,
         None,
         delimiter,
         {old_names.get(name, name): dtype for name, dtype in types.items()},
-        dict(where.storage),
+        dict(catalog.storage),
         SchemaMode(schema),
         partitions,
         (),
         tuple(null_value),
         multiline,
     )
-    files = find_source(wanted, look_in_tasks(run, spark))
-    return _upsert(run, spark, files, catalog_client.table(where, table), asked, on)
+    files = find_source(source_options, spark_inspector(run, spark))
+    return _upsert(run, spark, files, catalog_client.table(catalog, table), options, on)
 
 
 def _upsert(
-    run: Run, spark: SparkSession, source: Source, table: Table, asked: Asked, on: Sequence[str]
+    run: Run, spark: SparkSession, source: Source, table: Table, options: WriteOptions, on: Sequence[str]
 ) -> Mapping[str, object]:
-    landing = land(run, table, WriteMode.APPEND)
+    landing = prepare_target(run, table, WriteMode.APPEND)
     if landing.schema is None:
         raise TableNotFoundError(f"{table} has no rows yet: ingest into it first.")
-    checked_columns(landing.schema, on, "The key")
-    if (done := _done(run, StrictTable(table), landing.base)) is not None:
-        return done.figures()
+    check_column_list(landing.schema, on, "The key")
+    if (earlier := _find_commit(run, JobTable(table), landing.base)) is not None:
+        return earlier.figures()
     try:
-        source = for_landing(run, source, landing, asked)
-        recipe = source_recipe(run, spark, source, landing, asked)
-        small = asked.udf is None and source.size <= BYTES_IN_THE_DRIVER
-        written = write_source(run, None if small else spark, source, recipe, TASK_BYTES)
-        fresh = [text for part in written for text in part.fragments]
-        return upsert_fragments(run, table, spark, opened(fresh), on, since=landing.base).figures()
+        source = for_landing(run, source, landing, options)
+        recipe = source_recipe(run, spark, source, landing, options)
+        is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
+        written = write_source(run, None if is_small else spark, source, recipe, TASK_BYTES)
+        fragments = [text for part in written for text in part.fragments]
+        return upsert_fragments(run, table, spark, parse_fragments(fragments), on, since=landing.base).figures()
     except (RefusedError, InvalidInputError):
-        landing.withdraw(forgotten(run))  # not of a run that was stopped: the next driver goes on with its files
+        landing.discard_writes(forgotten(run))  # not of a run that was stopped: the next driver resumes with its files
         raise
 
 
@@ -141,7 +152,7 @@ class Upserted:
     """What an upsert did; `version` is that of its commit.
 
     Of the `rows` of the source, `updated` had a key that the table had, and `inserted` had none. `replaced` counts the
-    rows of the table that went: more than `updated` where the table had a key more than once.
+    rows of the table that are gone: more than `updated` where the table had a key more than once.
     """
 
     version: int
@@ -151,7 +162,7 @@ class Upserted:
     replaced: int
 
     def figures(self) -> dict[str, object]:
-        """For the run."""
+        """Return the figures of the run."""
         return asdict(self)
 
 
@@ -167,134 +178,138 @@ def upsert_fragments(
 ) -> Upserted:
     """Upsert the rows of fragments that are written in the table's folder and not committed.
 
-    Done twice it is done once: `since` is the table's version when the run began. Without a session, keys are looked
-    up in threads of this process, one for each CPU, with a few million rows at once. Raises RefusedError (a key that is
-    null or there twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed),
+    Idempotent for a run: `since` is the table's version when the run began. Without a session, keys are looked up in
+    threads of this process, one for each CPU, each with a few million rows. Raises RefusedError (a key that is null or
+    there twice), InvalidInputError (no such column), ConcurrentModificationError (the schema changed),
     RunCanceledError; nothing is changed then.
     """
-    strict = StrictTable(table, branch)
-    dataset = strict.latest()
-    checked_columns(dataset.schema, on, "The key")
+    job_table = JobTable(table, branch)
+    dataset = job_table.latest()
+    check_column_list(dataset.schema, on, "The key")
     if not written:
         return Upserted(int(dataset.version), 0, 0, 0, 0)
-    keys = Keys.of(table.place(), on, written)
-    plan = _Plan(keys, list(written), dataset, branch)
-    plan.look(run, spark, check=True)
-    plan.keep(run)
-    while (done := _done(run, strict, since)) is None:
+    keys = SourceKeys.of(table.location(), on, written)
+    plan = _UpsertPlan(keys, list(written), dataset, branch)
+    plan.match_keys(run, spark, check=True)
+    plan.save_counts(run)
+    while (upserted := _find_commit(run, job_table, since)) is None:
         try:
-            strict.commit(plan.dataset, plan.operation(), run, verify=partial(plan.admits, run))
-        except OvertakenError:
-            plan.renew(run, spark, strict.latest())
-            plan.keep(run)
-    return done
+            job_table.commit(plan.dataset, plan.operation(), run, verify=partial(plan.can_commit_after, run))
+        except CommitConflictError:
+            plan.rebase(run, spark, job_table.latest())
+            plan.save_counts(run)
+    return upserted
 
 
-def _done(run: Run, strict: StrictTable, since: int) -> Upserted | None:
-    """What this run has done, if it has committed: the counts are kept before each try."""
+def _find_commit(run: Run, job_table: JobTable, since: int) -> Upserted | None:
+    """Return what this run has committed, if it has: the counts are saved before each attempt to commit."""
     run.check()
-    if _COUNTED not in run.kept() or (version := strict.done(run, since)) is None:
+    if _CHECKPOINT_KEY not in run.checkpoints() or (version := job_table.done(run, since)) is None:
         return None
-    rows, updated, *replaced = json.loads(run.kept()[_COUNTED])  # runs of before kept two figures
+    rows, updated, *replaced = json.loads(run.checkpoints()[_CHECKPOINT_KEY])  # earlier releases saved two figures
     return Upserted(version, rows, updated, rows - updated, *(replaced or [updated]))
 
 
 @dataclass(slots=True)
-class _Plan:
-    """What is to be committed on top of `dataset`."""
+class _UpsertPlan:
+    """The commit to make on `dataset`; rows that others added up to the version `checked` have none of the keys."""
 
-    keys: Keys
+    keys: SourceKeys
     written: list[FragmentMetadata]
     dataset: lance.LanceDataset
     branch: str | None
-    matched: dict[int, Matched] = field(default_factory=dict)
-    seen: lance.LanceDataset = field(init=False)
-    held: list[pa.Table] = field(init=False, default_factory=list)
-    """The keys, once a commit has met others: few enough for this process."""
+    matched: dict[int, MatchedFragment] = field(default_factory=dict)
+    checked: lance.LanceDataset = field(init=False)
+    loaded_keys: list[pa.Table] = field(init=False, default_factory=list)
+    """The keys, in memory once a commit has met others: they are few enough for this process."""
 
     def __post_init__(self) -> None:
-        self.seen = self.dataset
+        self.checked = self.dataset
 
-    def keep(self, run: Run) -> None:
-        """Remember the counts, for a driver that finds the commit made."""
-        updated = count_keys((one.keys for one in self.matched.values()), self.keys.rows)
-        replaced = sum(one.rows for one in self.matched.values())
-        run.keep(_COUNTED, json.dumps([self.keys.rows, updated, replaced]))
+    def save_counts(self, run: Run) -> None:
+        """Save the counts in the run's checkpoint, for a driver that finds the commit made."""
+        updated = count_keys((fragment.keys for fragment in self.matched.values()), self.keys.rows)
+        replaced = sum(fragment.rows for fragment in self.matched.values())
+        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps([self.keys.rows, updated, replaced]))
 
     def operation(self) -> LanceOperation.Update:
-        """The commit: rows with the keys go from their fragments, and the source's fragments come."""
+        """Return the commit's operation: rows with the keys are deleted, and the source's fragments are added."""
+        matched = self.matched.values()
         return LanceOperation.Update(
-            removed_fragment_ids=[number for number, one in self.matched.items() if one.left is None],
-            updated_fragments=[one.left for one in self.matched.values() if one.left is not None],
+            removed_fragment_ids=[fragment.fragment_id for fragment in matched if fragment.remaining is None],
+            updated_fragments=[fragment.remaining for fragment in matched if fragment.remaining is not None],
             new_fragments=self.written,
             fields_modified=[],
             update_mode="rewrite_rows",
         )
 
-    def look(
+    def match_keys(
         self, run: Run, spark: SparkSession | None, numbers: Sequence[int] | None = None, *, check: bool = False
     ) -> None:
-        """Find the keys in fragments of `dataset`: these, or all. With `check`, the keys themselves are looked at."""
-        there = fragments_of(self.dataset)
-        asked = list(there) if numbers is None else list(numbers)
-        rows = sum(there[number].num_rows for number in asked)
+        """Find the keys in these fragments of `dataset`, or in all; with `check`, also check that they are unique."""
+        fragments = fragments_by_id(self.dataset)
+        to_match = list(fragments) if numbers is None else list(numbers)
+        rows = sum(fragments[number].num_rows for number in to_match)
         run.progress(stage="match", looked=0, looked_total=rows)
-        session = spark if max(rows, self.keys.rows) > ROWS_IN_THE_DRIVER else None
-        buckets = math.ceil(self.keys.rows / KEYS_AT_ONCE)
+        session = spark if max(rows, self.keys.rows) > MAX_ROWS_IN_DRIVER else None
+        buckets = math.ceil(self.keys.rows / MAX_KEYS_IN_MEMORY)
         checks = [CheckKeys(self.keys, bucket, buckets) for bucket in range(buckets)] if check else []
-        at_once = slots(session)
-        groups = grouped({number: there[number].num_rows for number in asked}, ROWS_OF_A_TASK, at_once)
-        matches = [Match(self.keys, int(self.dataset.version), self.branch, group) for group in groups]
-        looked = 0
+        slots = task_slots(session)
+        groups = group_fragments({number: fragments[number].num_rows for number in to_match}, ROWS_PER_TASK, slots)
+        matches = [MatchFragments(self.keys, int(self.dataset.version), self.branch, group) for group in groups]
+        rows_searched = 0
 
-        def heard(position: int, _: list[Matched]) -> None:
-            nonlocal looked
-            looked += sum(there[number].num_rows for number in groups[position]) if position < len(groups) else 0
-            run.progress(looked=looked)
+        def handle_result(position: int, _: list[MatchedFragment]) -> None:
+            nonlocal rows_searched
+            if position < len(groups):
+                rows_searched += sum(fragments[number].num_rows for number in groups[position])
+            run.progress(looked=rows_searched)
 
-        payloads: list[Match | CheckKeys] = [*matches, *checks]
-        for found in run_tasks(session, run, call, payloads, on_result=heard, name="upsert: match", wave=at_once + 1):
-            self._take(found)
+        tasks: list[MatchFragments | CheckKeys] = [*matches, *checks]
+        wave = slots + 1
+        for matched in run_tasks(
+            session, run, call_task, tasks, on_result=handle_result, name="upsert: match", wave=wave
+        ):
+            self.matched.update({fragment.fragment_id: fragment for fragment in matched})
 
-    def _take(self, found: Sequence[Matched]) -> None:
-        self.matched.update({one.fragment: one for one in found})
-
-    def admits(self, run: Run, newer: lance.LanceDataset) -> bool:
-        """Whether the commit may go behind `newer`: no key of ours came in since, and the schema is the same.
+    def can_commit_after(self, run: Run, newer: lance.LanceDataset) -> bool:
+        """Return whether the commit may follow `newer`: no row with one of the keys was added, the schema is the same.
 
         Nor has another driver of this run committed: its keys may be others, if the source changed. Lance itself has
-        refused if both touched one fragment.
+        refused if both changed one fragment.
         """
-        came = brought(self.seen, newer) if without(run, self.seen)(newer) else None
-        if came is None:
+        added = (
+            fragments_with_new_rows(self.checked, newer) if verify_run_uncommitted(run, self.checked)(newer) else None
+        )
+        if added is None:
             return False
-        theirs = Keys.of(self.keys.place, self.keys.on, came)
-        if theirs.rows > ROWS_AT_THE_COMMIT or self.keys.rows > KEYS_AT_ONCE:
+        added_keys = SourceKeys.of(self.keys.location, self.keys.on, added)
+        if added_keys.rows > MAX_ROWS_AT_COMMIT or self.keys.rows > MAX_KEYS_IN_MEMORY:
             return False
-        if not self.held:
-            self.held = list(self.keys.chunks())
-        if share_keys(self.held, theirs):
+        if not self.loaded_keys:
+            self.loaded_keys = list(self.keys.chunks())
+        if have_common_key(self.loaded_keys, added_keys):
             return False
-        self.seen = newer
+        self.checked = newer
         return True
 
-    def renew(self, run: Run, spark: SparkSession | None, newer: lance.LanceDataset) -> None:
-        """Plan on a newer version: only fragments that changed are looked at again. Raises as `upsert_fragments`."""
+    def rebase(self, run: Run, spark: SparkSession | None, newer: lance.LanceDataset) -> None:
+        """Plan on a newer version: only fragments that changed are searched again. Raises as `upsert_fragments`."""
         _check_schema(self.dataset, newer)
-        changed = changed_fragments(self.dataset, newer)
-        for number in (*changed.gone, *changed.came):
+        changed = diff_fragments(self.dataset, newer)
+        for number in (*changed.removed, *changed.changed):
             self.matched.pop(number, None)
-        self.dataset = self.seen = newer
-        self.look(run, spark, list(changed.came))
+        self.dataset = self.checked = newer
+        self.match_keys(run, spark, list(changed.changed))
 
 
 def _check_schema(old: lance.LanceDataset, new: lance.LanceDataset) -> None:
-    """New columns are fine, they are null in our rows; anything else is not. Raises ConcurrentModificationError."""
+    """Raise ConcurrentModificationError unless only columns were added, which are null in the source's rows."""
     if old.schema == new.schema:
         return
-    there = {field.name: field for field in new.schema}
+    columns = {field.name: field for field in new.schema}
     for column in old.schema:
-        if column.name not in there or not column.equals(there[column.name]):
+        if column.name not in columns or not column.equals(columns[column.name]):
             raise ConcurrentModificationError(
                 f"The column '{column.name}' was changed while rows for it were written: run the job again."
             )

@@ -1,7 +1,7 @@
-"""Which rows of a table have a key of the source: the tasks of an upsert. Which of them go: those of a delete.
+"""Tasks of an upsert: find the rows of a table whose key is in the source, and check that the source's keys are unique.
 
-The keys of the source are read from the fragments that were written for it, a few million at a time, and looked up in
-a hash table over Arrow memory: rows of the table pass by it with their key columns only. Nothing is shuffled.
+The source's keys are read from the fragments that were written for it, a few million at a time, into a hash table over
+Arrow memory; the table is scanned against it, key columns only. Nothing is shuffled.
 """
 
 from __future__ import annotations
@@ -18,150 +18,132 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.version_diff import fragment
+from tiltyard.pipeline.version_diff import get_fragment
 from tiltyard.pipeline.writing.fragments import read_data_files
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.pipeline.table_location import Place
+    from tiltyard.pipeline.table_location import TableLocation
 
 BATCH_ROWS = 65_536
-KEYS_AT_ONCE = 4_000_000
+MAX_KEYS_IN_MEMORY = 4_000_000
 """How many keys of the source a task holds in memory."""
 
-_NOT_THERE = -1
+_MISSING = -1
 _FRAGMENT_SHIFT = np.uint64(32)
 _OFFSET_BITS = np.uint64(0xFFFF_FFFF)
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """The key columns of fragments that are written but not committed: data files below `place`, with their rows."""
+class SourceKeys:
+    """The key columns `on` of fragments that are written but not committed: their data files, and their rows."""
 
-    place: Place
+    location: TableLocation
     on: tuple[str, ...]
     files: tuple[str, ...]
     rows: int
 
     @classmethod
-    def of(cls, place: Place, on: Sequence[str], written: Sequence[FragmentMetadata]) -> Keys:
-        """The keys of fresh fragments, each of which has one data file."""
-        files = tuple(one.files[0].path for one in written)
-        return cls(place, tuple(on), files, sum(one.physical_rows for one in written))
+    def of(cls, location: TableLocation, on: Sequence[str], fragments: Sequence[FragmentMetadata]) -> SourceKeys:
+        """Describe the keys of newly written fragments, each of which has one data file."""
+        files = tuple(fragment.files[0].path for fragment in fragments)
+        return cls(location, tuple(on), files, sum(fragment.physical_rows for fragment in fragments))
 
-    def chunks(self, size: int = KEYS_AT_ONCE) -> Iterator[pa.Table]:
-        """All keys, in tables of about `size` rows."""
-        held: list[pa.RecordBatch] = []
-        for batch in self._batches():
-            held.append(batch)
-            if sum(one.num_rows for one in held) >= size:
-                yield pa.Table.from_batches(held)
-                held = []
-        if held:
-            yield pa.Table.from_batches(held)
+    def chunks(self, size: int = MAX_KEYS_IN_MEMORY) -> Iterator[pa.Table]:
+        """Yield all keys, in tables of about `size` rows."""
+        batches: list[pa.RecordBatch] = []
+        for batch in self._read_batches():
+            batches.append(batch)
+            if sum(read.num_rows for read in batches) >= size:
+                yield pa.Table.from_batches(batches)
+                batches = []
+        if batches:
+            yield pa.Table.from_batches(batches)
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _read_batches(self) -> Iterator[pa.RecordBatch]:
         on = list(self.on)
-        batches = read_data_files(self.place, [f"data/{file}" for file in self.files], on, BATCH_ROWS)
-        return (batch.select(on) for batch in batches)  # in our order: a file has its own
+        batches = read_data_files(self.location, [f"data/{file}" for file in self.files], on, BATCH_ROWS)
+        return (batch.select(on) for batch in batches)  # in the order of `on`: a file has another
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """Find the keys in some fragments of the table at a version, and delete those rows."""
+class MatchFragments:
+    """A task: find the keys in some fragments of the table at a version, and delete the rows that have one."""
 
-    keys: Keys
+    keys: SourceKeys
     version: int
     branch: str | None
     fragments: tuple[int, ...]
 
-    def __call__(self) -> list[Matched]:
-        """One answer for each fragment in which a row had one of the keys."""
-        dataset = self.keys.place.open(self.version, self.branch)
-        return match(dataset, self.fragments, self.keys)
+    def __call__(self) -> list[MatchedFragment]:
+        """Return the fragments in which a row has one of the keys."""
+        dataset = self.keys.location.open(self.version, self.branch)
+        return match_fragments(dataset, self.fragments, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """A fragment without the rows that matched; `left` is None if all of them did.
+class MatchedFragment:
+    """A fragment without its `rows` rows that matched; `remaining` is None if all of them did.
 
-    `keys` are the positions of the source's keys that were found here, as `pack_positions` makes them.
+    `keys` are the positions of the source's keys that are in it, as `pack_positions` encodes them.
     """
 
-    fragment: int
+    fragment_id: int
     rows: int
-    left: FragmentMetadata | None
-    keys: bytes = b""
+    remaining: FragmentMetadata | None
+    keys: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CheckKeys:
-    """Check the keys of one of `buckets`: none may be there twice, or be null."""
+    """A task: check that no key is null, and of one of `buckets` hash buckets that each key is there once."""
 
-    keys: Keys
+    keys: SourceKeys
     bucket: int
     buckets: int
 
-    def __call__(self) -> list[Matched]:
-        """Nothing. Raises RefusedError."""
-        held: list[pa.Table] = []
+    def __call__(self) -> list[MatchedFragment]:
+        """Return no fragment, as the type of a matching task's result. Raises RefusedError."""
+        chunks: list[pa.Table] = []
         for chunk in self.keys.chunks():
-            _refuse_nulls(chunk)
-            mine = chunk if self.buckets == 1 else chunk.filter(pa.array(_bucket(chunk, self.buckets) == self.bucket))
-            held.append(mine)
-        if held:
-            _refuse_twins(pa.concat_tables(held))
+            _check_no_nulls(chunk)
+            if self.buckets > 1:
+                chunk = chunk.filter(pa.array(_hash_buckets(chunk, self.buckets) == self.bucket))  # noqa: PLW2901  # of this bucket
+            chunks.append(chunk)
+        if chunks:
+            _check_unique(pa.concat_tables(chunks))
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """A task: the rows of some fragments for which a condition holds."""
-
-    place: Place
-    version: int
-    fragments: tuple[int, ...]
-    where: str
-
-    def __call__(self) -> list[Matched]:
-        """One answer for each fragment that has such rows."""
-        dataset = self.place.open(self.version)
-        found = []
-        for number in self.fragments:
-            part = fragment(dataset, number)
-            left = part.delete(self.where)
-            rows = part.count_rows() - (left.num_rows if left else 0)
-            if rows:
-                found.append(Matched(number, rows, left))
-        return found
-
-
-def match(dataset: lance.LanceDataset, fragments: Sequence[int], keys: Keys) -> list[Matched]:
-    """The rows of these fragments that have one of the keys, deleted from what a later commit shall name."""
-    wanted = [fragment(dataset, number) for number in fragments]
-    scanner = dataset.scanner(columns=list(keys.on), with_row_address=True, fragments=wanted, batch_size=BATCH_ROWS)
+def match_fragments(dataset: lance.LanceDataset, numbers: Sequence[int], keys: SourceKeys) -> list[MatchedFragment]:
+    """Find the rows of these fragments that have one of the keys; return the fragments without them, to commit."""
+    parts = [get_fragment(dataset, number) for number in numbers]
+    scanner = dataset.scanner(columns=list(keys.on), with_row_address=True, fragments=parts, batch_size=BATCH_ROWS)
     table = scanner.to_table()
-    positions = np.full(table.num_rows, _NOT_THERE, np.int64)
+    positions = np.full(table.num_rows, _MISSING, np.int64)
     first = 0
     for chunk in keys.chunks():
-        here = find_positions(table.select(list(keys.on)), chunk)
-        positions = np.where(here == _NOT_THERE, positions, here + first)
+        in_chunk = find_positions(table.select(list(keys.on)), chunk)
+        positions = np.where(in_chunk == _MISSING, positions, in_chunk + first)
         first += chunk.num_rows
-    hits = np.flatnonzero(positions != _NOT_THERE)
+    hits = np.flatnonzero(positions != _MISSING)
     if not len(hits):
         return []
     addresses = table.column("_rowaddr").to_numpy()[hits]
     order = np.argsort(addresses, kind="stable")
     addresses, positions = addresses[order], positions[hits][order]
-    numbers, starts = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
-    parts = zip(numbers, np.split(addresses & _OFFSET_BITS, starts[1:]), np.split(positions, starts[1:]), strict=True)
-    return [_deleted(dataset, int(number), offsets, found) for number, offsets, found in parts]
+    matched, starts = np.unique(addresses >> _FRAGMENT_SHIFT, return_index=True)
+    offsets = np.split(addresses & _OFFSET_BITS, starts[1:])
+    return [
+        _delete_rows(dataset, int(number), rows, in_fragment)
+        for number, rows, in_fragment in zip(matched, offsets, np.split(positions, starts[1:]), strict=True)
+    ]
 
 
-def share_keys(ours: Sequence[pa.Table], theirs: Keys) -> bool:
-    """Whether any key of theirs is one of ours, which are in memory."""
-    return any(bool((find_positions(rows, chunk) != _NOT_THERE).any()) for rows in theirs.chunks() for chunk in ours)
+def have_common_key(loaded: Sequence[pa.Table], other: SourceKeys) -> bool:
+    """Return whether any key of `other` is among the loaded ones."""
+    return any(bool((find_positions(rows, chunk) != _MISSING).any()) for rows in other.chunks() for chunk in loaded)
 
 
 def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
@@ -169,24 +151,24 @@ def find_positions(rows: pa.Table, keys: pa.Table) -> Any:
 
     Nulls are equal to nothing.
     """
-    positions = np.full(rows.num_rows, _NOT_THERE, np.int64)
+    positions = np.full(rows.num_rows, _MISSING, np.int64)
     if rows.num_columns == 1:
         if rows.num_rows:
-            among = keys.column(0).combine_chunks()
-            here = pc.index_in(rows.column(0), value_set=among, skip_nulls=True).combine_chunks()
-            positions[:] = pc.fill_null(here, _NOT_THERE).to_numpy()
+            value_set = keys.column(0).combine_chunks()
+            indices = pc.index_in(rows.column(0), value_set=value_set, skip_nulls=True).combine_chunks()
+            positions[:] = pc.fill_null(indices, _MISSING).to_numpy()
         return positions
-    numbered = rows.append_column("__row", pa.array(np.arange(rows.num_rows)))
-    known = keys.append_column("__key", pa.array(np.arange(keys.num_rows)))
-    matched = numbered.join(known, keys=keys.column_names, join_type="inner")
+    numbered_rows = rows.append_column("__row", pa.array(np.arange(rows.num_rows)))
+    numbered_keys = keys.append_column("__key", pa.array(np.arange(keys.num_rows)))
+    matched = numbered_rows.join(numbered_keys, keys=keys.column_names, join_type="inner")
     positions[matched.column("__row").to_numpy()] = matched.column("__key").to_numpy()
     return positions
 
 
 def pack_positions(positions: Any) -> bytes:
-    """Compress positions of keys, each once: a byte or less for one, where many of the keys are there.
+    """Compress positions of keys, each once, to a byte or less for each where many of the keys are there.
 
-    The first byte tells how many bytes a step from one position to the next takes, before it is compressed.
+    The first byte is the width, in bytes, of the steps from one position to the next that follow, compressed.
     """
     ordered = np.sort(np.asarray(positions, np.int64))
     steps = np.diff(ordered, prepend=0)
@@ -196,38 +178,40 @@ def pack_positions(positions: Any) -> bytes:
 
 
 def count_keys(packed: Iterable[bytes], keys: int) -> int:
-    """Count the keys, of so many, whose positions are in any of these: one that was found twice counts once."""
-    seen = np.zeros((keys + 7) // 8, np.uint8)
+    """Count the distinct positions in any of these, of so many keys in all."""
+    bitmap = np.zeros((keys + 7) // 8, np.uint8)
     for part in packed:
         positions = np.cumsum(np.frombuffer(zlib.decompress(part[1:]), f"<u{part[0]}"), dtype=np.uint64)
-        at, starts = np.unique(positions >> np.uint64(3), return_index=True)
+        byte_numbers, starts = np.unique(positions >> np.uint64(3), return_index=True)
         bits = np.left_shift(np.uint8(1), (positions & np.uint64(7)).astype(np.uint8))
-        if len(at):
-            seen[at] |= np.bitwise_or.reduceat(bits, starts)
-    return int.from_bytes(seen.tobytes(), "little").bit_count()
+        if len(byte_numbers):
+            bitmap[byte_numbers] |= np.bitwise_or.reduceat(bits, starts)
+    return int.from_bytes(bitmap.tobytes(), "little").bit_count()
 
 
-def _deleted(dataset: lance.LanceDataset, number: int, offsets: Any, positions: Any) -> Matched:
-    left = fragment(dataset, number).delete_rows(offsets.tolist())
-    return Matched(number, len(offsets), left, pack_positions(positions))
+def _delete_rows(dataset: lance.LanceDataset, number: int, offsets: Any, positions: Any) -> MatchedFragment:
+    remaining = get_fragment(dataset, number).delete_rows(offsets.tolist())
+    return MatchedFragment(number, len(offsets), remaining, pack_positions(positions))
 
 
-def _bucket(keys: pa.Table, buckets: int) -> Any:
+def _hash_buckets(keys: pa.Table, buckets: int) -> Any:
     return pd.util.hash_pandas_object(keys.to_pandas(), index=False).to_numpy() % np.uint64(buckets)
 
 
-def _refuse_nulls(keys: pa.Table) -> None:
+def _check_no_nulls(keys: pa.Table) -> None:
+    """Raise RefusedError for a key that is null."""
     for name in keys.column_names:
         if nulls := keys.column(name).null_count:
             raise RefusedError(f"The key '{name}' is null in {nulls} rows of the source: leave those rows out.")
 
 
-def _refuse_twins(keys: pa.Table) -> None:
+def _check_unique(keys: pa.Table) -> None:
+    """Raise RefusedError, with an example, for keys that are there more than once."""
     counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
     if counted.num_rows == keys.num_rows:
         return
-    twins = counted.filter(pc.greater(counted.column("count_all"), 1))
-    example = twins.select(keys.column_names).slice(0, 1).to_pylist()[0]
+    duplicates = counted.filter(pc.greater(counted.column("count_all"), 1))
+    example = duplicates.select(keys.column_names).slice(0, 1).to_pylist()[0]
     raise RefusedError(
         f"{keys.num_rows - counted.num_rows} rows of the source have a key that an earlier row has, such as {example}: "
         "a key may be there once."

@@ -15,7 +15,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind
-from tiltyard.pipeline.backfill.tasks import Pickled
+from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.views.tasks import Chunker, TableFunction
 
 
@@ -24,7 +24,7 @@ def code_of(definition: ViewDefinition, view: pa.Schema, query: Sequence[str]) -
     told = json.loads(definition.udtf)
     kind, name = definition.kind, told["udtf_name"]
     envelope = _envelope(told["udtf"], f"{kind}_payload")
-    code = Pickled(envelope[f"{kind}_payload"])
+    code = PickledFunction(envelope[f"{kind}_payload"])
     given = told.get("input_columns")
     inputs = tuple(given if given is not None else envelope.get("input_columns") or ())
     if kind is ViewKind.UDTF:

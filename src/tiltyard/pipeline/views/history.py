@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance import LanceOperation
 
-from tiltyard.pipeline.version_diff import fragments_of, same
+from tiltyard.pipeline.version_diff import fragments_by_id, is_same_fragment
 
 if TYPE_CHECKING:
     import lance
@@ -22,7 +22,7 @@ def keeps_rows(dataset: lance.LanceDataset, version: int, commit: Transaction | 
     if version == 1:
         return False
     try:
-        before, after = (fragments_of(dataset.checkout_version(one)) for one in (version - 1, version))
+        before, after = (fragments_by_id(dataset.checkout_version(one)) for one in (version - 1, version))
     except ValueError:  # one of them was removed: then nobody can tell
         return False
-    return before.keys() == after.keys() and all(same(one, after[number]) for number, one in before.items())
+    return before.keys() == after.keys() and all(is_same_fragment(one, after[number]) for number, one in before.items())

@@ -23,20 +23,19 @@ from lance_namespace.errors import (
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import MADE, Made, ViewDefinition, ViewKind, sources_of
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.jobs import job
+from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.sql.sessions import own_session
+from tiltyard.pipeline.sql.isolated_session import own_session
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.udf_permission import check_udfs
 from tiltyard.pipeline.views.history import keeps_rows
 from tiltyard.pipeline.views.planning import Asked, Plan, decide, parts_of
 from tiltyard.pipeline.views.query_analysis import check_reads_only, needed_columns, planned, why_not_by_rows
 from tiltyard.pipeline.views.row_writer import Maker, cut, show_nothing, throw_away
 from tiltyard.pipeline.views.sources import Source, pinned, reopened
-from tiltyard.pipeline.writing.commit import OvertakenError, StrictTable
-from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, Target, are_there, opened
-from tiltyard.pipeline.writing.tasks import Written
+from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
+from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, FragmentTarget, fragment_files_exist, parse_fragments
+from tiltyard.pipeline.writing.tasks import WriteResult
 
 if TYPE_CHECKING:
     import lance
@@ -69,7 +68,7 @@ def refresh(
     """
     if rows_per_fragment < 1 or (output_limit is not None and output_limit < 0):
         raise InvalidInputError("A fragment holds at least one row, and a view no fewer than none.")
-    strict = StrictTable(catalog_client.table(where, table))
+    strict = JobTable(catalog_client.table(where, table))
     found = ViewDefinition.of(strict.latest().schema.metadata)
     if found is None:
         raise InvalidInputError(f"The table '{table}' is no materialized view.")
@@ -78,7 +77,7 @@ def refresh(
     if output_limit is not None and found.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output limit, and this one is a {found.kind}.")
     if found.kind is not ViewKind.QUERY:
-        check_udfs()
+        check_client_code_allowed()
     asked = Asked(full, output_limit)
     work = _Refresh(run, where, own_session(spark), strict, found, asked, rows_per_fragment)
     try:
@@ -95,7 +94,7 @@ class _Refresh:
     run: Run
     where: Connection
     spark: SparkSession
-    strict: StrictTable
+    strict: JobTable
     definition: ViewDefinition
     asked: Asked
     rows_per_fragment: int
@@ -115,7 +114,7 @@ class _Refresh:
                 return self._figures(plan, plan.base, 0, 0)
             try:
                 return self._carried_out(plan, sources)
-            except OvertakenError:
+            except CommitConflictError:
                 self.give_up()
         raise ConcurrentModificationError("Others write to the view all the time: refresh it when they do not.")
 
@@ -123,15 +122,17 @@ class _Refresh:
         """Leave nothing of the plan at hand behind: its files are deleted, and the next driver plans anew."""
         if (plan := self._resumed()) is None:
             return
-        self.run.keep(_PLAN, json.dumps({"given_up": plan.attempt}))  # fails for a driver that another one replaced
+        self.run.save_checkpoint(
+            _PLAN, json.dumps({"given_up": plan.attempt})
+        )  # fails for a driver that another one replaced
         target = self._target(self.strict.latest())
         for key in self._keys(plan):
-            if key in self.run.kept():
-                throw_away(target, Written.from_kept(self.run.kept()[key]).fragments)
+            if key in self.run.checkpoints():
+                throw_away(target, WriteResult.from_json(self.run.checkpoints()[key]).fragments)
 
     def _resumed(self) -> Plan | None:
         """The plan that this driver, or one before it, was at."""
-        text = self.run.kept().get(_PLAN)
+        text = self.run.checkpoints().get(_PLAN)
         return None if text is None or "given_up" in json.loads(text) else Plan.from_kept(text)
 
     def _planned(self, sources: Mapping[str, Source]) -> Plan:
@@ -145,7 +146,7 @@ class _Refresh:
             why_not = "a UDTF sees all rows at once"
         decision = decide(view, self.definition, sources, self.asked, why_not)
         plan = Plan(
-            1 + json.loads(self.run.kept().get(_PLAN, "{}")).get("given_up", 0),
+            1 + json.loads(self.run.checkpoints().get(_PLAN, "{}")).get("given_up", 0),
             int(view.version),
             decision.incremental,
             decision.reason,
@@ -153,11 +154,11 @@ class _Refresh:
             [] if decision.nothing else parts_of(sources, decision, by_rows=not why_not),
             sorted(needed_columns(frame)),
         )
-        self.run.keep(_PLAN, plan.kept())
+        self.run.save_checkpoint(_PLAN, plan.kept())
         return plan
 
     def _carried_out(self, plan: Plan, sources: Mapping[str, Source]) -> Mapping[str, object]:
-        """Make the parts that are not there yet, and commit. Raises OvertakenError, RefusedError, RunCanceledError."""
+        """Make the parts that are not there yet, and commit. Raises CommitConflictError, RefusedError, RunCanceledError."""
         if (version := self.strict.done(self.run, plan.base)) is not None:
             return self._figures(plan, version, 0, 0)
         view = self.strict.latest()
@@ -174,19 +175,19 @@ class _Refresh:
         throw_away(target, left)
         return self._figures(plan, version, rows, len(fragments))
 
-    def _kept(self, key: str, target: Target) -> Written | None:
+    def _kept(self, key: str, target: FragmentTarget) -> WriteResult | None:
         """What an earlier driver made of a part, if its files are still there."""
-        if (text := self.run.kept().get(key)) is None:
+        if (text := self.run.checkpoints().get(key)) is None:
             return None
-        found = Written.from_kept(text)
-        return found if are_there(target.place, found.fragments) else None
+        found = WriteResult.from_json(text)
+        return found if fragment_files_exist(target.location, found.fragments) else None
 
     def _made(
-        self, plan: Plan, sources: Mapping[str, Source], target: Target, most: int | None
-    ) -> tuple[list[Written], bool]:
+        self, plan: Plan, sources: Mapping[str, Source], target: FragmentTarget, most: int | None
+    ) -> tuple[list[WriteResult], bool]:
         """What was made of the parts, now or by earlier drivers; whether of all, for enough rows are enough."""
         maker = Maker(self.run, self.spark, self.definition, sources, target, frozenset(plan.needed))
-        done: list[Written] = []
+        done: list[WriteResult] = []
         if len(plan.parts) > 1:  # of one part, Spark's tasks say how far it is
             self.run.progress(parts=0, parts_total=len(plan.parts))
         for number, key in enumerate(self._keys(plan)):
@@ -196,7 +197,7 @@ class _Refresh:
                 done.append(earlier)
             else:
                 done.append(maker.make(plan.parts[number], number))
-                self.run.keep(key, done[-1].kept())
+                self.run.save_checkpoint(key, done[-1].to_json())
             self.run.progress(
                 rows=sum(one.rows for one in done),
                 fragments=sum(len(one.fragments) for one in done),
@@ -207,7 +208,7 @@ class _Refresh:
         return done, True
 
     def _committed(self, plan: Plan, fragments: Sequence[str], made: Made) -> int:
-        """The one commit; the version. Raises OvertakenError if others wrote rows to the view since the plan."""
+        """The one commit; the version. Raises CommitConflictError if others wrote rows to the view since the plan."""
         for _ in range(_TRIES):
             if (version := self.strict.done(self.run, plan.base)) is not None:
                 return version
@@ -217,20 +218,20 @@ class _Refresh:
             try:
                 told = {MADE: made.text()}
                 return self.strict.commit(newest, _operation(plan, newest, fragments), self.run, told=told)
-            except OvertakenError:
+            except CommitConflictError:
                 continue
         raise ConcurrentModificationError("The view's indexes and files are changed all the time: refresh it again.")
 
     def _check_same(self, plan: Plan, newest: lance.LanceDataset) -> None:
-        """Raise OvertakenError unless the view's rows are those that the plan has seen."""
+        """Raise CommitConflictError unless the view's rows are those that the plan has seen."""
         for version in range(plan.base + 1, int(newest.version) + 1):
             if not keeps_rows(newest, version, read_transaction(newest, version)):
-                raise OvertakenError(f"Version {version} of the view is another's.")
+                raise CommitConflictError(f"Version {version} of the view is another's.")
 
-    def _target(self, view: lance.LanceDataset) -> Target:
-        place = self.strict.table.place()
-        return Target(
-            place,
+    def _target(self, view: lance.LanceDataset) -> FragmentTarget:
+        location = self.strict.table.location()
+        return FragmentTarget(
+            location,
             view.schema,
             fresh=False,
             storage_version=view.data_storage_version,
@@ -257,11 +258,11 @@ def _operation(plan: Plan, view: lance.LanceDataset, fragments: Sequence[str]) -
     """New rows behind those that are there, or in their place; the view's indexes stay, and lack the new rows."""
     old = [] if plan.incremental else [one.fragment_id for one in view.get_fragments()]
     if not old:
-        return LanceOperation.Append(opened(fragments))
+        return LanceOperation.Append(parse_fragments(fragments))
     return LanceOperation.Update(
         removed_fragment_ids=old,
         updated_fragments=[],
-        new_fragments=opened(fragments),
+        new_fragments=parse_fragments(fragments),
         fields_modified=[],
         update_mode="rewrite_rows",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import Made, Origin, ViewDefinition
-from tiltyard.pipeline.version_diff import fragments_of
+from tiltyard.pipeline.version_diff import fragments_by_id
 from tiltyard.pipeline.views.history import keeps_rows
 from tiltyard.pipeline.views.sources import NotByRowsError, Source, arrived
 
@@ -133,7 +133,7 @@ def parts_of(sources: Mapping[str, Source], decision: Decision, *, by_rows: bool
         return [decision.fragments]
     parts: list[Part] = []
     for name, numbers in decision.fragments.items():
-        there = fragments_of(sources[name].dataset)
+        there = fragments_by_id(sources[name].dataset)
         held: list[int] = []
         rows = 0
         for number in numbers:

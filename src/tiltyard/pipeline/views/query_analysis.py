@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
-from tiltyard.pipeline.sql.trees import ROWS, expressions, kind, sequence, upper_nodes
+from tiltyard.pipeline.sql.spark_plans import ROWS, expressions, kind, sequence, upper_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,20 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind
-from tiltyard.pipeline.datasource.lance_frames import rows_of_version, shown
+from tiltyard.pipeline.datasource.fragment_frames import rows_of_version, shown
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
-from tiltyard.pipeline.sql.sessions import quoted
+from tiltyard.pipeline.sql.isolated_session import quoted
 from tiltyard.pipeline.views.code import code_of
 from tiltyard.pipeline.views.planning import Part
 from tiltyard.pipeline.views.query_analysis import planned
 from tiltyard.pipeline.views.sources import Source
 from tiltyard.pipeline.views.tasks import Chunker, first_rows, write_groups
-from tiltyard.pipeline.writing.casts import Chosen, Column, chosen_columns, fitted_columns
+from tiltyard.pipeline.writing.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.writing.dataframes import write_partitions
-from tiltyard.pipeline.writing.fragments import Rows, Target, discard, opened
-from tiltyard.pipeline.writing.tasks import Recipe, Written
+from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, delete_fragment_files, parse_fragments
+from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ _CHUNKED_ROWS = "1000"
 def show_nothing(spark: SparkSession, sources: Mapping[str, Source]) -> None:
     """Show the tables to the planner alone: nothing is read, and nothing can be."""
     for name, source in sources.items():
-        _show(name, shown(spark, source.dataset.schema, [Rows(source.place, 0)]))
+        _show(name, shown(spark, source.dataset.schema, [FragmentRows(source.location, 0)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Maker:
     spark: SparkSession
     definition: ViewDefinition
     sources: Mapping[str, Source]
-    target: Target
+    target: FragmentTarget
     needed: frozenset[str]
 
-    def make(self, part: Part, number: int) -> Written:
+    def make(self, part: Part, number: int) -> WriteResult:
         """Write the rows of a part, which no version names yet. Raises RefusedError, RunCanceledError."""
         for name, source in self.sources.items():
             only = frozenset(part.get(name, ()))
-            tasks = rows_of_version(self.spark, source.place, source.dataset, only)
+            tasks = rows_of_version(self.spark, source.location, source.dataset, only)
             _show(name, shown(self.spark, source.dataset.schema, tasks, self.needed))
         written = self._written(planned(self.spark, self.definition.query), number)
-        return Written(
+        return WriteResult(
             tuple(fragment for one in written for fragment in one.fragments),
             sum(one.rows for one in written),
             0,
@@ -62,14 +62,14 @@ class Maker:
             {},
         )
 
-    def _written(self, frame: DataFrame, number: int) -> list[Written]:
-        columns = tuple(chosen_columns(arrow_schema(frame.schema), Chosen()))
+    def _written(self, frame: DataFrame, number: int) -> list[WriteResult]:
+        columns = tuple(select_columns(arrow_schema(frame.schema), ColumnSelection()))
         view = self.target.schema
         if self.definition.kind is ViewKind.QUERY:
-            fitted = tuple(fitted_columns(frame.columns, view, ()))
+            fitted = tuple(map_to_table(frame.columns, view, ()))
             return write_partitions(self.run, frame, self._recipe(columns, None, fitted))
         code = code_of(self.definition, view, frame.columns)
-        whole = tuple(fitted_columns(view.names, view, ()))
+        whole = tuple(map_to_table(view.names, view, ()))
         if isinstance(code, Chunker):
             self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKED_ROWS)
             return write_partitions(self.run, frame, self._recipe(columns, code, whole))
@@ -77,8 +77,10 @@ class Maker:
         work = partial(write_groups, self._recipe(whole, None, None), code, columns)
         return run_partitions(self.spark, self.run, grouped, work, name=f"refresh {number}", told=True)
 
-    def _recipe(self, columns: tuple[Column, ...], code: Chunker | None, fitted: tuple[Column, ...] | None) -> Recipe:
-        return Recipe(self.run.id, self.target, columns, code, fitted, discreet=True)
+    def _recipe(
+        self, columns: tuple[ColumnMapping, ...], code: Chunker | None, fitted: tuple[ColumnMapping, ...] | None
+    ) -> WriteSpec:
+        return WriteSpec(self.run.id, self.target, columns, code, fitted, discreet=True)
 
 
 def _grouped(frame: DataFrame, by: str | None) -> DataFrame:
@@ -102,12 +104,12 @@ class Cut:
     left: tuple[str, ...]
 
 
-def cut(run: Run, target: Target, fragments: list[str], most: int) -> Cut:
+def cut(run: Run, target: FragmentTarget, fragments: list[str], most: int) -> Cut:
     """Take fragments up to `most` rows; of the last one, only the first rows are written again. Raises RefusedError."""
     taken: list[str] = []
     rows = 0
     for position, fragment in enumerate(fragments):
-        count = opened([fragment])[0].num_rows
+        count = parse_fragments([fragment])[0].num_rows
         if rows + count <= most:
             taken.append(fragment)
             rows += count
@@ -118,6 +120,6 @@ def cut(run: Run, target: Target, fragments: list[str], most: int) -> Cut:
     return Cut(tuple(taken), ())
 
 
-def throw_away(target: Target, fragments: tuple[str, ...]) -> None:
+def throw_away(target: FragmentTarget, fragments: tuple[str, ...]) -> None:
     """Delete files that nobody will commit."""
-    discard(target.place, fragments)
+    delete_fragment_files(target.location, fragments)

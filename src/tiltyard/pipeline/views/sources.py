@@ -17,8 +17,8 @@ from lance_namespace.errors import (
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import Origin
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.table_location import Connection, Place
-from tiltyard.pipeline.version_diff import fragments_of, same
+from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.version_diff import fragments_by_id, is_same_fragment
 from tiltyard.pipeline.views.history import keeps_rows
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Source:
     """A table at the version that a refresh reads."""
 
     name: str
-    place: Place
+    location: TableLocation
     dataset: lance.LanceDataset
 
     @property
     def origin(self) -> Origin:
         """As the view remembers it."""
-        return Origin(self.place.uri, int(self.dataset.version))
+        return Origin(self.location.uri, int(self.dataset.version))
 
     @property
     def fragments(self) -> list[int]:
@@ -83,10 +83,10 @@ def reopened(where: Connection, origins: Mapping[str, Origin]) -> dict[str, Sour
 
 def _opened(where: Connection, name: str, allowed: Mapping[str, str] | None, version: int | None) -> Source:
     table = catalog_client.table(where, name)
-    place = table.place()
-    if allowed is not None and allowed.get(name) != place.uri:
+    location = table.location()
+    if allowed is not None and allowed.get(name) != location.uri:
         raise PermissionDeniedError(f"Another table is called {name} by now: ask for the refresh again.")
-    return Source(name, place, table.dataset(version))
+    return Source(name, location, table.dataset(version))
 
 
 def _is_latest(where: Connection, source: Source) -> bool:
@@ -101,7 +101,7 @@ def arrived(source: Source, before: Origin | None) -> list[int]:
     as each put together either new rows or old ones. Raises NotByRowsError for anything else.
     """
     name, dataset = source.name, source.dataset
-    if before is None or before.location != source.place.uri:
+    if before is None or before.location != source.location.uri:
         raise NotByRowsError(f"{name} is not the table that the view was made of")
     now = int(dataset.version)
     if now == before.version:
@@ -114,8 +114,8 @@ def arrived(source: Source, before: Origin | None) -> list[int]:
         raise NotByRowsError(f"version {before.version} of {name} is not kept any more") from error
     if not old.schema.equals(dataset.schema):
         raise NotByRowsError(f"columns of {name} were changed")
-    there, here = fragments_of(old), fragments_of(dataset)
-    if all(number in here and same(one, here[number]) for number, one in there.items()):
+    there, here = fragments_by_id(old), fragments_by_id(dataset)
+    if all(number in here and is_same_fragment(one, here[number]) for number, one in there.items()):
         return [number for number in here if number not in there]
     known = _followed(name, old, dataset)
     return [number for number, one in here.items() if _files(one) not in known]
@@ -123,7 +123,7 @@ def arrived(source: Source, before: Origin | None) -> list[int]:
 
 def _followed(name: str, old: lance.LanceDataset, new: lance.LanceDataset) -> set[frozenset[str]]:
     """The files of the fragments that hold the rows of `old` in `new`, through compactions. Raises NotByRowsError."""
-    known = {_files(one) for one in fragments_of(old).values()}
+    known = {_files(one) for one in fragments_by_id(old).values()}
     for version in range(int(old.version) + 1, int(new.version) + 1):
         entry = read_transaction(new, version)
         if entry is None:

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.backfill.tasks import Pickled
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.casts import Column, all_fitted
-from tiltyard.pipeline.writing.fragments import Target, read_files, write
-from tiltyard.pipeline.writing.tasks import Recipe, Written, write_rows
+from tiltyard.pipeline.user_functions import PickledFunction
+from tiltyard.pipeline.writing.casts import ColumnMapping, cast_batches
+from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
+from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
 
 PARENT = "__source_row_id"
 """The column by which a chunker of whole batches says which row each of its rows comes from."""
@@ -29,7 +29,7 @@ class Chunker:
     """Code that makes rows of each row: `made` are the columns that it makes, others of the view come from the row."""
 
     name: str
-    code: Pickled
+    code: PickledFunction
     inputs: tuple[str, ...]
     made: tuple[str, ...]
     view: pa.Schema
@@ -83,7 +83,7 @@ class TableFunction:
     """Code that makes rows of a pyarrow.Table: of all rows, or of those that have one value of `partition_by`."""
 
     name: str
-    code: Pickled
+    code: PickledFunction
     inputs: tuple[str, ...]
     partition_by: str | None
 
@@ -131,26 +131,30 @@ class TableFunction:
 
 
 def write_groups(
-    recipe: Recipe, code: TableFunction, columns: tuple[Column, ...], number: int, batches: Iterator[pa.RecordBatch]
-) -> Written:
+    recipe: WriteSpec,
+    code: TableFunction,
+    columns: tuple[ColumnMapping, ...],
+    number: int,
+    batches: Iterator[pa.RecordBatch],
+) -> WriteResult:
     """Write what the code makes of a partition of whole groups. Raises RefusedError."""
-    fitting = all_fitted(batches, columns, "A row of the query has a value that its column's own type cannot hold.")
+    fitting = cast_batches(batches, columns, "A row of the query has a value that its column's own type cannot hold.")
     return write_rows(recipe, code.rows(fitting), f"groups-{number}")
 
 
-def first_rows(target: Target, fragment: str, most: int) -> list[str]:
+def first_rows(target: FragmentTarget, fragment: str, most: int) -> list[str]:
     """Write the first rows of a fragment again, as one of so many rows."""
 
     def rows() -> Iterator[pa.RecordBatch]:
         left = most
-        for batch in read_files(target.place, [fragment], target.schema.names):
+        for batch in read_fragments(target.location, [fragment], target.schema.names):
             if not left:
                 return
             some = batch.slice(0, left)
             left -= some.num_rows
             yield pa.RecordBatch.from_arrays(some.columns, schema=target.schema)
 
-    return write(target, rows())
+    return write_batches(target, rows())
 
 
 def column(rows: pa.RecordBatch | pa.Table, path: str) -> Any:

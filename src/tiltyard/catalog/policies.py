@@ -17,7 +17,7 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.policy_enforcement import within
 from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     import lance
@@ -49,7 +49,7 @@ def set_table_policy(ctx: Context, request: models.SetTablePolicyRequest) -> mod
     return models.SetTablePolicyResponse(policies=_listed(ctx, table.record.id))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
 def list_table_policies(ctx: Context, request: models.ListTablePoliciesRequest) -> models.ListTablePoliciesResponse:
     """List the policies of a table, by name. Raises NamespaceNotFoundError, TableNotFoundError."""
     return models.ListTablePoliciesResponse(policies=_listed(ctx, find_table(ctx, request.id).id))
@@ -94,12 +94,12 @@ def _check(ctx: Context, dataset: lance.LanceDataset, policy: Policy) -> None:
     within(dataset, Narrowing(None, {mask.column: mask for mask in policy.masks}))
     with lance_errors(dataset):
         if policy.filter is not None:
-            checked_expression(policy.filter, "filter of the policy", FILLED)
+            check_expression(policy.filter, "filter of the policy", FILLED)
             dataset.scanner(columns=[], with_row_id=True, filter=filled(policy.filter, ctx.principal)).explain_plan()
         for mask in policy.masks:
             if mask.expression is not None:
                 check_growth(
-                    {f"mask of '{mask.column}'": checked_expression(mask.expression, "mask", FILLED)}, shown=True
+                    {f"mask of '{mask.column}'": check_expression(mask.expression, "mask", FILLED)}, is_output=True
                 )
                 shown = {mask.column: filled(mask.expression, ctx.principal)}
                 dataset.scanner(columns=shown, with_row_id=True, limit=1).explain_plan()

@@ -29,7 +29,7 @@ from lance.file import LanceFileReader
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.query.page_sizes import page_sizes
-from tiltyard.tables.sql.amplification import growth_of
+from tiltyard.tables.sql.amplification import estimate_growth
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -251,7 +251,7 @@ def _weights(layout: _Layout, read: Iterable[str] | None, expressions: Mapping[s
     everything = (*layout.fixed, *layout.varying)
     weights: Counter[str] = Counter(everything if read is None else (name.split(".")[0] for name in read))
     for what, text in expressions.items():
-        growth = _COPIES * growth_of(text, what)
+        growth = _COPIES * estimate_growth(text, what)
         for name, times in _named(text.lower(), everything):
             weights[name] += 1 + times * growth  # type: ignore[assignment]  # a Counter adds up any numbers
     return weights
@@ -270,8 +270,8 @@ def _named(text: str, names: Collection[str]) -> Iterator[tuple[str, int]]:
 def _constant(text: str, what: str) -> float:
     """Bytes of a row that an expression makes of what it has in itself."""
     if len(text) < _LONG and (texts := _TEXT.findall(text)):
-        return _COPIES * growth_of(text, what) * max(map(len, texts))
-    return 8.0 * growth_of(text, what)
+        return _COPIES * estimate_growth(text, what) * max(map(len, texts))
+    return 8.0 * estimate_growth(text, what)
 
 
 def _look_up(dataset: lance.LanceDataset, layout: _Layout, name: str) -> _Looked:

@@ -25,7 +25,7 @@ from tiltyard.tables.query.full_text import FullText
 from tiltyard.tables.query.query_vectors import Vector, VectorColumns, find_column, vector_columns
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -246,7 +246,7 @@ def _query_vectors(request: models.QueryTableRequest) -> list[Vector]:
 
 def _filter(request: models.QueryTableRequest, text: FullTextQuery | None, ranked: bool) -> dict[str, Any]:
     options: dict[str, Any] = {"prefilter": request.prefilter is not False}
-    expression = checked_expression(request.filter) if request.filter is not None else None
+    expression = check_expression(request.filter) if request.filter is not None else None
     if text is not None and ranked:
         options["filter"] = {"expr_filter": expression, "search_filter": text}
     elif expression is not None:
@@ -268,8 +268,8 @@ def _projection(request: models.QueryTableRequest, score: str | None) -> dict[st
         raise InvalidInputError("The columns are given either by column_names or by column_aliases.")
     options: dict[str, Any] = {}
     if aliases is not None:
-        columns = {name: checked_expression(text, f"expression of '{name}'") for name, text in aliases.items()}
-        check_growth(columns, shown=True)
+        columns = {name: check_expression(text, f"expression of '{name}'") for name, text in aliases.items()}
+        check_growth(columns, is_output=True)
         if score is not None:
             columns.setdefault(score, score)
         options["columns"] = columns

@@ -16,8 +16,8 @@ from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.access import narrowing_of
 from tiltyard.model.ids import table_id
-from tiltyard.storage.column_cache import place_of
-from tiltyard.tables.opening import open_at_hand
+from tiltyard.storage.column_cache import branch_key
+from tiltyard.tables.opening import open_cached
 from tiltyard.tables.query.plan import column_names
 
 if TYPE_CHECKING:
@@ -85,15 +85,15 @@ def looking_up(ctx: Context, request: models.QueryTableRequest) -> Context | Non
     if column is None:
         return None
     try:
-        table = open_at_hand(ctx, request.id)
+        table = open_cached(ctx, request.id)
         if table is None or narrowing_of(ctx, table.record) is not None:
             return None
     except LanceNamespaceError:
         return None  # the operation says it again, in a thread
-    dataset, pages = table.dataset, ctx.storage.datasets.pages
+    dataset, pages = table.dataset, ctx.storage.datasets.column_cache
     asked = request.columns.column_names if request.columns else None
     names = column_names(dataset) if asked is None else tuple(asked)
-    if not pages.has(place_of(table.record.location), dataset, names):
+    if not pages.has(branch_key(table.record.location), dataset, names):
         return None
     facts = _facts_of(dataset)
     if column not in facts.columns or not facts.pace.quick:

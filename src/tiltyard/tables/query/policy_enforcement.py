@@ -25,7 +25,7 @@ from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import ROW_ID, Search, indexed_text
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     import lance
@@ -52,7 +52,7 @@ class Within:
         own = self.narrowing.filter
         if asked is None:
             return own
-        checked_expression(asked, what)
+        check_expression(asked, what)
         if own is None:
             return check_value(asked, what, self.columns, self.masked)
         return f"({own}) AND ({check_filter(asked, what, self.columns, self.masked)})"
@@ -102,7 +102,7 @@ def within_latest(
     if branch and branch != MAIN_BRANCH:
         raise PermissionDeniedError("Policies bind you on this table: read and change its main branch.")
     if version is not None:
-        latest = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location)).version
+        latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location)).version
         if version != latest:
             raise PermissionDeniedError("Policies bind you on this table: read its latest version.")
     return within(dataset, narrowing)

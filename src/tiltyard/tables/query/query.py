@@ -21,10 +21,10 @@ from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
-from tiltyard.storage.column_cache import place_of
-from tiltyard.storage.datasets import rows_of
+from tiltyard.storage.column_cache import branch_key
+from tiltyard.storage.datasets import cached_row_count
 from tiltyard.storage.errors import lance_errors
-from tiltyard.tables.opening import open_at_hand, open_for_reading
+from tiltyard.tables.opening import open_cached, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
 from tiltyard.tables.query.point_lookups import looking_up
@@ -38,7 +38,7 @@ from tiltyard.tables.query.policy_enforcement import (
 )
 from tiltyard.tables.query.readers import Pages, Reader, readers
 from tiltyard.tables.query.scanners import make_scanner
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,7 +56,7 @@ _SMALL = 1000
 _SMALL_BYTES = 1 << 20
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=looking_up)
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=looking_up, changes=False, query=True)
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Rows by vector, by text, by filter, or all of them.
 
@@ -67,7 +67,7 @@ def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     table, bounds = open_within(ctx, request.id, request.branch, request.version)
     pages = None
     if request.version is None and request.k <= _SMALL:
-        pages = Pages(ctx.storage.datasets.pages, place_of(table.record.location, request.branch))
+        pages = Pages(ctx.storage.datasets.column_cache, branch_key(table.record.location, request.branch))
     if bounds is not None:
         return _within(ctx, table.dataset, request, bounds, pages)
     with _query_errors(table.dataset):
@@ -83,7 +83,7 @@ def _within(
         return masked_answer(_answer(ctx, search, pages), request, bounds)
 
 
-@operation(needs=on_table(Privilege.READ))
+@operation(needs=on_table(Privilege.READ), changes=False, query=True)
 def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
     """How a query would run, without running it. Raises what `query_table` raises."""
     search = _nested(ctx, request.id, request.branch, request.query)
@@ -91,7 +91,7 @@ def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlan
         return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in _timely(ctx, search)])
 
 
-@operation(needs=on_table(Privilege.READ))
+@operation(needs=on_table(Privilege.READ), changes=False, query=True)
 def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlanRequest) -> str:
     """How a query did run: its plan with what each step cost. Raises what `query_table` raises.
 
@@ -114,7 +114,7 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
     if request.predicate is not None or request.version is not None or request.branch:
         return None
     try:
-        table = open_at_hand(ctx, request.id)
+        table = open_cached(ctx, request.id)
         if table is None or narrowing_of(ctx, table.record) is not None:
             return None
         return ctx.with_open_table(table_id(request.id), table)
@@ -122,7 +122,7 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
         return ctx  # the operation says it again, as quickly
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_counting)
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_counting, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """The number of rows, or of those a predicate holds for. Raises what `query_table` raises."""
     table, bounds = open_within(ctx, request.id, request.branch, request.version)
@@ -134,8 +134,8 @@ def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int
 
 def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
     if predicate is None:
-        return rows_of(dataset)
-    checked_expression(predicate, "predicate")
+        return cached_row_count(dataset)
+    check_expression(predicate, "predicate")
     with _query_errors(dataset):
         few = batch_options(dataset, (), {"predicate": predicate})
         if _ROW_OFFSET in predicate.lower():  # a scan knows this column, a count does not

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.errors import no_column
+from tiltyard.storage.errors import column_not_found
 
 _PLAIN = re.compile(r"\w+")
 _INTEGERS = {pa.uint8(): (0, 255), pa.int8(): (-128, 127)}
@@ -89,7 +89,7 @@ def _named(columns: VectorColumns, names: Sequence[str], name: str) -> VectorCol
     if name in names:
         listed = ", ".join(columns) or "none"
         raise InvalidInputError(f"Column '{name}' holds no vectors; the vector columns of this table: {listed}.")
-    raise no_column(name, names)
+    raise column_not_found(name, names)
 
 
 def _inside(field: pa.Field, above: tuple[str, ...]) -> Iterator[VectorColumn]:

@@ -17,8 +17,7 @@ from tiltyard.tables.query.point_lookups import unlimited
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tiltyard.storage.column_cache import PageCache, Place
-    from tiltyard.storage.column_pages import Rows
+    from tiltyard.storage.column_cache import BranchKey, CachedRows, ColumnCache
     from tiltyard.tables.query.plan import Search
 
 _SCORES = ("_distance", "_score")
@@ -57,8 +56,8 @@ class Reader(Protocol):
 class Pages:
     """Where rows may be in memory: the cache, and the table and branch whose latest version is searched."""
 
-    cache: PageCache
-    place: Place
+    cache: ColumnCache
+    place: BranchKey
 
 
 def readers(search: Search, pages: Pages | None) -> Iterator[Reader]:
@@ -88,7 +87,7 @@ def _shown(search: Search) -> tuple[str, ...] | None:
     return tuple(columns) if any(name not in _SCORES for name in columns) else None
 
 
-def _taking(search: Search, rows: Rows, shown: tuple[str, ...]) -> Iterator[Reader]:
+def _taking(search: Search, rows: CachedRows, shown: tuple[str, ...]) -> Iterator[Reader]:
     """Readers that take the rows Lance finds from memory."""
     with_row_id = bool(search.options.get("with_row_id"))
     found = [name for name in shown if name in _SCORES]
@@ -112,7 +111,7 @@ class _Taking:
     def __init__(
         self,
         found: pa.RecordBatchReader,
-        rows: Rows,
+        rows: CachedRows,
         names: tuple[str, ...],
         most: int,
         came: Callable[[int], None] | None,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import lance
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.group_commit import PendingItem
+    from tiltyard.runtime.batcher import PendingItem
     from tiltyard.store import RequestClaim
     from tiltyard.tables.rows.write_target import WriteTarget
 

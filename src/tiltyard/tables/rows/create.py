@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tiltyard.model.arrow_bodies import ArrowBody
     from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord, UnitOfWork
+    from tiltyard.tables.commits.recovery import RecoveredCommit
 
 log = logging.getLogger("tiltyard.tables")
 
@@ -54,7 +55,25 @@ LEASE_MS = 10 * 60 * 1000
 _RENEW_MS = LEASE_MS // 4
 
 
-@operation(needs=CREATE_TABLE)
+def recover_create(
+    ctx: Context, request: models.CreateTableRequest, commit: RecoveredCommit
+) -> models.CreateTableResponse:
+    """Return the response of an interrupted create from its commit.
+
+    Does what comes after the commit: marks the table as written, and sets its properties.
+    """
+    table = commit.target.record
+    if table.declared:
+        table = ctx.store.mark_written(table.id)
+    if (
+        request.properties is not None
+        or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
+    ):
+        table = ctx.store.set_table_properties(table.id, own_properties(request.properties, table.properties))
+    return create_response(ctx, table, commit.version)
+
+
+@operation(needs=CREATE_TABLE, recovered_by=recover_create)
 def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBody) -> models.CreateTableResponse:
     """Create a table with the schema and the rows of an Arrow stream; one without rows makes an empty table.
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.tables.commits.recovery import RecoveredCommit
 
 
 def start_append(ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody) -> PendingResponse | None:
@@ -62,7 +63,14 @@ def start_append(ctx: Context, request: models.InsertIntoTableRequest, data: Arr
     )
 
 
-@operation(needs=on_table(Privilege.WRITE), begin=start_append, retried_with_new_ids=True)
+def recover_insert(
+    ctx: Context, request: models.InsertIntoTableRequest, commit: RecoveredCommit
+) -> models.InsertIntoTableResponse:
+    """Return the response of an interrupted insert from its commit."""
+    return models.InsertIntoTableResponse(version=commit.version, num_inserted_rows=commit.rows)
+
+
+@operation(needs=on_table(Privilege.WRITE), begin=start_append, retried_with_new_ids=True, recovered_by=recover_insert)
 def insert_into_table(
     ctx: Context, request: models.InsertIntoTableRequest, data: ArrowBody
 ) -> models.InsertIntoTableResponse:

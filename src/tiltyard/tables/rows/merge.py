@@ -22,7 +22,7 @@ from tiltyard.tables.rows.first_version import standardize_map_names
 from tiltyard.tables.rows.insert import append
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
 from tiltyard.tables.rows.write_target import WriteTarget
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.tables.commits.recovery import RecoveredCommit
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")
@@ -53,7 +54,31 @@ class MergeSpec:
     seconds: float
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE), retried_with_new_ids=True)
+def recover_merge(
+    ctx: Context, request: models.MergeInsertIntoTableRequest, commit: RecoveredCommit
+) -> models.MergeInsertIntoTableResponse:
+    """Return the response of an interrupted merge from its commit.
+
+    Of a merge that both inserts and deletes, only the difference is known by now.
+    """
+    if commit.rows is not None:  # into a table without data: an append
+        inserted = written = commit.rows
+        deleted = 0
+    elif (growth := commit.row_growth) is None:
+        return models.MergeInsertIntoTableResponse(version=commit.version, num_attempts=1)
+    else:
+        inserted, deleted, written = max(growth, 0), max(-growth, 0), commit.rewritten_rows
+    return models.MergeInsertIntoTableResponse(
+        version=commit.version,
+        num_inserted_rows=inserted,
+        num_updated_rows=max(written - inserted, 0),
+        num_deleted_rows=deleted,
+        num_attempts=1,
+        num_rows=max(written, inserted),
+    )
+
+
+@operation(needs=on_table(Privilege.READ | Privilege.WRITE), retried_with_new_ids=True, recovered_by=recover_merge)
 def merge_insert_into_table(
     ctx: Context, request: models.MergeInsertIntoTableRequest, data: ArrowBody
 ) -> models.MergeInsertIntoTableResponse:
@@ -106,7 +131,7 @@ def _parse(request: models.MergeInsertIntoTableRequest, default_seconds: float) 
 
 
 def _filter(text: str | None, label: str) -> str | None:
-    return checked_expression(text, label) if text else None
+    return check_expression(text, label) if text else None
 
 
 def _parse_duration(text: str) -> float:

@@ -18,15 +18,30 @@ from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.rows.write_target import WriteTarget
 from tiltyard.tables.schema.computed_columns import own_metadata
 from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.tables.commits.recovery import RecoveredCommit
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES)
+def recover_update(
+    ctx: Context, request: models.UpdateTableRequest, commit: RecoveredCommit
+) -> models.UpdateTableResponse:
+    """Return the response of an interrupted update from its commit; set the properties, which come after it."""
+    table = commit.target.record
+    if request.properties:
+        table = ctx.store.set_table_properties(table.id, table.properties | request.properties)
+    return models.UpdateTableResponse(
+        updated_rows=commit.rewritten_rows, version=commit.version, properties=table.properties
+    )
+
+
+@operation(
+    needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES, recovered_by=recover_update
+)
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
     """Set columns to SQL expressions, on all rows or on those that match a predicate.
 
@@ -78,12 +93,23 @@ def _updates(request: models.UpdateTableRequest) -> dict[str, str]:
         column, expression = pair
         if column in updates:
             raise InvalidInputError(f"The column '{column}' is updated twice: once is enough.")
-        updates[column] = checked_expression(expression, "expression")
+        updates[column] = check_expression(expression, "expression")
     check_growth(updates)
     return updates
 
 
-@operation(needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES)
+def recover_delete(
+    ctx: Context, request: models.DeleteFromTableRequest, commit: RecoveredCommit
+) -> models.DeleteFromTableResponse:
+    """Return the response of an interrupted delete from its commit."""
+    growth = commit.row_growth
+    deleted = None if growth is None else max(-growth, 0)
+    return models.DeleteFromTableResponse(version=commit.version, num_deleted_rows=deleted)
+
+
+@operation(
+    needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES, recovered_by=recover_delete
+)
 def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
     """Delete the rows that match a predicate.
 
@@ -110,4 +136,4 @@ def _predicate(text: str) -> str:
     """Return a predicate, checked. Raises InvalidInputError."""
     if not text.strip():
         raise InvalidInputError("The predicate is empty: 'true' names all rows.")
-    return checked_expression(text, "predicate")
+    return check_expression(text, "predicate")

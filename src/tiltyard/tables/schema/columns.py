@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
@@ -15,7 +16,8 @@ from tiltyard.model.operations import operation
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.schemas.from_json import from_json, parse_type
 from tiltyard.model.spec import models
-from tiltyard.tables.opening import open_for_reading
+from tiltyard.tables.commits.recovery import GONE
+from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.schema.computed_columns import (
@@ -30,7 +32,7 @@ from tiltyard.tables.schema.computed_columns import (
 from tiltyard.tables.schema.field_paths import RESERVED, arrow_field, find_field
 from tiltyard.tables.schema.type_changes import check_values
 from tiltyard.tables.sql.amplification import check_growth
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,9 +40,18 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
+    from tiltyard.tables.commits.recovery import RecoveredCommit
 
 
-@operation(needs=on_table(Privilege.ALTER), entries="new_columns")
+def recover_add_columns(
+    ctx: Context, request: models.AlterTableAddColumnsRequest, commit: RecoveredCommit
+) -> models.AlterTableAddColumnsResponse:
+    """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
+    _queue_missing_fills(ctx, request.id, fills_added(request), commit)
+    return models.AlterTableAddColumnsResponse(version=commit.version)
+
+
+@operation(needs=on_table(Privilege.ALTER), entries="new_columns", recovered_by=recover_add_columns)
 def alter_table_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest
 ) -> models.AlterTableAddColumnsResponse:
@@ -100,7 +111,7 @@ def _check_sql(entries: Sequence[models.AddColumnsEntry]) -> None:
     """What computes columns, now or later. Raises InvalidInputError for what cannot be planned, or be held."""
     texts = {entry.name: entry.expression or entry.computed or "" for entry in entries}
     for name, text in texts.items():
-        checked_expression(text, f"expression of '{name}'")
+        check_expression(text, f"expression of '{name}'")
     check_growth(texts)
 
 
@@ -137,7 +148,28 @@ def _check_name(name: str) -> None:
         raise InvalidInputError(f"'{name}' cannot be the name of a column: answers of queries use it.")
 
 
-@operation(needs=on_table(Privilege.ALTER), entries="alterations")
+def recover_alter_columns(
+    ctx: Context, request: models.AlterTableAlterColumnsRequest, commit: RecoveredCommit
+) -> models.AlterTableAlterColumnsResponse:
+    """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
+    _queue_missing_fills(ctx, request.id, fills_altered(request), commit)
+    return models.AlterTableAlterColumnsResponse(version=commit.version)
+
+
+def _queue_missing_fills(
+    ctx: Context, path: Sequence[str] | None, columns: Sequence[str], commit: RecoveredCommit
+) -> None:
+    """Queue backfills of an interrupted request: of two of one column, the second one has nothing left to fill.
+
+    A table or a column that is gone by now needs none.
+    """
+    for column in columns:
+        with suppress(*GONE, TableColumnNotFoundError):
+            if find_table(ctx, path).id == commit.target.record.id:
+                queue_fills(ctx, path, [column])
+
+
+@operation(needs=on_table(Privilege.ALTER), entries="alterations", recovered_by=recover_alter_columns)
 def alter_table_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest
 ) -> models.AlterTableAlterColumnsResponse:
@@ -225,7 +257,14 @@ def _check_renames(fields: Sequence[Any], names: Mapping[int, str | None]) -> No
         _check_renames(field.children(), names)
 
 
-@operation(needs=on_table(Privilege.ALTER), entries="columns")
+def recover_drop_columns(
+    ctx: Context, request: models.AlterTableDropColumnsRequest, commit: RecoveredCommit
+) -> models.AlterTableDropColumnsResponse:
+    """Return the response of an interrupted request from its commit."""
+    return models.AlterTableDropColumnsResponse(version=commit.version)
+
+
+@operation(needs=on_table(Privilege.ALTER), entries="columns", recovered_by=recover_drop_columns)
 def alter_table_drop_columns(
     ctx: Context, request: models.AlterTableDropColumnsRequest
 ) -> models.AlterTableDropColumnsResponse:
@@ -245,7 +284,14 @@ def alter_table_drop_columns(
     return models.AlterTableDropColumnsResponse(version=version)
 
 
-@operation(needs=on_table(Privilege.ALTER))
+def recover_schema_metadata(
+    ctx: Context, request: models.UpdateTableSchemaMetadataRequest, commit: RecoveredCommit
+) -> models.UpdateTableSchemaMetadataResponse:
+    """Return the response of an interrupted request that has committed."""
+    return models.UpdateTableSchemaMetadataResponse(metadata=dict(request.metadata or {}))
+
+
+@operation(needs=on_table(Privilege.ALTER), recovered_by=recover_schema_metadata)
 def update_table_schema_metadata(
     ctx: Context, request: models.UpdateTableSchemaMetadataRequest
 ) -> models.UpdateTableSchemaMetadataResponse:
@@ -257,7 +303,15 @@ def update_table_schema_metadata(
     return models.UpdateTableSchemaMetadataResponse(metadata=kept)
 
 
-@operation(needs=on_table(Privilege.ALTER))
+def recover_field_metadata(
+    ctx: Context, request: models.UpdateFieldMetadataRequest, commit: RecoveredCommit
+) -> models.UpdateFieldMetadataResponse:
+    """Return the response of an interrupted request from its commit."""
+    fields = metadata_of(commit.dataset, request) if commit.dataset else {}
+    return models.UpdateFieldMetadataResponse(version=commit.version, fields=fields)
+
+
+@operation(needs=on_table(Privilege.ALTER), recovered_by=recover_field_metadata)
 def update_field_metadata(
     ctx: Context, request: models.UpdateFieldMetadataRequest
 ) -> models.UpdateFieldMetadataResponse:

@@ -25,7 +25,7 @@ from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.schema.field_paths import arrow_field
-from tiltyard.tables.sql.expressions import checked_expression
+from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,7 +158,7 @@ def alter_table_backfill_columns(
     if request.read_version not in (None, table.dataset.version):
         raise InvalidInputError("A backfill reads the latest version, and follows it: leave 'read_version' out.")
     if request.where is not None:
-        checked_expression(request.where, "filter 'where'")
+        check_expression(request.where, "filter 'where'")
         with lance_errors(table.dataset):
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
     check_backfill(request.branch)

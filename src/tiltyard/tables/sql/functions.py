@@ -1,13 +1,13 @@
-"""List the SQL functions that Lance may compute for a request; what is not listed here is refused.
+"""Allowlist of the SQL functions that Lance may compute for a request; every other function is refused.
 
-Lance's planner knows every function of DataFusion and some of its own, and each release brings more. A list of what is
-dangerous would be behind the day a release adds one, so this is a list of what was looked at: a function of one row's
-values that reads nothing but them, and whose answer is no larger than they are, or larger in a way that
-`tiltyard.tables.sql.amplification` counts.
+Lance's planner has every function of DataFusion and some of its own, and each release adds more. A list of dangerous
+functions would be incomplete the day a release adds one, so this is a list of functions that were reviewed: each is a
+function of one row's values that reads nothing else, and whose result is no larger than they are, or larger in a way
+that `tiltyard.tables.sql.amplification` estimates.
 
 Left out on purpose: aggregates and window functions (Lance cannot compute them for a row), functions that take other
-functions (`array_transform`: what they make is not counted), functions that change a field's metadata, and those that
-tell of the server (`version`, `current_user`).
+functions (`array_transform`: their results are not estimated), functions that change a field's metadata, and those that
+disclose facts about the server (`version`, `current_user`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import re
 from collections.abc import Collection
 
 from lance_namespace.errors import InvalidInputError
+
+from tiltyard.tables.sql.lexer import AMBIGUOUS, QUOTED_NAME, WORD
 
 _NUMBERS = """
 abs acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh cot degrees exp factorial floor gcd greatest isnan iszero
@@ -39,7 +41,7 @@ any_value append cat compact concat contains dims distance distinct element empt
 indexof intersect join length max ndims normalize pop_back pop_front position positions prepend push_back push_front
 remove remove_all remove_n repeat replace replace_all replace_n resize reverse slice sort to_string union
 """
-"""Each of them is there as `array_…` and as `list_…`."""
+"""Each exists as `array_…` and as `list_…`."""
 _LISTS = """
 array_min arrays_overlap arrays_zip cardinality cosine_distance dot_product element_at empty flatten generate_series
 inner_product list_zip make_array make_list range
@@ -56,7 +58,7 @@ area asbinary astext centroid contains convexhull coorddim coveredby covers cros
 geohash geometrytype geomfromtext intersects isclosed isempty length makebox2d makepoint makepointm ndims npoints
 orientedenvelope overlaps point pointfromgeohash pointm pointonsurface simplify simplifypreservetopology touches within
 """
-"""Each of them is there as `st_…`."""
+"""Each exists as `st_…`."""
 
 FUNCTIONS = frozenset(
     [
@@ -73,9 +75,9 @@ _AGGREGATES = frozenset(
     last_value max mean median min stddev string_agg sum var
     """.split()  # noqa: SIM905  # a list of names is read as one
 )
-"""The usual ones: they get a reason of their own."""
+"""Common aggregates: their refusal has a message of its own."""
 
-_LONGEST_SHOWN = 60
+_MAX_SHOWN = 60
 _SYNTAX = """
 all and any array as between by case distinct div else end escape from ilike in interval is like not null on or over
 rlike similar some then to using values when where with xor
@@ -85,30 +87,32 @@ bigint binary bool boolean bytea char date datetime dec decimal double fixedsize
 real smallint string text time timestamp timestamptz tinyint varbinary varchar
 """
 _WORDS = frozenset(f"{_SYNTAX} {_SIZED}".split())
-"""Words of SQL, and types with a size, that brackets may follow; Lance itself judges whether they may stand there."""
+"""Keywords, and types with a size, that brackets may follow; Lance itself checks whether they are valid there."""
 
-_CALL = re.compile(r"""'[^']*'|("[^"]*"|`[^`]*`|(?<!\w)[^\W\d]\w*+)(\s*+\()?""")
-"""A text, or what may be a name and the bracket behind it. Possessive: long words take linear time."""
-_ANY_CALL = re.compile(r"""("[^"]*"|`[^`]*`|(?<!\w)[^\W\d]\w*+)(\s*+\()?""")
-_UNSURE = re.compile(r"\\'|/\*|--|\$")
-"""Where readers of SQL differ about where a text ends: then calls are looked for inside of texts, too."""
+_NAME_AND_BRACKET = rf"({QUOTED_NAME}|(?<!\w){WORD})(\s*+\()?"
+_CALL = re.compile(f"'[^']*'|{_NAME_AND_BRACKET}")
+"""A text, or what may be a name and the bracket behind it, in one search: long lists of values are common, and the
+lexer takes several times as long for them."""
+_ANY_CALL = re.compile(_NAME_AND_BRACKET)
+_AMBIGUOUS = re.compile(rf"{AMBIGUOUS}|\$")
+"""With these, parsers of SQL differ about where a text ends: then calls are searched inside of texts, too."""
 
 
-def check_functions(text: str, what: str, also: Collection[str] = ()) -> None:
-    """Check that an expression calls listed functions, and those of `also`, alone.
+def check_functions(text: str, label: str, replaced: Collection[str] = ()) -> None:
+    """Check that an expression calls only listed functions, and those of `replaced`.
 
     Raises InvalidInputError that names the first other one. A name in double quotes or backticks before a bracket is a
     call, too.
     """
     if "(" not in text:
         return
-    for name, bracket in (_ANY_CALL if _UNSURE.search(text) else _CALL).findall(text):
+    for name, bracket in (_ANY_CALL if _AMBIGUOUS.search(text) else _CALL).findall(text):
         word = name.strip('"`').lower()
-        if not bracket or word in FUNCTIONS or word in _WORDS or word in also:
+        if not bracket or word in FUNCTIONS or word in _WORDS or word in replaced:
             continue
         if word in _AGGREGATES:
-            raise InvalidInputError(f"The {what} is about one row at a time: '{word}' is about many.")
+            raise InvalidInputError(f"The {label} is about one row at a time: '{word}' is about many.")
         raise InvalidInputError(
-            f"The {what} calls '{word[:_LONGEST_SHOWN]}', which is not among the functions that requests may call: "
+            f"The {label} calls '{word[:_MAX_SHOWN]}', which is not among the functions that requests may call: "
             "docs/limits.md lists them."
         )

@@ -1,4 +1,4 @@
-"""What SQL a request may bring: one expression, not too deep to plan."""
+"""SQL in requests: one expression, not too deep for Lance to plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.expressions import LONGEST_CHAIN, checked_expression
+from tiltyard.tables.sql.expressions import MAX_CHAIN, check_expression
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from tiltyard.tables.sql.expressions import LONGEST_CHAIN, checked_expression
         "coalesce(" + ", ".join("id + 1" for _ in range(1000)) + ") > 1",
     ],
 )
-def test_checked_expression_that_can_be_planned_is_kept(text: str) -> None:
-    assert checked_expression(text) is text
+def test_check_expression_that_can_be_planned_is_kept(text: str) -> None:
+    assert check_expression(text) is text
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,20 @@ def test_checked_expression_that_can_be_planned_is_kept(text: str) -> None:
         "name like " * 200 + "'a'",
     ],
 )
-def test_checked_expression_too_deep_to_plan_is_refused(text: str) -> None:
+def test_check_expression_too_deep_to_plan_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="chains too many operators"):
-        checked_expression(text)
+        check_expression(text)
 
 
-def test_checked_expression_with_a_second_statement_is_refused() -> None:
+def test_check_expression_with_a_second_statement_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="predicate is one expression"):
-        checked_expression("id > 5; drop table t", "predicate")
+        check_expression("id > 5; drop table t", "predicate")
 
 
 @given(st.text(alphabet="()[],;'\"`+ or1a.\n", max_size=400))
-def test_checked_expression_of_any_text_is_kept_or_refused(text: str) -> None:
+def test_check_expression_of_any_text_is_kept_or_refused(text: str) -> None:
     try:
-        assert checked_expression(text) == text
+        assert check_expression(text) == text
     except InvalidInputError as error:
         calls = "(" in text and "not among the functions" in str(error)
-        assert calls or ";" in text or text.count("+") + text.count("or") > LONGEST_CHAIN
+        assert calls or ";" in text or text.count("+") + text.count("or") > MAX_CHAIN

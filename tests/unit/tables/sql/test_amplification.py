@@ -1,4 +1,4 @@
-"""How much of little an expression can make: told by its text, since Lance would try it, and end the process."""
+"""The estimated growth of rows by an expression: from its text, since Lance would compute it and crash the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.tables.sql.amplification import LONGEST_TEXT, MOST, check_growth, growth_of
+from tiltyard.tables.sql.amplification import MAX_GROWTH, MAX_TEXT_LENGTH, check_growth, estimate_growth
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from tiltyard.tables.sql.amplification import LONGEST_TEXT, MOST, check_growth, 
     ],
 )
 def test_growth_of_an_expression_is_what_its_numbers_say(text: str, growth: float) -> None:
-    assert growth_of(text, "filter") == growth
+    assert estimate_growth(text, "filter") == growth
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_check_growth_of_what_would_fill_the_memory_is_refused(text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("repeat('x', id)", "does not say by a plain number how much repeat"),
         ("repeat('x', length)", "does not say by a plain number"),  # a column of that name
@@ -83,22 +83,22 @@ def test_check_growth_of_what_would_fill_the_memory_is_refused(text: str) -> Non
         ("arrow_cast(NULL, 'FixedSizeList(1000, FixedSizeBinary(1000))')", "type of 1000000 entries"),
     ],
 )
-def test_growth_that_cannot_be_told_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
-        growth_of(text, "filter")
+def test_growth_that_cannot_be_estimated_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        estimate_growth(text, "filter")
 
 
 def test_check_growth_counts_all_expressions_of_a_request_together() -> None:
-    check_growth({f"c{number}": "lpad(name, 10)" for number in range(MOST // 10)} | {"plain": "name"})
+    check_growth({f"c{number}": "lpad(name, 10)" for number in range(MAX_GROWTH // 10)} | {"plain": "name"})
     with pytest.raises(InvalidInputError, match="expressions of this request would make rows 4100 times"):
-        check_growth({f"c{number}": "lpad(name, 10)" for number in range(MOST // 10 + 1)})
+        check_growth({f"c{number}": "lpad(name, 10)" for number in range(MAX_GROWTH // 10 + 1)})
 
 
 def test_check_growth_of_a_long_text_is_refused_for_every_row_alone() -> None:
-    text = f"'{'x' * LONGEST_TEXT}'"
+    text = f"'{'x' * MAX_TEXT_LENGTH}'"
     check_growth({"filter": f"name = {text}"})
     with pytest.raises(InvalidInputError, match="characters, for every row"):
-        check_growth({"expression of 'x'": text}, shown=True)
+        check_growth({"expression of 'x'": text}, is_output=True)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_check_growth_of_a_long_text_is_refused_for_every_row_alone() -> None:
         "repeat(" + "1" * 300_000 + ")",
     ],
 )
-def test_growth_of_a_long_text_is_told_in_no_time(text: str) -> None:
-    began = time.process_time()
+def test_growth_of_a_long_text_is_estimated_in_linear_time(text: str) -> None:
+    started = time.process_time()
     with suppress(InvalidInputError):
-        growth_of(text, "filter")
-    assert time.process_time() - began < 2  # a look from each place to the end would take minutes
+        estimate_growth(text, "filter")
+    assert time.process_time() - started < 2  # a look from each place to the end would take minutes
 
 
 @given(st.text(alphabet="repat()[],'\"`0189-+ \\", max_size=200).map(lambda text: f"repeat({text}"))
-def test_growth_of_any_text_is_told_or_refused(text: str) -> None:
+def test_growth_of_any_text_is_estimated_or_refused(text: str) -> None:
     with suppress(InvalidInputError):
-        assert growth_of(text, "filter") >= 1
+        assert estimate_growth(text, "filter") >= 1

@@ -1,38 +1,177 @@
-"""`tiltyard maintain`: jobs for the tables that need them, now or every so often."""
+"""`tiltyard gc`, `repair` and `maintain`: keep a catalog's tables in order. Servers may run meanwhile."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
-from tiltyard.cli.jobs import Reach, refusing
-from tiltyard.pipeline.optimize.maintenance import Thresholds, maintain
+from tiltyard.cli.options import settings_options
+from tiltyard.config import Settings
+from tiltyard.runtime.fatal import refuse
 
-Refuse = Callable[[str], None]
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.model.ids import Id
+    from tiltyard.store import TableRecord
+
+MAINTENANCE_SETTINGS = ("root", "db", "gc_safety_days")
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def run_maintain(
-    refuse: Refuse,
+@click.command("gc", short_help="Remove files that nothing needs.")
+@click.argument("table", required=False)
+@click.option("--dry-run", is_flag=True, help="Only list them, with their sizes.")
+@click.option("--keep-versions-days", type=float, help="Also remove versions that are older, tagged ones aside.")
+@click.option("--unknown-folders", is_flag=True, help="Also remove folders of tables that the catalog does not know.")
+@settings_options(*MAINTENANCE_SETTINGS)
+def gc(
+    settings: Settings, table: str | None, dry_run: bool, keep_versions_days: float | None, unknown_folders: bool
+) -> None:
+    """Remove the files of a table, or of all tables, that no version, tag or branch needs.
+
+    Nothing younger than the safety age is removed, and nothing that an unfinished transaction or upload may own.
+
+    \b
+    Examples:
+      tiltyard gc --root ./data --dry-run
+      tiltyard gc --root ./data films --keep-versions-days 30
+    """
+    from tiltyard.cli.client import open_context
+    from tiltyard.model.ids import display
+    from tiltyard.tables.maintenance.garbage import checked_wish, collect, try_collect
+
+    if unknown_folders and table is not None:
+        refuse("--unknown-folders is about all tables: leave out the table's name.")
+    with open_context(settings) as ctx:
+        options = checked_wish(dry_run, keep_versions_days)
+        files = size = 0
+        for path, record in _tables(ctx, () if table is None else (table,)):
+            collection = try_collect(ctx, record, options) if table is None else collect(ctx, record, options)
+            for file in collection.garbage:
+                click.echo(f"{_format_size(file.size):>12}  {file.kind:<16}  {display(path)}  {file.path}")
+            for note in collection.notes:
+                click.echo(f"{display(path)}: {note}", err=True)
+            files, size = files + len(collection.garbage), size + collection.size
+        if table is None:
+            _collect_folders(ctx, remove=unknown_folders and not dry_run)
+        click.echo(f"{'Found' if dry_run else 'Removed'} {files} files, {_format_size(size)}.")
+
+
+def _collect_folders(ctx: Context, *, remove: bool) -> None:
+    """List folders of tables that the catalog does not know, and remove them if told to."""
+    from tiltyard.catalog import garbage
+    from tiltyard.catalog.folder_deletion import sweep
+
+    folders = garbage.unknown_folders(ctx)
+    for folder in folders:
+        click.echo(f"{_format_size(folder.size):>12}  {'unknown folder':<16}  {folder.location}")
+    if remove:
+        removed = garbage.remove_folders(ctx, folders)
+        while sweep(ctx):
+            pass
+        size = sum(folder.size for folder in removed)
+        click.echo(f"Removed {len(removed)} unknown folders, {_format_size(size)}.")
+
+
+@click.command("repair", short_help="Put right what went round the server.")
+@click.argument("tables", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
+@settings_options(*MAINTENANCE_SETTINGS)
+def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
+    """Find what of the tables went round the server or was left half done, and put it right; without names, of all.
+
+    \b
+    Examples:
+      tiltyard repair --root ./data films
+      tiltyard repair --root ./data --dry-run
+    """
+    from tiltyard.cli.client import open_context
+    from tiltyard.model.ids import display
+    from tiltyard.tables.maintenance.repair import repair as repair_table
+
+    with open_context(settings) as ctx:
+        number = 0
+        for path, record in _tables(ctx, tables):
+            for finding in repair_table(ctx, record, dry_run=dry_run):
+                click.echo(f"{display(path)}: {finding.kind}: {finding.found} {finding.done}".rstrip())
+                number += 1
+        if not number:
+            click.echo("Nothing is wrong.")
+
+
+def _tables(ctx: Context, names: tuple[str, ...]) -> Iterator[tuple[Id, TableRecord]]:
+    """Yield the tables of these names, all tables without names."""
+    from tiltyard.catalog.garbage import all_tables
+    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
+    from tiltyard.tables.opening import find_table
+
+    if not names:
+        yield from all_tables(ctx)
+    for name in names:
+        path = parse_id(name, DEFAULT_DELIMITER)
+        yield path, find_table(ctx, path)
+
+
+def _format_size(number: float) -> str:
+    """Format a number of bytes for people."""
+    unit = 0
+    while number >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_UNITS[unit]}" if not unit else f"{number:.1f} {_UNITS[unit]}"
+
+
+@click.command("maintain", short_help="Queue the jobs that tables need.")
+@click.argument("tables", nargs=-1)
+@click.option("--uri", required=True, envvar="TILTYARD_URI", help="A server, or the root of a catalog.")
+@click.option("--property", "properties", multiple=True, help="NAME=VALUE for the catalog's client (header.…).")
+@click.option(
+    "--small-fragments",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="So many small fragments are to be compacted.",
+)
+@click.option(
+    "--unindexed",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="Such a share of rows that an index may lack.",
+)
+@click.option("--every", type=click.FloatRange(min=1), help="Look again every so many seconds, until SIGINT.")
+@click.option("--dry-run", is_flag=True, help="Only say what is needed.")
+def maintain(
     tables: tuple[str, ...],
     uri: str,
     properties: tuple[str, ...],
-    thresholds: Thresholds,
-    *,
+    small_fragments: int,
+    unindexed: float,
     every: float | None,
     dry_run: bool,
 ) -> None:
-    """Look at the tables, queue what they need, and tell; again every so many seconds, until it is ended.
+    """Find the tables, or look at these, that need compaction, or whose indexes lack rows, and queue `optimize`.
 
-    Once is an error if it cannot be done. Every so often, what could not be done is told, and tried the next time.
+    Views that refresh by themselves are refreshed. A server's workers run the jobs; one that waits or runs already is
+    not queued again.
+
+    \b
+    Examples:
+      tiltyard maintain --uri http://127.0.0.1:2333 --dry-run
+      tiltyard maintain --uri http://127.0.0.1:2333 films --every 3600
     """
+    from tiltyard.cli.jobs import Target, refusing
+    from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
+
     while True:
-        with refusing(refuse if every is None else _tell):
-            calls, number = Reach(uri, properties, ()).calls(), 0
-            for need in maintain(calls, tables, thresholds, dry_run=dry_run):
-                state = "waits already" if need.there else "would be queued" if dry_run else "is queued"
-                click.echo(f"{need.table}: {need.job} {state}: {need.why}  {need.job_id}".rstrip())
+        # A single run fails with its error; a repeated one reports it and tries again the next time.
+        with refusing(refuse if every is None else _report):
+            calls, number = Target(uri, properties, ()).calls(), 0
+            for needed in queue_needed_jobs(calls, tables, Thresholds(small_fragments, unindexed), dry_run=dry_run):
+                state = "waits already" if needed.was_queued else "would be queued" if dry_run else "is queued"
+                click.echo(f"{needed.table}: {needed.job} {state}: {needed.reason}  {needed.job_id}".rstrip())
                 number += 1
             if not number:
                 click.echo("No table needs anything.")
@@ -41,5 +180,5 @@ def run_maintain(
         time.sleep(every)
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     click.echo(f"tiltyard: {message}", err=True)

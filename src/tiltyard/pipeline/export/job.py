@@ -1,4 +1,4 @@
-"""Export: a version of a table as Parquet files, with a manifest that is written when all of them are there."""
+"""Export job: write a version of a table as Parquet files, and a manifest once all of them are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import lance
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.export.tasks import Export, Exported, Part, export_part
+from tiltyard.pipeline.export.tasks import ExportedFile, ExportPart, ExportSpec, export_part
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 MANIFEST = "_SUCCESS"
 ROWS_PER_FILE = 1_000_000
-_VERSION = "version"
+_CHECKPOINT_KEY = "version"
 
 
 @job("export")
 def export(
     run: Run,
-    where: Connection,
+    catalog: Connection,
     spark: SparkSession,
     table: Annotated[str, "The table to read."],
     destination: Annotated[str, "The folder to write, local or of an object store; it has to be empty."],
@@ -49,7 +49,7 @@ def export(
 ) -> Mapping[str, object]:
     """Write a version of a table as Parquet files.
 
-    A file `_SUCCESS` is written last, and lists the others with their rows, and the version that they are of.
+    A file `_SUCCESS` is written last: it lists the others with their rows, and names the version.
 
     \b
     Example:
@@ -58,12 +58,12 @@ def export(
     if rows_per_file < 1:
         raise InvalidInputError("A file holds at least one row: set rows_per_file to 1 or more.")
     destination = absolute_path(destination)
-    found = catalog_client.table(where, table)
-    pinned = run.checkpoints().get(_VERSION)
-    dataset = found.dataset(int(pinned) if pinned else (version if version is not None else tag), branch)
+    target = catalog_client.table(catalog, table)
+    pinned = run.checkpoints().get(_CHECKPOINT_KEY)
+    dataset = target.dataset(int(pinned) if pinned else (version if version is not None else tag), branch)
     if pinned is None:
-        _check_empty(destination, dict(where.storage))
-        run.save_checkpoint(_VERSION, str(dataset.version))
+        _check_empty(destination, dict(catalog.storage))
+        run.save_checkpoint(_CHECKPOINT_KEY, str(dataset.version))
     scan: dict[str, Any] = {"columns": columns or None, "filter": filter}
     check_no_blobs(dataset.schema, columns or None)
     try:
@@ -72,40 +72,45 @@ def export(
         raise InvalidInputError(
             f"These columns, or rows, of {table} cannot be read: {clean_message(error)}."
         ) from error
-    how = Export(found.location(), dataset.version, branch, scan, schema, compression, dict(where.storage))
-    return _export(run, spark, how, _parts(dataset, destination.rstrip("/"), rows_per_file), destination)
+    spec = ExportSpec(target.location(), dataset.version, branch, scan, schema, compression, dict(catalog.storage))
+    return _write_parts(run, spark, spec, _plan_parts(dataset, destination.rstrip("/"), rows_per_file), destination)
 
 
-def _export(
-    run: Run, spark: SparkSession, how: Export, parts: Sequence[Part], destination: str
+def _write_parts(
+    run: Run, spark: SparkSession, spec: ExportSpec, parts: Sequence[ExportPart], destination: str
 ) -> Mapping[str, object]:
-    kept = run.checkpoints()
-    done = {part.path: Exported(**json.loads(kept[part.path])) for part in parts if part.path in kept}
-    left = [part for part in parts if part.path not in done]
+    """Write the files that no earlier driver has written, then the manifest; return the figures."""
+    checkpoints = run.checkpoints()
+    files = {
+        part.path: ExportedFile(**json.loads(checkpoints[part.path])) for part in parts if part.path in checkpoints
+    }
+    missing = [part for part in parts if part.path not in files]
 
-    def hear(position: int, exported: Exported) -> None:
-        run.save_checkpoint(left[position].path, json.dumps(asdict(exported)))
-        done[left[position].path] = exported
-        figures = {"rows": sum(one.rows for one in done.values()), "bytes": sum(one.size for one in done.values())}
-        run.progress(**figures, tasks=len(done), tasks_total=len(parts))
+    def handle_result(position: int, file: ExportedFile) -> None:
+        path = missing[position].path
+        run.save_checkpoint(path, json.dumps(asdict(file)))
+        files[path] = file
+        rows, size = sum(file.rows for file in files.values()), sum(file.size for file in files.values())
+        run.progress(rows=rows, bytes=size, tasks=len(files), tasks_total=len(parts))
 
-    run_tasks(spark, run, partial(export_part, how), left, on_result=hear, name=f"export {run.id}")
+    run_tasks(spark, run, partial(export_part, spec), missing, on_result=handle_result, name=f"export {run.id}")
     run.check()
-    files = [done[part.path] for part in parts]
-    figures = {"version": how.version, "rows": sum(one.rows for one in files), "bytes": sum(one.size for one in files)}
-    manifest = {**figures, "branch": how.branch, "files": [asdict(one) for one in files]}
-    write_file(f"{destination.rstrip('/')}/{MANIFEST}", json.dumps(manifest, indent=1).encode(), how.storage)
-    return {**figures, "files": len(files)}
+    written = [files[part.path] for part in parts]
+    rows, size = sum(file.rows for file in written), sum(file.size for file in written)
+    figures = {"version": spec.version, "rows": rows, "bytes": size}
+    manifest = {**figures, "branch": spec.branch, "files": [asdict(file) for file in written]}
+    write_file(f"{destination.rstrip('/')}/{MANIFEST}", json.dumps(manifest, indent=1).encode(), spec.storage)
+    return {**figures, "files": len(written)}
 
 
-def _parts(dataset: lance.LanceDataset, destination: str, rows_per_file: int) -> list[Part]:
-    """Neighbouring fragments, about so many rows a file; a file without rows for a table without any."""
-    rows = {one.fragment_id: one.metadata.num_rows for one in dataset.get_fragments()}
+def _plan_parts(dataset: lance.LanceDataset, destination: str, rows_per_file: int) -> list[ExportPart]:
+    """Plan a file for each group of neighbouring fragments; for an empty table, one without rows."""
+    rows = {fragment.fragment_id: fragment.metadata.num_rows for fragment in dataset.get_fragments()}
     groups = group_fragments(rows, rows_per_file, 1) or [()]
-    return [Part(f"{destination}/part-{number:05}.parquet", group) for number, group in enumerate(groups)]
+    return [ExportPart(f"{destination}/part-{number:05}.parquet", group) for number, group in enumerate(groups)]
 
 
 def _check_empty(destination: str, storage: Mapping[str, str]) -> None:
     """Raise RefusedError for a folder that holds files: readers of it would read those as well."""
-    if found := list_files(destination, storage, missing_ok=True):
-        raise RefusedError(f"{destination} holds {found[0].path}: name an empty folder.")
+    if files := list_files(destination, storage, missing_ok=True):
+        raise RefusedError(f"{destination} holds {files[0].path}: name an empty folder.")

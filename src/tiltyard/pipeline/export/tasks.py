@@ -1,4 +1,4 @@
-"""What an export's tasks do: rows of some fragments into one Parquet file, which is there whole or not at all."""
+"""Tasks of an export: write the rows of some fragments as one Parquet file, atomically."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tiltyard.pipeline.task_errors import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
-    """What all tasks of an export share: `scan` are options of pylance's scanner, `schema` is that of the files."""
+class ExportSpec:
+    """The export, as all its tasks share it: `scan` are options of pylance's scanner, `schema` is that of the files."""
 
     location: TableLocation
     version: int
@@ -33,53 +33,53 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One file, and the fragments whose rows it holds; without any, it has the columns alone."""
+class ExportPart:
+    """A file to write, and the fragments whose rows it holds; without any fragment, it has the columns but no rows."""
 
     path: str
     fragments: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """A file that was written: its name, rows, and bytes."""
+class ExportedFile:
+    """A file that is written: its name, rows, and size in bytes. Checkpoints and the manifest hold it as JSON."""
 
     name: str
     rows: int
     size: int
 
 
-def export_part(export: Export, part: Part) -> Exported:
-    """Write a file; done twice, it is there once. Runs in a task. Raises RefusedError for a type that Parquet lacks."""
-    dataset = export.location.open(export.version, export.branch)
+def export_part(spec: ExportSpec, part: ExportPart) -> ExportedFile:
+    """Write a file. Idempotent. Raises RefusedError for a type that Parquet lacks."""
+    dataset = spec.location.open(spec.version, spec.branch)
     rows = 0
-    with _whole(part.path, export.storage) as file:
+    with _atomic_file(part.path, spec.storage) as file:
         try:
-            with pyarrow.parquet.ParquetWriter(file, export.schema, compression=export.compression) as writer:
-                for batch in scan_fragments(dataset, part.fragments, **export.scan) if part.fragments else ():
+            with pyarrow.parquet.ParquetWriter(file, spec.schema, compression=spec.compression) as writer:
+                for batch in scan_fragments(dataset, part.fragments, **spec.scan) if part.fragments else ():
                     writer.write_batch(batch)
                     rows += batch.num_rows
         except pa.ArrowNotImplementedError as error:
             raise RefusedError(f"Parquet cannot hold a column: {error}. Choose others with --columns.") from error
         size = file.stat().st_size
-    return Exported(part.path.rpartition("/")[2], rows, size)
+    return ExportedFile(part.path.rpartition("/")[2], rows, size)
 
 
 @contextmanager
-def _whole(path: str, storage: Mapping[str, str]) -> Iterator[Path]:
-    """A local file to write, which becomes the one at `path` when it is complete."""
+def _atomic_file(path: str, storage: Mapping[str, str]) -> Iterator[Path]:
+    """Yield a temporary local file, which is uploaded or moved to `path` when the block ends without an error."""
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="tiltyard-") as folder:
-            making = Path(folder) / "part"
-            yield making
+            temporary = Path(folder) / "part"
+            yield temporary
             store, key = open_store(path, storage)
-            obstore.put(store, key, making)
+            obstore.put(store, key, temporary)
         return
     target = local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    making = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        yield making
-        making.replace(target)
+        yield temporary
+        temporary.replace(target)
     finally:
-        making.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

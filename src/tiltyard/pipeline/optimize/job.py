@@ -1,16 +1,19 @@
-"""Optimize: small fragments become large ones, new rows join the indexes, old versions are given to `gc`.
+"""Optimize job: compact small fragments, add new rows to the indexes, give old versions to `gc`.
 
-Compaction replaces fragments, and whoever computes something for one of those has to do it again: while another job
-changes the table, it waits for its next turn. Tagged versions are nobody's to remove: `gc` knows them.
+Compaction replaces fragments, and another job that computes something for one of those has to do it again: while
+another job changes the table, compaction is left out. `gc` keeps tagged versions.
 
-What was rewritten is kept with the run, and found again by the fragments that it was made of: by the next driver, or
-after a commit that somebody else's spoiled in part. Indexes that have caught up are not behind any more.
+Compacted fragments are kept in the run's checkpoint, by the fragments that they replace, for the next driver, and for
+the next attempt when a concurrent commit replaced some of them. An index that is up to date needs no checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lance.optimize import Compaction, RewriteResult
@@ -20,8 +23,9 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.optimize.tasks import Rewrite
+from tiltyard.pipeline.optimize.tasks import CompactFragments, ExtendIndex
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import Connection
 
@@ -29,28 +33,12 @@ if TYPE_CHECKING:
     import lance
     from pyspark.sql import SparkSession
 
-ROWS_OF_A_FRAGMENT = 1 << 20
-BYTES_IN_THE_DRIVER = 64 << 20
-"""So much is rewritten in this process: Spark starts later."""
+ROWS_PER_FRAGMENT = 1 << 20
+MAX_BYTES_IN_DRIVER = 64 << 20
+"""Up to so many bytes are compacted in this process: starting Spark's tasks takes longer."""
 
-_TRIES = 10
-_CHANGING = ("backfill", "delete", "index", "upsert")
-
-
-@dataclass(frozen=True, slots=True)
-class _Catch:
-    """A task: rows that are in no index yet join one. It commits by itself; twice does no harm.
-
-    It is the one task whose worker needs the namespace client: Lance joins and commits in one.
-    """
-
-    table: Table
-    index: str
-
-    def __call__(self) -> int:
-        dataset = self.table.dataset()
-        dataset.optimize.optimize_indices(index_names=[self.index])
-        return int(dataset.version)
+_MAX_TRIES = 10
+_CHANGING_JOBS = ("backfill", "delete", "index", "upsert")
 
 
 @job("optimize")
@@ -60,12 +48,12 @@ def optimize(
     spark: SparkSession,
     table: Annotated[str, "The table."],
     *,
-    rows_per_fragment: Annotated[int, "Fragments with fewer rows are put together."] = ROWS_OF_A_FRAGMENT,
-    compact: Annotated[bool, "Put small fragments together, and leave out deleted rows."] = True,
-    indexes: Annotated[bool, "Bring new rows into the indexes."] = True,
+    rows_per_fragment: Annotated[int, "Fragments with fewer rows are compacted."] = ROWS_PER_FRAGMENT,
+    compact: Annotated[bool, "Compact small fragments, and leave out deleted rows."] = True,
+    indexes: Annotated[bool, "Add new rows to the indexes."] = True,
     keep_versions_days: Annotated[float | None, "Give older versions to gc; without it, they stay."] = None,
 ) -> Mapping[str, object]:
-    """Put small fragments together, bring new rows into the indexes, and have old versions removed.
+    """Compact small fragments, add new rows to the indexes, and have old versions removed.
 
     \b
     Example:
@@ -73,46 +61,49 @@ def optimize(
     """
     if rows_per_fragment < 1:
         raise InvalidInputError("A fragment holds at least one row: set rows_per_fragment to 1 or more.")
-    found = catalog_client.table(catalog, table)
-    calls = OperationClient(catalog)
+    target = catalog_client.table(catalog, table)
+    client = OperationClient(catalog)
     figures: dict[str, object] = {}
-    if indexes:  # first: Lance puts only fragments together that the same indexes hold
-        figures |= _catch_up(run, spark, found)
+    if indexes:  # first: Lance compacts only fragments together that the same indexes hold
+        figures |= _extend_indexes(run, spark, target)
     if compact:
-        busy = _busy(calls, run, found)
-        figures |= {"compaction": f"left out: {busy}"} if busy else _compact(run, spark, found, rows_per_fragment)
+        if busy := _find_changing_job(client, run, target):
+            figures["compaction"] = f"left out: {busy}"
+        else:
+            figures |= _compact(run, spark, target, rows_per_fragment)
     if keep_versions_days is not None:
         run.check()
-        answer = calls.call("CollectTableGarbage", id=found.id, keep_versions_days=keep_versions_days)
-        figures["gc"] = answer.get("transaction_id")
-    return {**figures, "version": int(found.dataset().version)}
+        response = client.call("CollectTableGarbage", id=target.id, keep_versions_days=keep_versions_days)
+        figures["gc"] = response.get("transaction_id")
+    return {**figures, "version": int(target.dataset().version)}
 
 
-def _busy(calls: OperationClient, run: Run, table: Table) -> str:
-    """The job that changes the table now, besides this one; empty if none does."""
-    for name in _CHANGING:
-        for page in calls.pages("ListJobs", name=name, status="Running"):
-            for one in page["jobs"]:
-                if one.get("table") == table.id and one["id"] != run.id:
-                    return f"{name} {one['id']} runs"
+def _find_changing_job(client: OperationClient, run: Run, table: Table) -> str:
+    """Describe another job that changes the table now; empty if there is none."""
+    for name in _CHANGING_JOBS:
+        for page in client.pages("ListJobs", name=name, status="Running"):
+            for entry in page["jobs"]:
+                if entry.get("table") == table.id and entry["id"] != run.id:
+                    return f"{name} {entry['id']} runs"
     return ""
 
 
 def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str, object]:
-    """Plan, rewrite in tasks, commit once; planned anew if somebody changed those fragments.
+    """Plan the compaction, rewrite in tasks, commit once; plan again if a concurrent commit changed those fragments.
 
     Raises ConcurrentModificationError if that happens each time.
     """
     options: Any = {"target_rows_per_fragment": rows}
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         dataset = table.dataset()
         plan = Compaction.plan(dataset, options)
         location = table.location()
-        indexes = tuple(sorted(str(part.uuid) for one in dataset.describe_indices() for part in one.segments))
-        tasks = [Rewrite(location, task, indexes) for task in plan.tasks]
+        segments = [segment for index in dataset.describe_indices() for segment in index.segments]
+        indexes = tuple(sorted(str(segment.uuid) for segment in segments))
+        tasks = [CompactFragments(location, task, indexes) for task in plan.tasks]
         if not tasks:
             return {"fragments_removed": 0, "fragments_added": 0}
-        results = _rewritten(run, spark, tasks)
+        results = _compact_in_tasks(run, spark, tasks)
         run.check()
         try:
             metrics = Compaction.commit(dataset, results, options)
@@ -121,45 +112,73 @@ def _compact(run: Run, spark: SparkSession, table: Table, rows: int) -> dict[str
                 raise
             continue
         return {"fragments_removed": metrics.fragments_removed, "fragments_added": metrics.fragments_added}
-    raise ConcurrentModificationError(f"{table} changed {_TRIES} times while it was compacted: run the job again.")
+    raise ConcurrentModificationError(f"{table} changed {_MAX_TRIES} times while it was compacted: run the job again.")
 
 
-def _rewritten(run: Run, spark: SparkSession, tasks: list[Rewrite]) -> list[RewriteResult]:
-    """What all of them make, now or before, in any order."""
-    before = [task.kept(run) for task in tasks]
-    found = [one for one in before if one is not None]
-    left = [task for task, one in zip(tasks, before, strict=True) if one is None]
+def _compact_in_tasks(run: Run, spark: SparkSession, tasks: Sequence[CompactFragments]) -> list[RewriteResult]:
+    """Return the results of all tasks, of this attempt or earlier ones, in any order."""
+    saved = [_load_checkpoint(run, task) for task in tasks]
+    results = [result for result in saved if result is not None]
+    missing = [task for task, result in zip(tasks, saved, strict=True) if result is None]
 
-    def heard(position: int, result: RewriteResult) -> None:
-        left[position].keep(run, result)
-        found.append(result)
-        run.progress(stage="compact", tasks=len(found), tasks_total=len(tasks))
+    def handle_result(position: int, result: RewriteResult) -> None:
+        _save_checkpoint(run, missing[position], result)
+        results.append(result)
+        run.progress(stage="compact", tasks=len(results), tasks_total=len(tasks))
 
-    size = sum(file.file_size_bytes or 0 for task in left for one in task.task.fragments for file in one.files)
-    session = None if size <= BYTES_IN_THE_DRIVER else spark
-    run_tasks(session, run, call_task, left, on_result=heard, name="optimize: compact")
-    return found
+    files = [file for task in missing for fragment in task.task.fragments for file in fragment.files]
+    size = sum(file.file_size_bytes or 0 for file in files)
+    session = None if size <= MAX_BYTES_IN_DRIVER else spark
+    run_tasks(session, run, call_task, missing, on_result=handle_result, name="optimize: compact")
+    return results
 
 
-def _catch_up(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
-    """Bring rows into each index that lacks some; how many rows joined.
+def _checkpoint_key(task: CompactFragments) -> str:
+    """Return a key that is the same for the same fragments, with the same rows, under the same indexes.
 
-    Fewer than the index lacked may join: one of PQ that was made of no rows waits for the 256 that train it.
+    A result from before an index was built does not remap its row addresses, and can no longer be committed.
+    """
+    fragments = [fragment.to_json() for fragment in task.task.fragments]
+    identity = json.dumps([fragments, task.indexes], sort_keys=True)
+    return f"compacted-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
+
+
+def _load_checkpoint(run: Run, task: CompactFragments) -> RewriteResult | None:
+    """Return the saved result of a task, if its files still exist: only `gc` deletes them."""
+    if (text := run.checkpoints().get(_checkpoint_key(task))) is None:
+        return None
+    serialized = zlib.decompress(base64.b64decode(text)).decode()
+    result: RewriteResult = RewriteResult.from_json(serialized)  # type: ignore[attr-defined]  # not in pylance's stubs
+    files = [file.path for fragment in result.new_fragments for file in fragment.files]
+    exist = all(file_exists(f"{task.location.uri}/data/{file}", task.location.options) for file in files)
+    return result if exist else None
+
+
+def _save_checkpoint(run: Run, task: CompactFragments, result: RewriteResult) -> None:
+    """Save the result of a task, compressed, since it holds the new address of each row."""
+    text: str = result.json()  # type: ignore[attr-defined]  # the same
+    run.save_checkpoint(_checkpoint_key(task), base64.b64encode(zlib.compress(text.encode())).decode())
+
+
+def _extend_indexes(run: Run, spark: SparkSession, table: Table) -> dict[str, object]:
+    """Add rows to each index that lacks some; return the figures.
+
+    Fewer rows than the index lacks may be added: a PQ index of an empty table waits for the 256 rows that train it.
     """
     dataset = table.dataset()
     rows = dataset.count_rows()
-    held = _indexed(dataset)
-    behind = {name: rows - indexed for name, indexed in held.items() if indexed < rows}
-    tasks = [_Catch(table, name) for name in behind]
+    indexed = _count_indexed_rows(dataset)
+    missing = {name: rows - count for name, count in indexed.items() if count < rows}
+    tasks = [ExtendIndex(table.dataset, name) for name in missing]
     run.progress(stage="indexes", indexes=0, indexes_total=len(tasks))
-    session = None if sum(behind.values()) <= ROWS_OF_A_FRAGMENT // 8 else spark
-    for done, task in enumerate(tasks, 1):  # in turn: two commits of indexes at once would only wait for each other
+    session = None if sum(missing.values()) <= ROWS_PER_FRAGMENT // 8 else spark
+    for done, task in enumerate(tasks, 1):  # in turn: of two index commits at once, one would wait for the other
         [version] = run_tasks(session, run, call_task, [task], name="optimize: index")
         run.progress(indexes=done, version=version)
-    now = _indexed(table.dataset()) if tasks else held
-    return {"indexes": len(tasks), "rows_indexed": sum(max(0, now.get(name, 0) - held[name]) for name in behind)}
+    now = _count_indexed_rows(table.dataset()) if tasks else indexed
+    return {"indexes": len(tasks), "rows_indexed": sum(max(0, now.get(name, 0) - indexed[name]) for name in missing)}
 
 
-def _indexed(dataset: lance.LanceDataset) -> dict[str, int]:
-    """How many rows each index holds."""
-    return {one.name: one.num_rows_indexed for one in dataset.describe_indices()}
+def _count_indexed_rows(dataset: lance.LanceDataset) -> dict[str, int]:
+    """Return how many rows each index holds, by its name."""
+    return {index.name: index.num_rows_indexed for index in dataset.describe_indices()}

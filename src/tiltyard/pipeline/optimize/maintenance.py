@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_namespace.errors import (
     InvalidInputError,
@@ -30,90 +30,94 @@ UNFINISHED = ("Queued", "Running")
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From when on a table is worth a job: its small fragments, and the share of its rows that an index lacks."""
+    """When a table needs an optimize job: from so many small fragments, or such a share of its rows not in an index."""
 
     small_fragments: int = 16
     unindexed: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """A job that a table needs, and why; `job_id` once it is queued, `there` if it was before."""
+class NeededJob:
+    """A job that a table needs; `job_id` once it is queued, `was_queued` if it was queued or running before."""
 
     table: str
     job: str
-    why: str
+    reason: str
     job_id: str = ""
-    there: bool = False
+    was_queued: bool = False
 
 
-def maintain(
-    calls: OperationClient, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False
-) -> Iterator[Need]:
-    """Queue what these tables need, or all; each as it is found. Jobs that wait or run are not queued twice.
+def queue_needed_jobs(
+    client: OperationClient, tables: Sequence[str], thresholds: Thresholds, *, dry_run: bool = False
+) -> Iterator[NeededJob]:
+    """Queue the jobs that these tables need, or all tables; yield each job. One that waits or runs is not queued twice.
 
     A table that has no data yet, or is dropped meanwhile, needs nothing; among all tables, a view that may not be
-    refreshed is logged and passed over. Raises lance_namespace.errors.
+    refreshed is logged and skipped. Raises lance_namespace.errors.
     """
-    unfinished = {(job, table): number for job in (OPTIMIZE, REFRESH) for table, number in _unfinished(calls, job)}
-    for name in tables or _all_tables(calls):
+    unfinished = {
+        (job, table): job_id for job in (OPTIMIZE, REFRESH) for table, job_id in _unfinished_jobs(client, job)
+    }
+    for name in tables or _all_tables(client):
         path = parse_id(name, DEFAULT_DELIMITER)
         try:
-            found = list(_needs(calls, path, thresholds))
+            needed_jobs = list(_find_needed_jobs(client, path, thresholds))
         except (InvalidTableStateError, TableNotFoundError, NamespaceNotFoundError) as error:
             if tables:
                 raise
             log.info("%s: %s", name, error)
             continue
-        for need in found:
-            if number := unfinished.get((need.job, need.table)):
-                yield Need(need.table, need.job, need.why, number, there=True)
+        for needed in needed_jobs:
+            if job_id := unfinished.get((needed.job, needed.table)):
+                yield replace(needed, job_id=job_id, was_queued=True)
             elif dry_run:
-                yield need
+                yield needed
             else:
+                arguments, properties = {"table": needed.table}, {"why": needed.reason}
                 try:
-                    queued = submit(calls, find_job(need.job), {"table": need.table}, properties={"why": need.why})
+                    queued = submit(client, find_job(needed.job), arguments, properties=properties)
                 except _REFUSALS as error:
                     if tables:
                         raise
-                    log.warning("%s: %s is not queued: %s", need.table, need.job, error)
+                    log.warning("%s: %s is not queued: %s", needed.table, needed.job, error)
                     continue
-                yield Need(need.table, need.job, need.why, queued.id)
+                yield replace(needed, job_id=queued.id)
 
 
-def _needs(calls: OperationClient, path: tuple[str, ...], thresholds: Thresholds) -> Iterator[Need]:
-    """What a table needs. Raises TableNotFoundError, InvalidTableStateError (no data yet)."""
+def _find_needed_jobs(client: OperationClient, path: tuple[str, ...], thresholds: Thresholds) -> Iterator[NeededJob]:
+    """Yield the jobs that a table needs. Raises TableNotFoundError, InvalidTableStateError (no data yet)."""
     name = display(path)
-    stats = calls.call("GetTableStats", id=list(path))
+    stats = client.call("GetTableStats", id=list(path))
     small = stats["fragment_stats"]["num_small_fragments"]
-    why = []
+    reasons = []
     if small >= thresholds.small_fragments:
-        why.append(f"{small} small fragments")
+        reasons.append(f"{small} small fragments")
     rows = stats["num_rows"]
-    for index in _indexes(calls, path):
-        lacking = index.get("num_unindexed_rows") or 0
-        if rows and lacking / rows >= thresholds.unindexed:
-            why.append(f"the index {index['index_name']} lacks {lacking} of {rows} rows")
-    if why:
-        yield Need(name, OPTIMIZE, ", ".join(why))
-    told = calls.call("DescribeTable", id=list(path), load_detailed_metadata=True).get("schema") or {}
-    if (told.get("metadata") or {}).get(f"{VIEW}auto_refresh") == "true":
-        yield Need(name, REFRESH, "it is a view that refreshes by itself")  # a job without anything to do ends at once
+    for index in _indexes(client, path):
+        missing = index.get("num_unindexed_rows") or 0
+        if rows and missing / rows >= thresholds.unindexed:
+            reasons.append(f"the index {index['index_name']} lacks {missing} of {rows} rows")
+    if reasons:
+        yield NeededJob(name, OPTIMIZE, ", ".join(reasons))
+    schema = client.call("DescribeTable", id=list(path), load_detailed_metadata=True).get("schema") or {}
+    if (schema.get("metadata") or {}).get(f"{VIEW}auto_refresh") == "true":
+        # A job that has nothing to do ends at once.
+        yield NeededJob(name, REFRESH, "it is a view that refreshes by itself")
 
 
-def _indexes(calls: OperationClient, path: tuple[str, ...]) -> Iterator[dict[str, object]]:
-    for page in calls.pages("ListTableIndices", id=list(path)):
+def _indexes(client: OperationClient, path: tuple[str, ...]) -> Iterator[dict[str, object]]:
+    for page in client.pages("ListTableIndices", id=list(path)):
         yield from page["indexes"]
 
 
-def _all_tables(calls: OperationClient) -> Iterator[str]:
-    for page in calls.pages("ListAllTables", limit=500):
+def _all_tables(client: OperationClient) -> Iterator[str]:
+    for page in client.pages("ListAllTables", limit=500):
         yield from page["tables"]
 
 
-def _unfinished(calls: OperationClient, job: str) -> Iterator[tuple[str, str]]:
-    """The tables for which a job waits or runs, with its id."""
+def _unfinished_jobs(client: OperationClient, job: str) -> Iterator[tuple[str, str]]:
+    """Yield the tables for which a job waits or runs, with the job's id."""
     for status in UNFINISHED:
-        for page in calls.pages("ListJobs", name=job, status=status):
-            for found in page["jobs"]:
-                yield display(tuple(found.get("table") or ())), found["id"]
+        for page in client.pages("ListJobs", name=job, status=status):
+            for entry in page["jobs"]:
+                yield display(tuple(entry.get("table") or ())), entry["id"]

@@ -1,4 +1,4 @@
-"""Maintenance: what tables need is found through a running server, and queued once."""
+"""`tiltyard maintain`: find the tables that need a job, and queue it once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.operation_calls import Calls
-from tiltyard.pipeline.optimize.maintenance import Thresholds, maintain
+from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
 
 
 @pytest.fixture
-def calls(served: ServerProcess) -> Calls:
-    return Calls(connection(served.url))
+def calls(served: ServerProcess) -> OperationClient:
+    return OperationClient(connection(served.url))
 
 
-def write(calls: Calls, name: str, times: int) -> None:
+def write(calls: OperationClient, name: str, times: int) -> None:
     """A table of as many fragments, each of ten rows."""
     client = calls.connection.client()
     for time in range(times):
@@ -30,24 +30,26 @@ def write(calls: Calls, name: str, times: int) -> None:
         lance.write_dataset(rows, namespace_client=client, table_id=[name], mode=mode)
 
 
-def test_maintain_finds_small_fragments_and_queues_optimize_once(calls: Calls, fresh: Callable[[str], str]) -> None:
+def test_maintain_finds_small_fragments_and_queues_optimize_once(
+    calls: OperationClient, fresh: Callable[[str], str]
+) -> None:
     many, few = fresh("many"), fresh("few")
     write(calls, many, 4)
     write(calls, few, 1)
-    wish = Thresholds(small_fragments=4)
-    (told,) = maintain(calls, [many, few], wish, dry_run=True)
-    assert (told.table, told.job, told.why, told.job_id) == (many, "optimize", "4 small fragments", "")
-    (queued,) = maintain(calls, [many, few], wish)
+    thresholds = Thresholds(small_fragments=4)
+    (needed,) = queue_needed_jobs(calls, [many, few], thresholds, dry_run=True)
+    assert (needed.table, needed.job, needed.reason, needed.job_id) == (many, "optimize", "4 small fragments", "")
+    (queued,) = queue_needed_jobs(calls, [many, few], thresholds)
     job = calls.call("DescribeJob", id=[queued.job_id])["job"]
     assert (job["name"], job["table"], job["properties"]["why"]) == ("optimize", [many], "4 small fragments")
-    (again,) = maintain(calls, [many, few], wish)
-    assert again.there and again.job_id == queued.job_id
-    everything = [need.table for need in maintain(calls, [], wish)]
+    (again,) = queue_needed_jobs(calls, [many, few], thresholds)
+    assert again.was_queued and again.job_id == queued.job_id
+    everything = [needed.table for needed in queue_needed_jobs(calls, [], thresholds)]
     assert many in everything and few not in everything
 
 
 def test_maintain_command_without_anything_to_do_says_so(
-    served: ServerProcess, calls: Calls, fresh: Callable[[str], str]
+    served: ServerProcess, calls: OperationClient, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("fine")
     write(calls, name, 1)

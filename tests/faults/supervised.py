@@ -1,7 +1,7 @@
 """A supervisor over toy processes, which do what files in a folder say: `python -m tests.faults.supervised FOLDER 2 3`.
 
-`die`: a process ends with status 3 before it serves. `late`: it never says that it serves. `stay`: it takes no notice
-of SIGTERM. `started` gets a line for each process, with its id.
+`die`: a process ends with status 3 before it serves. `late`: it never reports that it serves. `stay`: it ignores
+SIGTERM. `started` gets a line for each process, with its id.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tiltyard.server import supervisor
-from tiltyard.server.child_process import Beats
+from tiltyard.server.child_process import Heartbeat
 
 
 def toy(parent: Connection, folder: Path) -> None:
     """Be one of the processes."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if (folder / "stay").exists() else lambda *_: os._exit(0))
-    beats = Beats(parent)
-    beats.start()
+    heartbeat = Heartbeat(parent)
+    heartbeat.start()
     dies = (folder / "die").exists()
     if not dies and not (folder / "late").exists():
-        beats.serving()
+        heartbeat.report_serving()
     with (folder / "started").open("a") as started:
         started.write(f"{os.getpid()}\n")
     if dies:

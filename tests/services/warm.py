@@ -101,7 +101,7 @@ def _start_servers() -> None:
     from tiltyard.cli import main
 
     register_operations()
-    for name in ("cli.serving", "storage.objects", "store.postgres"):
+    for name in ("server.serve", "storage.objects", "store.postgres"):
         import_module(f"tiltyard.{name}")
     warnings.filterwarnings("ignore", message="lance is not fork-safe")  # it is, as long as it has done nothing yet
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need no burial

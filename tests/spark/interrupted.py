@@ -1,7 +1,7 @@
-"""`tiltyard` that says `there` at a moment that its first argument names, and waits a little for what then happens.
+"""Run `tiltyard`, print `there` at a moment that the first argument names, and wait a little for a signal.
 
-`import NAME` is when that module begins to be imported, `start` when a process is started (Java), `request NUMBER` when
-so many requests were begun.
+`import NAME` is when the import of that module begins, `start` when a process is started (Java), `request NUMBER` when
+so many requests have been sent.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from typing import Any
 
 
-class Hold:
-    """The moment."""
+class Breakpoint:
+    """The moment at which the process waits."""
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self.name, self.count = kind, name, 0
 
-    def at(self, kind: str, name: str = "") -> None:
-        """Something happens."""
+    def reach(self, kind: str, name: str = "") -> None:
+        """Wait, if this event is the moment."""
         if kind != self.kind or (kind == "import" and name != self.name):
             return
         self.count += 1
@@ -30,20 +30,20 @@ class Hold:
             time.sleep(60 if kind == "import" else 1)  # the signal ends the longer one
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """As Python's import system asks."""
-        self.at("import", name)
+        """Watch imports, as a finder that finds nothing."""
+        self.reach("import", name)
 
-    def hear(self, event: str, _: Any) -> None:
-        """As Python's audit hooks are called."""
+    def audit(self, event: str, _: Any) -> None:
+        """Watch events, as an audit hook of Python."""
         kinds = {"subprocess.Popen": "start", "http.client.send": "request"}
         if event in kinds:
-            self.at(kinds[event])
+            self.reach(kinds[event])
 
 
 if __name__ == "__main__":
-    hold = Hold(*sys.argv.pop(1).partition(" ")[::2])
-    sys.meta_path.insert(0, hold)  # type: ignore[arg-type]  # it finds nothing
-    sys.addaudithook(hold.hear)
+    breakpoint_ = Breakpoint(*sys.argv.pop(1).partition(" ")[::2])
+    sys.meta_path.insert(0, breakpoint_)  # type: ignore[arg-type]  # it finds nothing
+    sys.addaudithook(breakpoint_.audit)
     from tiltyard.__main__ import main
 
     main()

@@ -16,7 +16,7 @@ from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, job_commands, transaction, wait_for
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, str]:
 def running_job(server: ServerProcess, folder: Path) -> str:
     """The id of the job that works in a folder, once it is at work."""
     wait_for(lambda: len(noted(folder)) >= 2)
-    jobs = Calls(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
+    jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
     return next(str(job["id"]) for job in jobs if job["arguments"]["folder"] == str(folder))
 
 
@@ -74,7 +74,7 @@ def test_job_untracked_is_no_transaction(
     server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     assert told(command("toy", str(tmp_path), "--untracked")) == {"rows": "5"}
-    jobs = Calls(connection(server.url)).call("ListJobs")["jobs"]
+    jobs = OperationClient(connection(server.url)).call("ListJobs")["jobs"]
     assert str(tmp_path) not in [job["arguments"]["folder"] for job in jobs]
 
 
@@ -84,7 +84,7 @@ def test_job_that_is_canceled_stops_within_a_second_and_commits_nothing(
     process = command("toy", str(tmp_path), "--steps", "500", "--pause", "0.05")
     job_id = running_job(server, tmp_path)
     action = {"setStatusAction": {"status": "Canceled"}}
-    Calls(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
+    OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
     began = time.monotonic()
     last = len(noted(tmp_path))
     _, err = process.communicate(timeout=120)
@@ -108,7 +108,7 @@ def test_job_that_is_interrupted_is_canceled(
 def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_that_waits(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    imports = ("tiltyard.cli", "click", "tiltyard.cli.jobs", "lance_namespace", "pyarrow", "tiltyard.cli.bar")
+    imports = ("tiltyard.cli", "click", "tiltyard.cli.jobs", "lance_namespace", "pyarrow", "tiltyard.cli.progress_bar")
     moments = [*(f"import {name}" for name in imports), "request 1", "request 2"]
     on_spark = ["import pyspark.sql", "start"]
     for moment in [*moments, *on_spark]:
@@ -123,7 +123,7 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=120)
         assert (process.returncode, "Traceback" in err, "tiltyard: " in err) == (130, False, True), (moment, err)
-        jobs = Calls(connection(server.url)).call("ListJobs", name=job)["jobs"]
+        jobs = OperationClient(connection(server.url)).call("ListJobs", name=job)["jobs"]
         left = [one["status"] for one in jobs if one["arguments"].get("folder") == str(folder)]
         assert left == (["Canceled"] if moment.startswith("request") else []), moment
         assert "commit" not in noted(folder), moment
@@ -144,7 +144,7 @@ def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
     # A step that was done and not yet kept when its driver died may be done again: it is the only one.
     assert sorted(set(steps)) == sorted(all_steps(8)) and len(steps) - len(set(steps)) <= 1
     assert (figures["rows"], steps[-1], 2 <= done < 8) == ("8", "commit", True)
-    seen = Calls(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    seen = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
     assert (seen["status"], seen["attempts"], len(drivers(tmp_path))) == ("Succeeded", 2, 2)
 
 
@@ -167,7 +167,7 @@ def test_job_that_fails_says_why_and_can_be_resumed(
     process = command("toy", str(tmp_path), "--broken")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (1, "", "tiltyard: The toy is broken: take another.\n")
-    jobs = Calls(connection(server.url)).call("ListJobs", name="toy", status="Failed")["jobs"]
+    jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Failed")["jobs"]
     failed = next(job for job in jobs if job["arguments"]["folder"] == str(tmp_path))
     assert failed["error"] == "The toy is broken: take another."
     again = command("resume", failed["id"])
@@ -201,7 +201,7 @@ def test_job_without_java_is_one_sentence_and_no_transaction(
     )
     assert done.returncode == 1 and done.stderr.startswith("tiltyard: Spark needs Java 17 or newer")
     assert done.stderr.count("\n") == 1
-    assert Calls(connection(server.url)).call("ListJobs", name="toy_on_spark")["jobs"] == []
+    assert OperationClient(connection(server.url)).call("ListJobs", name="toy_on_spark")["jobs"] == []
 
 
 def test_job_submitted_with_what_the_worker_decides_is_refused(

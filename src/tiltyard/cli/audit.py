@@ -15,7 +15,6 @@ import click
 from tiltyard.cli.database import open_database
 from tiltyard.cli.options import DATABASE, settings_options
 from tiltyard.config import Settings
-from tiltyard.model.modes import Outcome, parse_mode
 from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.fatal import refuse
 
@@ -59,6 +58,7 @@ def audit(
       tiltyard audit --root ./data --object 'library$books' --operation DropTable
       tiltyard audit --db postgresql://catalog@db/tiltyard --root s3://lake/tables --follow --json
     """
+    from tiltyard.model.modes import Outcome, parse_mode
     from tiltyard.store import AuditFilter
 
     with suppress(KeyboardInterrupt), open_database(settings) as store:

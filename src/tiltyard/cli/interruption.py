@@ -1,6 +1,6 @@
-"""Ctrl-C: it ends a command with the status 130 at any moment, and cancels the job that the command drives.
+"""Handle Ctrl-C: it ends a command with the status 130 at any moment, and cancels the job that the command drives.
 
-Nothing but click is imported here: a command can be interrupted while it imports the rest.
+Nothing but click is imported here: a command can be interrupted while it imports other modules.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from typing import Any, NoReturn
 import click
 
 INTERRUPTED = 130
-"""The status of a command that Ctrl-C ended, as shells have it."""
+"""The exit status of a command that Ctrl-C ended, as shells have it."""
 
 
-class Commands(click.Group):
-    """The root of commands; an interrupt that no command handles itself ends them with the status 130."""
+class InterruptibleGroup(click.Group):
+    """The root group: an interrupt that no command handles itself ends the process with the status 130."""
 
-    def make_context(self, *given: Any, **named: Any) -> click.Context:
-        """As click does. Raises SystemExit for an interrupt."""
-        with told_in_a_line():
-            return super().make_context(*given, **named)
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the arguments, as click does. Raises SystemExit for an interrupt."""
+        with exit_on_interrupt():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does. Raises SystemExit for an interrupt."""
-        with told_in_a_line():
+        """Run the command, as click does. Raises SystemExit for an interrupt."""
+        with exit_on_interrupt():
             return super().invoke(ctx)
 
 
 @contextmanager
-def told_in_a_line() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """End the process with the status 130 and one line where it is interrupted. Raises SystemExit."""
     try:
         yield
     except KeyboardInterrupt:
-        end("tiltyard: interrupted.")
+        exit_interrupted("tiltyard: interrupted.")
 
 
-def end(told: str) -> NoReturn:
-    """Say a line, and end the process as an interrupted one. Raises SystemExit."""
-    click.echo(told, err=True)
+def exit_interrupted(message: str) -> NoReturn:
+    """Print a line, and end the process as an interrupted one. Raises SystemExit."""
+    click.echo(message, err=True)
     raise SystemExit(INTERRUPTED)
 
 
 @dataclass(slots=True)
 class Interruption:
-    """Whether SIGINT or SIGTERM came; `cancel` is what is called then, or later, as soon as it is known."""
+    """Whether SIGINT or SIGTERM came, and what to call then."""
 
     happened: bool = False
     _cancel: Callable[[], None] | None = None
 
-    def call(self, cancel: Callable[[], None]) -> None:
-        """Let this be called once a signal comes; now, if one came."""
+    def on_signal(self, cancel: Callable[[], None]) -> None:
+        """Have `cancel` called once a signal comes; at once, if one came already."""
         self._cancel = cancel
         if self.happened:
             cancel()
@@ -62,35 +62,40 @@ class Interruption:
     def check(self) -> None:
         """End the command if a signal came before there was anything to cancel. Raises SystemExit."""
         if self.happened:
-            end("tiltyard: interrupted.")
+            exit_interrupted("tiltyard: interrupted.")
 
-    def note(self) -> None:
-        """A signal came."""
+    def handle_signal(self) -> None:
+        """Note that a signal came, and cancel what can be canceled."""
         self.happened = True
         if self._cancel is not None:
             self._cancel()
 
+    @property
+    def is_cancelable(self) -> bool:
+        """Whether there is something to cancel by now."""
+        return self._cancel is not None
+
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """SIGINT and SIGTERM stop what runs here at a point where it can stop; a second one ends the command at once.
+    """Let SIGINT and SIGTERM stop the block at a point where it can stop; a second one ends the command at once.
 
     Whatever fails after a signal, before there was something to cancel, ends as an interrupted command does.
     """
-    found = Interruption()
+    interruption = Interruption()
 
     def stop(number: int, frame: object) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
-        found.note()
+        interruption.handle_signal()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers_before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield found
+        yield interruption
     except Exception:
-        if found._cancel is None:
-            found.check()
+        if not interruption.is_cancelable:
+            interruption.check()
         raise
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)

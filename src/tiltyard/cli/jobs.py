@@ -26,10 +26,10 @@ from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, QueuedJob, clai
 from tiltyard.pipeline.driver.spark_ui import application_facts
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.fatal import refuse
 

@@ -1,4 +1,4 @@
-"""What commands share: options for settings."""
+"""Options that several commands take: settings, where a catalog is, whom and what privileges are about."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from tiltyard.runtime.fatal import refuse
 Command = Callable[..., None]
 
 DATABASE = ("root", "db")
+"""Settings of commands that open the catalog's database."""
 
 
 def settings_options(*names: str) -> Callable[[Command], Command]:
-    """Options for these settings; the command gets `settings`, from flags, variables and the settings file.
+    """Add an option for each of these settings, and --config.
 
-    What the command itself takes besides is handed on as it is.
+    The command gets `settings`, from flags, variables and the settings file; its own arguments are passed on as they
+    are.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
 
     def decorate(command: Command) -> Command:
         def run(config: Path | None, **flags: Any) -> None:
-            own = {name: flags.pop(name) for name in list(flags) if name not in specs}
+            arguments = {name: flags.pop(name) for name in list(flags) if name not in specs}
             try:
-                command(load_settings(flags, config), **own)
+                command(load_settings(flags, config), **arguments)
             except ConfigError as error:
                 refuse(str(error))
 
@@ -36,16 +38,36 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
         for name in reversed(names):
             spec = specs[name]
             kind = type(spec.default) if isinstance(spec.default, int | float) else str
-            shown = f"  [default: {spec.default}]" if spec.default not in ("", dataclasses.MISSING) else ""
-            text = f"{spec.metadata['help']}{shown}"
+            default = f"  [default: {spec.default}]" if spec.default not in ("", dataclasses.MISSING) else ""
             flag = f"--{name.replace('_', '-')}"
             if kind is bool:
                 run = click.option(flag, name, is_flag=True, default=None, help=spec.metadata["help"])(run)
             else:
+                text = f"{spec.metadata['help']}{default}"
                 run = click.option(flag, name, type=kind, default=None, help=text)(run)
-        shared = click.option(
+        config_option = click.option(
             "--config", type=click.Path(path_type=Path), help="A TOML file of settings; also TILTYARD_CONFIG."
         )
-        return shared(run)
+        return config_option(run)
 
     return decorate
+
+
+def catalog_options(command: Command) -> Command:
+    """Add options for the catalog to work on: a server's --url and --key, or the database of the settings.
+
+    The command gets `settings`, `url` and `key`; `url` is empty where no server is named.
+    """
+    command = settings_options(*DATABASE)(command)
+    for name, text in (("key", "An API key for the server; better in TILTYARD_KEY."), ("url", "Ask this server.")):
+        command = click.option(f"--{name}", envvar=f"TILTYARD_{name.upper()}", default="", help=text)(command)
+    return command
+
+
+def parse_pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    """Parse values of an option NAME=VALUE. Raises click.UsageError."""
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise click.UsageError(f"'{name}' is no NAME=VALUE.")
+    return {name: value for name, _, value in pairs}

@@ -9,27 +9,34 @@ from typing import Any
 import click
 import msgspec
 
-from tiltyard.cli.jobs import Reach, modes, pairs, reach_options, refusing, run_job
+from tiltyard.cli.jobs import Target, execution_options, refusing, run_job, target_options
+from tiltyard.cli.options import parse_pairs
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.plans.plan_file import described, read_plan
-from tiltyard.runtime.fatal import Refuse
+from tiltyard.runtime.fatal import refuse
 
 
-def pipeline_command(name: str, refuse: Refuse) -> click.Command | None:
-    """The command of this name, if there is one."""
-    if name not in COMMANDS:
+def list_commands() -> list[str]:
+    """Return the names of the commands."""
+    return list(_COMMANDS)
+
+
+def find_command(name: str) -> click.Command | None:
+    """Return the command of this name, if there is one."""
+    if name not in _COMMANDS:
         return None
-    function, more = COMMANDS[name]
+    function, make_options = _COMMANDS[name]
 
-    def run(file: Path, values: tuple[str, ...], **given: Any) -> None:
+    def run(file: Path, values: tuple[str, ...], **options: Any) -> None:
         with refusing(refuse):
-            function(file, values, **given)
+            function(file, values, **options)
 
-    text = function.__doc__ or ""
-    return click.Command(name, callback=run, params=[*_file(), *more()], help=text, short_help=text.split("\n")[0])
+    help_text = function.__doc__ or ""
+    params = [*_plan_parameters(), *make_options()]
+    return click.Command(name, callback=run, params=params, help=help_text, short_help=help_text.split("\n")[0])
 
 
-def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, **given: Any) -> None:
+def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, **target: Any) -> None:
     """Make the tables that a file describes, index them, publish them at once.
 
     \b
@@ -37,10 +44,11 @@ def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, 
       tiltyard pipeline run docs.yaml --uri http://127.0.0.1:2333
       tiltyard pipeline run docs.yaml --set day=2026-05-01 --submit --uri http://127.0.0.1:2333
     """
-    plan = read_plan(file, pairs(values))
-    told = {"plan": msgspec.json.encode(plan).decode()}
-    arguments = {**told, "udf": plan.functions} if plan.functions else told
-    run_job(find_job("pipeline"), arguments, Reach(**given), submit_it=submit_it, untracked=untracked)
+    plan = read_plan(file, parse_pairs(values))
+    arguments: dict[str, Any] = {"plan": msgspec.json.encode(plan).decode()}
+    if plan.functions:
+        arguments["udf"] = plan.functions
+    run_job(find_job("pipeline"), arguments, Target(**target), submit_it=submit_it, untracked=untracked)
 
 
 def _check(file: Path, values: tuple[str, ...]) -> None:
@@ -50,17 +58,17 @@ def _check(file: Path, values: tuple[str, ...]) -> None:
     Example:
       tiltyard pipeline check docs.yaml
     """
-    click.echo("\n".join(described(read_plan(file, pairs(values)))))
+    click.echo("\n".join(described(read_plan(file, parse_pairs(values)))))
 
 
-def _file() -> list[click.Parameter]:
+def _plan_parameters() -> list[click.Parameter]:
     return [
         click.Argument(["file"], type=click.Path(path_type=Path)),
         click.Option(["--set", "values"], multiple=True, help="NAME=VALUE: what ${NAME} in the file is."),
     ]
 
 
-COMMANDS: dict[str, tuple[Callable[..., None], Callable[[], list[click.Parameter]]]] = {
-    "run": (_run, lambda: [*modes(), *reach_options(spark=True)]),
+_COMMANDS: dict[str, tuple[Callable[..., None], Callable[[], list[click.Parameter]]]] = {
+    "run": (_run, lambda: [*execution_options(), *target_options(spark=True)]),
     "check": (_check, list),
 }

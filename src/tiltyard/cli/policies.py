@@ -1,4 +1,4 @@
-"""Policies of tables from the command line: the same operations, on a server or in this process."""
+"""`tiltyard policy set | list | drop`: on a server, or on the catalog's database."""
 
 from __future__ import annotations
 
@@ -6,61 +6,108 @@ from typing import Any
 
 import click
 
-from tiltyard.cli.access import reaching
+from tiltyard.cli.options import catalog_options
 from tiltyard.config import Settings
-from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.runtime.fatal import Refuse
+from tiltyard.runtime.fatal import refuse
 
 
-def _names(table: str) -> list[str]:
-    return list(parse_id(table, DEFAULT_DELIMITER))
+@click.group("policy", short_help="Row filters and column masks.")
+def policy() -> None:
+    """Narrow tables: which rows and columns they have for all but administrators and exempt roles.
+
+    \b
+    Examples:
+      tiltyard policy set 'hr$people' teams --filter "team = principal() OR in_group('chiefs')" --root ./data
+      tiltyard policy set 'hr$people' private --hide face --null pay --exempt auditors --root ./data
+      tiltyard policy list 'hr$people' --root ./data
+    """
 
 
-def _mask(text: str, refuse: Refuse) -> dict[str, str]:
-    column, parted, expression = text.partition("=")
-    if not parted:
+@policy.command("set", short_help="Set a policy, in the place of one of its name.")
+@click.argument("table")
+@click.argument("name")
+@click.option(
+    "--filter", "row_filter", help="SQL that holds for the rows to be seen; principal() and in_group('x') in it."
+)
+@click.option("--hide", "hidden", multiple=True, metavar="COLUMN", help="Leave this column out; may be given again.")
+@click.option(
+    "--null", "nulled", multiple=True, metavar="COLUMN", help="Show nulls in this column; may be given again."
+)
+@click.option(
+    "--mask", "masked", multiple=True, metavar="COLUMN=SQL", help="Show this expression in it; may be given again."
+)
+@click.option(
+    "--exempt", "exempt_roles", multiple=True, metavar="ROLE", help="A role that is not bound; may be given again."
+)
+@catalog_options
+def set_policy(
+    settings: Settings,
+    table: str,
+    name: str,
+    row_filter: str | None,
+    hidden: tuple[str, ...],
+    nulled: tuple[str, ...],
+    masked: tuple[str, ...],
+    exempt_roles: tuple[str, ...],
+    url: str,
+    key: str,
+) -> None:
+    """Narrow TABLE by a policy NAME for all but administrators and the exempt roles.
+
+    \b
+    Example:
+      tiltyard policy set 'hr$people' private --mask "ssn=concat('***', right(ssn, 1))" --url https://lake.example.org
+    """
+    masks = [{"column": column, "mask": "hide"} for column in hidden]
+    masks += [{"column": column, "mask": "null"} for column in nulled]
+    masks += [_parse_mask(text) for text in masked]
+    fields = {"name": name, "filter": row_filter, "masks": masks, "exempt_roles": list(exempt_roles)}
+    _print_policies(settings, url, key, "SetTablePolicy", table, **fields)
+
+
+@policy.command("list", short_help="List the policies of a table.")
+@click.argument("table")
+@catalog_options
+def list_policies(settings: Settings, table: str, url: str, key: str) -> None:
+    """List the policies of TABLE.
+
+    \b
+    Example:
+      tiltyard policy list 'hr$people' --root ./data
+    """
+    _print_policies(settings, url, key, "ListTablePolicies", table)
+
+
+@policy.command("drop", short_help="Drop a policy.")
+@click.argument("table")
+@click.argument("name")
+@catalog_options
+def drop(settings: Settings, table: str, name: str, url: str, key: str) -> None:
+    """Drop the policy NAME of TABLE: those whom it bound see what it kept from them.
+
+    \b
+    Example:
+      tiltyard policy drop 'hr$people' private --root ./data
+    """
+    _print_policies(settings, url, key, "DropTablePolicy", table, name=name)
+
+
+def _parse_mask(text: str) -> dict[str, str]:
+    column, equals, expression = text.partition("=")
+    if not equals:
         refuse(f"A mask is COLUMN=SQL, and this is '{text}'.")
     return {"column": column, "mask": "expression", "expression": expression}
 
 
-def run_set(
-    settings: Settings,
-    refuse: Refuse,
-    *,
-    table: str,
-    name: str,
-    rows: str | None,
-    hide: tuple[str, ...],
-    null: tuple[str, ...],
-    mask: tuple[str, ...],
-    exempt: tuple[str, ...],
-    url: str,
-    key: str,
-) -> None:
-    """Set a policy, and show all that the table has now."""
-    masks = [{"column": column, "mask": "hide"} for column in hide]
-    masks += [{"column": column, "mask": "null"} for column in null]
-    masks += [_mask(text, refuse) for text in mask]
-    asked = {"name": name, "filter": rows, "masks": masks, "exempt_roles": list(exempt)}
-    with reaching(settings, refuse, url, key) as call:
-        _show(call("SetTablePolicy", id=_names(table), **asked)["policies"])
+def _print_policies(settings: Settings, url: str, key: str, operation: str, table: str, **fields: Any) -> None:
+    """Run an operation on a table's policies, and print all that the table has now."""
+    from tiltyard.cli.client import connect
+    from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 
-
-def run_list(settings: Settings, refuse: Refuse, *, table: str, url: str, key: str) -> None:
-    """List the policies of a table."""
-    with reaching(settings, refuse, url, key) as call:
-        _show(call("ListTablePolicies", id=_names(table))["policies"])
-
-
-def run_drop(settings: Settings, refuse: Refuse, *, table: str, name: str, url: str, key: str) -> None:
-    """Drop a policy, and show those that are left."""
-    with reaching(settings, refuse, url, key) as call:
-        _show(call("DropTablePolicy", id=_names(table), name=name)["policies"])
-
-
-def _show(policies: list[dict[str, Any]]) -> None:
-    for policy in policies:
-        parts = [f"rows where {policy['filter']}"] if policy.get("filter") is not None else []
-        parts += [f"{mask['column']}: {mask.get('expression') or mask['mask']}" for mask in policy["masks"]]
-        exempt = f"  but for {', '.join(policy['exempt_roles'])}" if policy["exempt_roles"] else ""
-        click.echo(f"{policy['name']}  {'; '.join(parts)}{exempt}  by {policy['set_by']}")
+    with connect(settings, url, key) as call:
+        policies = call(operation, id=list(parse_id(table, DEFAULT_DELIMITER)), **fields)["policies"]
+        for policy in policies:
+            parts = [f"rows where {policy['filter']}"] if policy.get("filter") is not None else []
+            parts += [f"{mask['column']}: {mask.get('expression') or mask['mask']}" for mask in policy["masks"]]
+            exempt = f"  but for {', '.join(policy['exempt_roles'])}" if policy["exempt_roles"] else ""
+            click.echo(f"{policy['name']}  {'; '.join(parts)}{exempt}  by {policy['set_by']}")

@@ -1,6 +1,6 @@
-"""One of several processes of a server: say that it lives, then import, serve, and end when its parent does.
+"""The entry of one of a server's processes: send heartbeats, then import, serve, and end when the parent does.
 
-Little is imported here, so that the first beat comes before all that takes long.
+Little is imported here, so that the first heartbeat comes before the imports that take long.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tiltyard.config import Settings
 from tiltyard.runtime.lazy_imports import import_lazily
 from tiltyard.server.supervisor import SERVING, STOP_SECONDS
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 _STARTING = b"starting"
 
 
-class Beats:
-    """Tells the parent that this process lives, and hears of the parent's end."""
+class Heartbeat:
+    """Tell the parent that this process lives, and end this process when the parent ends."""
 
     def __init__(self, parent: Connection) -> None:
         self._parent = parent
         self._lock = threading.Lock()
-        self._beat = _STARTING
+        self._state = _STARTING
 
     def start(self) -> None:
-        """Send a beat now, and from now on."""
-        threading.Thread(target=self._run, name="beats", daemon=True).start()
+        """Send a heartbeat now, and then regularly."""
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
-    def serving(self) -> None:
-        """Say that requests are answered from now on."""
-        self._beat = SERVING
+    def report_serving(self) -> None:
+        """Tell the parent that requests are answered from now on."""
+        self._state = SERVING
         try:
             self._send()
         except OSError:  # the parent is gone: the thread ends this process
@@ -44,18 +44,18 @@ class Beats:
         try:
             while True:
                 self._send()
-                if self._parent.poll(BEAT_SECONDS):
-                    self._parent.recv_bytes()  # it sends nothing: this is its end
+                if self._parent.poll(HEARTBEAT_SECONDS):
+                    self._parent.recv_bytes()  # the parent sends nothing: this is its end
         except (EOFError, OSError):
-            _end()
+            _stop()
 
     def _send(self) -> None:
         with self._lock:
-            self._parent.send_bytes(self._beat)
+            self._parent.send_bytes(self._state)
 
 
-def _end() -> None:
-    """Stop as the parent would have told this process to; the port is free at once."""
+def _stop() -> None:
+    """Stop as the parent would have stopped this process, so that the port is free at once."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_SECONDS)
     os._exit(1)
@@ -66,9 +66,9 @@ def run(parent: Connection, listener: socket.socket, settings: Settings) -> None
     for number in (signal.SIGTERM, signal.SIGINT):  # the server takes them over once it runs
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal's goes to the parent as well, which decides
-    beats = Beats(parent)
-    beats.start()
+    heartbeat = Heartbeat(parent)
+    heartbeat.start()
     import_lazily()
-    from tiltyard.server.serve import serve_beside_others
+    from tiltyard.server.process import serve_shared_socket
 
-    serve_beside_others(settings, listener, beats.serving)
+    serve_shared_socket(settings, listener, heartbeat.report_serving)

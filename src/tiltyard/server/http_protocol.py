@@ -27,7 +27,7 @@ from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tiltyard.api.bodies.connection_reader import ARRIVED, INTAKE, Intake
-from tiltyard.api.browser_security import SAFETY_LINES
+from tiltyard.api.browser_security import SECURITY_LINES
 from tiltyard.api.connection_limits import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
 from tiltyard.api.responses import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
@@ -71,7 +71,7 @@ class Protocol(HttpToolsProtocol):
     """Nothing that comes now is read: the connection ends once its answers are sent."""
     _skip = 0
     """Bytes of a body that nobody wants any more, and that the parser must not see."""
-    sheds: Callable[[], bool] = staticmethod(lambda: False)
+    should_shed: Callable[[], bool] = staticmethod(lambda: False)
     """Says for each request whether its connection shall end with it: another process has fewer."""
     stood: tuple[Standing, float] | None = None
     held = 0
@@ -229,7 +229,7 @@ class Protocol(HttpToolsProtocol):
         extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
         extensions[WATCH_CLIENT] = partial(_watch_client, self.cycle)
         self.cycle.on_response = partial(self._answered, extensions)
-        if self.sheds():
+        if self.should_shed():
             self.cycle.keep_alive = False  # the answer will say so
         if self.expect_100_continue:
             # Before it begins, and weakly: a cycle that held itself would wait for the collector.
@@ -362,7 +362,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(
             b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
             b"x-request-id: %s\r\n%scontent-length: %d\r\n\r\n%s"
-            % (status, request_id.encode(), SAFETY_LINES, len(body), body)
+            % (status, request_id.encode(), SECURITY_LINES, len(body), body)
         )
         self.transport.close()
 

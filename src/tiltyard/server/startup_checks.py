@@ -1,4 +1,4 @@
-"""What a server says and refuses at its start, so that nobody serves everybody without knowing it."""
+"""Check at its start that a server is not open to strangers by mistake, and say to the operator who has access."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 from tiltyard.config import Settings
 from tiltyard.context import Services
 from tiltyard.identity.keys import FIRST_NAME, first_key
-from tiltyard.runtime.fatal import Refuse
+from tiltyard.runtime.fatal import refuse
 
-ONLY_HTTPS = ("strict-transport-security", "max-age=31536000")
-"""To browsers: a year without plain HTTP."""
+STRICT_TRANSPORT_SECURITY = ("strict-transport-security", "max-age=31536000")
+"""Have browsers use HTTPS alone for a year."""
 
 log = logging.getLogger("tiltyard")
 
 
-def require_safe(settings: Settings, address: str, refuse: Refuse) -> None:
-    """Refuse to serve strangers on an address that others can reach, unless told to; or with a broken certificate."""
+def check_exposure(settings: Settings, address: str) -> None:
+    """End the command where strangers would be served on an address that others can reach, unless settings say so.
+
+    Also where the TLS certificate cannot be loaded.
+    """
     if not (settings.auth or settings.insecure or _is_loopback(address)):
         refuse(
             f"Others can reach {address}, and this server would let in everybody: ask them who they are with --auth, "
@@ -33,24 +36,28 @@ def require_safe(settings: Settings, address: str, refuse: Refuse) -> None:
             refuse(f"Cannot serve HTTPS with {settings.tls_certificate} and {settings.tls_key}: {error}.")
 
 
-def network(settings: Settings) -> dict[str, Any]:
-    """What the HTTP server is told: its certificate, and whose word about callers it takes."""
+def uvicorn_network_options(settings: Settings) -> dict[str, Any]:
+    """Return uvicorn's options for its certificate and for the proxies whose forwarded headers it trusts."""
     options: dict[str, Any] = {
         "proxy_headers": bool(settings.trusted_proxies),
         "forwarded_allow_ips": list(settings.trusted_proxies),
     }
     if settings.tls_certificate:
-        options |= {"ssl_certfile": settings.tls_certificate, "ssl_keyfile": settings.tls_key, "headers": [ONLY_HTTPS]}
+        options |= {
+            "ssl_certfile": settings.tls_certificate,
+            "ssl_keyfile": settings.tls_key,
+            "headers": [STRICT_TRANSPORT_SECURITY],
+        }
     return options
 
 
-def scheme(settings: Settings) -> str:
-    """How its URL begins."""
+def url_scheme(settings: Settings) -> str:
+    """Return the scheme of the server's URL."""
     return "https" if settings.tls_certificate else "http"
 
 
-def greet(services: Services, address: str) -> None:
-    """Say loudly that everybody is let in; or print the first key, once, on standard output, which is no log."""
+def announce_access(services: Services, address: str) -> None:
+    """Warn loudly that everybody is let in; or print the first key, once, on standard output, which is no log."""
     if not services.settings.auth:
         log.warning("EVERYBODY WHO REACHES %s IS AN ADMINISTRATOR HERE: start with --auth to change that.", address)
         return

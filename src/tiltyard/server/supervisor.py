@@ -1,8 +1,9 @@
-"""Keep the processes of one server running: replace one that ended or hangs, renew all of them, stop them.
+"""Supervise the processes of one server: replace one that ended or hangs, restart all of them in turn, stop them.
 
-Each process sends a beat over a pipe of its own about once a second, from before its imports until it ends
-(`tiltyard.server.child_process`). One that ends is replaced at once, and one that starts and ends over and over after
-pauses that grow. One that sends nothing for `silence` seconds is killed: a few mean nothing on a busy machine.
+Each process sends heartbeats over a pipe of its own about once a second, from before its imports until it ends
+(`tiltyard.server.child_process`). One that ends is replaced at once, and one that ends over and over, after pauses
+that grow. One that sends no heartbeat for `silence_limit` seconds is killed: on a busy machine a few are no sign of a
+hang.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 
 SERVING = b"serving"
-"""The beat of a process that answers; any other says that it is on its way."""
+"""The heartbeat of a process that answers requests; any other says that it is starting."""
 STOP_SECONDS = 9.5
-"""How long processes may take to end once they are told to: `tiltyard serve` stops within ten."""
+"""How long processes may take to end after SIGTERM: `tiltyard serve` stops within ten seconds."""
 TICK_SECONDS = 0.5
 STEADY_SECONDS = 30.0
 """A process that has served for so long did not fail at its start."""
@@ -31,127 +32,127 @@ MOST_FAILED_STARTS = 3
 log = logging.getLogger("tiltyard")
 
 Start = Callable[[Connection], BaseProcess]
-"""Starts a process that sends its beats over this end of a pipe."""
+"""Starts a process that sends its heartbeats over this end of a pipe."""
 
 
 class NeverServedError(Exception):
-    """No process of the server has come to serve; the message says how the last one ended."""
+    """No process of the server has ever answered requests; the message says how the last one ended."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A process, its beats, and since when there are none."""
+    """A process of the server, its heartbeats, and for how long there have been none."""
 
     process: BaseProcess
-    beats: Connection
-    silent: float = 0.0
-    """Seconds of the supervisor's own time: while it is stopped itself, nobody is called silent."""
+    heartbeats: Connection
+    silent_seconds: float = 0.0
+    """Seconds without a heartbeat, in the supervisor's own time: those for which it was stopped itself do not count."""
     serving_since: float | None = None
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether it answers requests."""
         return self.serving_since is not None
 
-    def read_beats(self) -> None:
-        """Take note of all that it has sent."""
+    def read_heartbeats(self) -> None:
+        """Read all heartbeats that it has sent."""
         try:
-            while not self.beats.closed and self.beats.poll():
-                beat = self.beats.recv_bytes()
-                self.silent = 0.0
-                if beat == SERVING and not self.serving:
+            while not self.heartbeats.closed and self.heartbeats.poll():
+                heartbeat = self.heartbeats.recv_bytes()
+                self.silent_seconds = 0.0
+                if heartbeat == SERVING and not self.is_serving:
                     self.serving_since = time.monotonic()
         except (EOFError, OSError):  # it is about to end: how, its exit says
-            self.beats.close()
+            self.heartbeats.close()
 
-    def served_steadily(self) -> bool:
+    def has_served_steadily(self) -> bool:
         """Whether it has served for long enough not to have failed at its start."""
         return self.serving_since is not None and time.monotonic() - self.serving_since > STEADY_SECONDS
 
     def end(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self.process.terminate()
 
     def kill(self) -> None:
-        """End it without notice, also one that is stopped."""
+        """End it by SIGKILL, which ends a stopped process, too."""
         self.process.kill()
         self.process.join()
 
     def close(self) -> None:
-        """Free what belongs to a process that has ended."""
-        self.beats.close()
+        """Free the resources of a process that has ended."""
+        self.heartbeats.close()
         self.process.close()
 
 
 @dataclass(slots=True)
 class Slot:
-    """One of the server's processes: who does it now, who is to do it next, and how often starts have failed."""
+    """The place of one of the server's processes: its process, the successor that is starting, and failed starts."""
 
     child: Child | None = None
     successor: Child | None = None
     failures: int = 0
     start_at: float = 0.0
-    renew: bool = False
+    must_restart: bool = False
 
 
 class Supervisor:
-    """Runs `number` processes until a signal says to stop."""
+    """Runs `number` processes until a signal stops them."""
 
-    def __init__(self, start: Start, number: int, silence: float) -> None:
-        """`silence` is how many seconds without a beat end a process."""
+    def __init__(self, start: Start, number: int, silence_limit: float) -> None:
+        """Make a supervisor; a process without a heartbeat for `silence_limit` seconds is killed."""
         self._start_process = start
-        self._silence = silence
+        self._silence_limit = silence_limit
         self._slots = [Slot() for _ in range(number)]
         self._leaving: list[tuple[Child, float]] = []
-        """Processes that were told to end, and until when."""
+        """Processes that were sent SIGTERM, and until when they may take to end."""
         self._ever_served = False
         self._stopping = False
         self._now = time.monotonic()
 
     def run(self) -> None:
-        """Keep the processes running until SIGTERM or SIGINT; SIGHUP renews them one after the other.
+        """Keep the processes running until SIGTERM or SIGINT; SIGHUP restarts them one after the other.
 
         Raises NeverServedError.
         """
-        with self._signals() as wakeup:
+        with self._handle_signals() as wakeup:
             try:
                 while not self._stopping:
                     for slot in self._slots:
                         self._fill(slot)
-                    self._renew()
+                    self._restart_next()
                     self._wait(wakeup)
-                    self._look()
+                    self._check_children()
             finally:
                 self._stop(wakeup)
 
     @contextmanager
-    def _signals(self) -> Iterator[int]:
-        """Take the signals over; each writes to the descriptor that is given, so that no wait misses one."""
+    def _handle_signals(self) -> Iterator[int]:
+        """Handle the signals within the block; each writes to the yielded descriptor, so that no wait misses it."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
-        stop, renew = self._ask_to_stop, self._ask_to_renew
-        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: renew}
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        stop, restart = self._request_stop, self._request_restart
+        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: restart}
+        handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         try:
             yield reading
         finally:
-            signal.set_wakeup_fd(woken)
-            for number, handler in before.items():
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in handlers_before.items():
                 signal.signal(number, handler)
             os.close(reading)
             os.close(writing)
 
-    def _ask_to_stop(self, *_: object) -> None:
+    def _request_stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _ask_to_renew(self, *_: object) -> None:
+    def _request_restart(self, *_: object) -> None:
         for slot in self._slots:
-            slot.renew = True
+            slot.must_restart = True
 
     def _children(self) -> list[Child]:
-        """All processes that there are, on their way in and out too."""
+        """Return all processes, also those that are starting or ending."""
         current = [child for slot in self._slots for child in (slot.child, slot.successor) if child is not None]
         return [*current, *(child for child, _ in self._leaving)]
 
@@ -160,7 +161,7 @@ class Supervisor:
         try:
             process = self._start_process(theirs)
         finally:
-            theirs.close()  # only the child has it: its end is ours to see, and ours is the child's
+            theirs.close()  # the child alone has this end open, so that each side sees the other's end
         return Child(process, ours)
 
     def _fill(self, slot: Slot) -> None:
@@ -168,68 +169,68 @@ class Supervisor:
         if slot.child is None and time.monotonic() >= slot.start_at:
             slot.child = self._new_child()
 
-    def _renew(self) -> None:
-        """Start the next successor, if renewal is asked for and none is on its way."""
+    def _restart_next(self) -> None:
+        """Start the next successor, if a restart was requested and no successor is starting."""
         if any(slot.successor is not None for slot in self._slots) or self._leaving:
             return
-        slot = next((slot for slot in self._slots if slot.renew and slot.child is not None), None)
+        slot = next((slot for slot in self._slots if slot.must_restart and slot.child is not None), None)
         if slot is not None:
             slot.successor = self._new_child()
 
     def _wait(self, wakeup: int) -> None:
         """Return when something has happened, after half a second at the latest."""
         children = self._children()
-        open_beats = [child.beats for child in children if not child.beats.closed]
-        wait([*open_beats, *(child.process.sentinel for child in children), wakeup], TICK_SECONDS)
+        pipes = [child.heartbeats for child in children if not child.heartbeats.closed]
+        wait([*pipes, *(child.process.sentinel for child in children), wakeup], TICK_SECONDS)
         with suppress(BlockingIOError):
             os.read(wakeup, 1024)
 
-    def _look(self) -> None:
-        """Read beats, and see to those that ended, hang, or have come to serve."""
+    def _check_children(self) -> None:
+        """Read heartbeats, and replace processes that ended, hang, or have a successor that serves."""
         now = time.monotonic()
         passed, self._now = min(now - self._now, 2 * TICK_SECONDS), now
         for child in self._children():
-            child.silent += passed
-            child.read_beats()
+            child.silent_seconds += passed
+            child.read_heartbeats()
         for slot in self._slots:
-            self._look_at_successor(slot)
-            self._look_at_child(slot)
-        self._look_at_leaving()
+            self._check_successor(slot)
+            self._check_child(slot)
+        self._check_leaving()
 
-    def _look_at_child(self, slot: Slot) -> None:
+    def _check_child(self, slot: Slot) -> None:
         child = slot.child
         if child is None:
             return
-        self._ever_served = self._ever_served or child.serving
-        if (reason := self._ended(child)) is None:
+        self._ever_served = self._ever_served or child.is_serving
+        if (reason := self._end_reason(child)) is None:
             return
-        slot.failures = 0 if child.served_steadily() else slot.failures + 1
+        slot.failures = 0 if child.has_served_steadily() else slot.failures + 1
         pause = min(2.0 ** (slot.failures - 2), LONGEST_PAUSE_SECONDS) if slot.failures > 1 else 0.0
         slot.child, slot.start_at = None, time.monotonic() + pause
         if not self._ever_served and slot.failures >= MOST_FAILED_STARTS:
             raise NeverServedError(reason)
-        following = f"in {pause:g} s" if pause else "now"
-        log.error("server process %s: another one starts %s", reason, following)
+        restart = f"in {pause:g} s" if pause else "now"
+        log.error("server process %s: another one starts %s", reason, restart)
 
-    def _look_at_successor(self, slot: Slot) -> None:
-        """Let a successor that serves take over; one that failed ends the renewal, and the old ones stay."""
+    def _check_successor(self, slot: Slot) -> None:
+        """Let a successor that serves take over; one that failed ends the restart, and the old processes stay."""
         if slot.successor is None:
             return
-        if (reason := self._ended(slot.successor)) is not None:
+        if (reason := self._end_reason(slot.successor)) is not None:
             slot.successor = None
             for other in self._slots:
-                other.renew = False
+                other.must_restart = False
             log.error("server process %s: the processes that serve are not renewed", reason)
-        elif slot.successor.serving:
+        elif slot.successor.is_serving:
             if slot.child is not None:
-                self._let_go(slot.child)
-            slot.child, slot.successor, slot.renew = slot.successor, None, False
+                self._terminate(slot.child)
+            slot.child, slot.successor, slot.must_restart = slot.successor, None, False
 
-    def _let_go(self, child: Child) -> None:
+    def _terminate(self, child: Child) -> None:
         child.end()
         self._leaving.append((child, time.monotonic() + STOP_SECONDS))
 
-    def _look_at_leaving(self) -> None:
+    def _check_leaving(self) -> None:
         for child, until in list(self._leaving):
             if child.process.is_alive() and time.monotonic() > until:
                 log.error("server process %d did not end within %g s: it is killed", child.process.pid, STOP_SECONDS)
@@ -238,14 +239,14 @@ class Supervisor:
                 child.close()
                 self._leaving.remove((child, until))
 
-    def _ended(self, child: Child) -> str | None:
-        """Which process ended and how, if it did; one that hangs does so here."""
+    def _end_reason(self, child: Child) -> str | None:
+        """Return which process ended and how, None if it runs; kill one that hangs."""
         pid = child.process.pid
         if not child.process.is_alive():
             reason = _exit_reason(child.process.exitcode)
-        elif child.silent > self._silence:
+        elif child.silent_seconds > self._silence_limit:
             child.kill()
-            reason = f"was killed after no sign of life for {self._silence:g} s"
+            reason = f"was killed after no sign of life for {self._silence_limit:g} s"
         else:
             return None
         child.close()
@@ -256,12 +257,12 @@ class Supervisor:
         leaving = [child for slot in self._slots for child in (slot.child, slot.successor) if child is not None]
         self._slots = []
         for child in leaving:
-            self._let_go(child)
+            self._terminate(child)
         while self._leaving:
             self._wait(wakeup)
             for child, _ in self._leaving:
-                child.read_beats()
-            self._look_at_leaving()
+                child.read_heartbeats()
+            self._check_leaving()
 
 
 def _exit_reason(status: int | None) -> str:

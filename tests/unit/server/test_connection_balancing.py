@@ -1,4 +1,4 @@
-"""Connections among the processes of one server: who leaves one to another, and who takes it after all."""
+"""Balancing of connections among the processes of one server: which one leaves a connection to which."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from tiltyard.server import connection_spreading
-from tiltyard.server.connection_spreading import (
+from tiltyard.server import connection_balancing
+from tiltyard.server.connection_balancing import (
     SHARED_FILE,
     SHED_SECONDS,
-    Counts,
-    SpreadingLoop,
-    SpreadServer,
-    _Shed,
-    shared_connections,
+    BalancingLoop,
+    BalancingServer,
+    ConnectionCounts,
+    ConnectionShedding,
+    shared_connection_counts,
 )
 
 WORKER = """
 import sys
 from pathlib import Path
-from tiltyard.server.connection_spreading import Counts
-counts = Counts(Path(sys.argv[1]))
+from tiltyard.server.connection_balancing import ConnectionCounts
+counts = ConnectionCounts(Path(sys.argv[1]))
 for line in sys.stdin:
     counts.add(int(line))
     print(counts.mine, counts.least, flush=True)
@@ -58,7 +58,7 @@ class Worker:
 
 @pytest.fixture
 def file() -> Iterator[Path]:
-    with shared_connections(2):
+    with shared_connection_counts(2):
         yield Path(os.environ[SHARED_FILE])
     assert SHARED_FILE not in os.environ
 
@@ -144,8 +144,8 @@ def run(counts: list[int | None], servers: int, connections: int) -> None:
         shared = [Shared(counts, number, changed) for number in range(servers)]
         sockets = [listener.dup() for _ in shared]  # as each process has one
         serving = [
-            SpreadServer(loop, Echo, own, None, one)  # type: ignore[arg-type]  # it does what Counts does
-            for own, one in zip(sockets, shared, strict=True)
+            BalancingServer(loop, Echo, each, None, counter)  # type: ignore[arg-type]  # it does what ConnectionCounts does
+            for each, counter in zip(sockets, shared, strict=True)
         ]
         before = list(counts)
         writers = [await connect(listener.getsockname()) for _ in range(connections)]
@@ -161,13 +161,13 @@ def run(counts: list[int | None], servers: int, connections: int) -> None:
             each.close()
 
     found: list[int | None] = []
-    with asyncio.Runner(loop_factory=SpreadingLoop) as runner:
+    with asyncio.Runner(loop_factory=BalancingLoop) as runner:
         runner.run(asyncio.wait_for(test(), 60))
     counts[:] = found
 
 
 def test_connections_one_after_the_other_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_spreading, "PAUSES", 10_000)  # however slow this machine is
+    monkeypatch.setattr(connection_balancing, "PAUSES", 10_000)  # however slow this machine is
     counts: list[int | None] = [0, 0]
     run(counts, 2, 20)
     assert counts == [10, 10]
@@ -188,18 +188,18 @@ class Clock:
         return self.now
 
 
-def shed(counts: list[int | None], clock: Clock) -> _Shed:
-    return _Shed(Shared(counts, 0, asyncio.Event()), clock)  # type: ignore[arg-type]  # it does what Counts does
+def shed(counts: list[int | None], clock: Clock) -> ConnectionShedding:
+    return ConnectionShedding(Shared(counts, 0, asyncio.Event()), clock)  # type: ignore[arg-type]  # it does what ConnectionCounts does
 
 
 def test_connections_are_ended_one_by_one_until_others_have_as_many() -> None:
     counts: list[int | None] = [8, 1]
     clock = Clock()
-    ended, one = 0, shed(counts, clock)
+    ended, shedding = 0, shed(counts, clock)
     for _ in range(20):
         clock.now += SHED_SECONDS
-        if one.one():
-            assert not one.one()  # no other one at once
+        if shedding.should_shed():
+            assert not shedding.should_shed()  # no other one at once
             ended += 1
             counts[:] = [counts[0] - 1, counts[1] + 1]  # type: ignore[operator]  # there are two
     assert ended == 3 and counts == [5, 4]
@@ -207,11 +207,11 @@ def test_connections_are_ended_one_by_one_until_others_have_as_many() -> None:
 
 def test_connections_that_nobody_else_takes_are_hardly_ever_ended() -> None:
     clock = Clock()
-    one = shed([8, 0], clock)  # the other is stuck: each client comes back to this one
+    shedding = shed([8, 0], clock)  # the other is stuck: each client comes back to this one
     ended = 0
     while clock.now < 600:
         clock.now += SHED_SECONDS
-        ended += one.one()
+        ended += shedding.should_shed()
     assert ended < 25
 
 
@@ -219,9 +219,9 @@ def test_server_of_one_process_is_uvloops_own() -> None:
     async def test() -> bool:
         server = await asyncio.get_running_loop().create_server(Echo, sock=listening())
         server.close()
-        return isinstance(server, SpreadServer)
+        return isinstance(server, BalancingServer)
 
-    with asyncio.Runner(loop_factory=SpreadingLoop) as runner:
+    with asyncio.Runner(loop_factory=BalancingLoop) as runner:
         assert not runner.run(test())
 
 
@@ -230,6 +230,6 @@ def test_more_processes_than_places_are_refused(file: Path) -> None:
     for worker in workers:
         worker.add(0)
     with pytest.raises(RuntimeError, match="more processes"):
-        Counts(file)
+        ConnectionCounts(file)
     for worker in workers:
         worker.end()

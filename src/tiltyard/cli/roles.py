@@ -1,0 +1,81 @@
+"""`tiltyard role list | add | remove`: on a server, or on the catalog's database."""
+
+from __future__ import annotations
+
+import click
+
+from tiltyard.cli.grants import parse_grantee
+from tiltyard.cli.options import catalog_options
+from tiltyard.config import Settings
+
+
+@click.group("role", short_help="Roles: names that stand for principals and groups.")
+def role() -> None:
+    """Look after roles.
+
+    \b
+    Example:
+      tiltyard role add analysts ann group:night --root ./data
+    """
+
+
+@role.command("list", short_help="List roles with their members.")
+@catalog_options
+def list_roles(settings: Settings, url: str, key: str) -> None:
+    """List roles with their members.
+
+    \b
+    Example:
+      tiltyard role list --root ./data
+    """
+    from tiltyard.cli.client import connect, list_pages
+
+    with connect(settings, url, key) as call:
+        for entry in list_pages(call, "ListRoles", "roles"):
+            members = (f"{member['kind']}:{member['name']}" for member in entry["members"])
+            click.echo(f"{entry['name']}  {' '.join(members)}".rstrip())
+
+
+@role.command("add", short_help="Add a role, or members to it.")
+@click.argument("name", metavar="ROLE")
+@click.argument("members", nargs=-1)
+@catalog_options
+def add(settings: Settings, name: str, members: tuple[str, ...], url: str, key: str) -> None:
+    """Add members to a role, which is made if there is none: principals by name, groups as group:NAME.
+
+    \b
+    Example:
+      tiltyard role add analysts ann group:night --root ./data
+    """
+    from tiltyard.cli.client import connect, list_pages
+
+    with connect(settings, url, key) as call:
+        if not any(entry["name"] == name for entry in list_pages(call, "ListRoles", "roles")):
+            call("CreateRole", role=name)
+        for member in members:
+            grantee = parse_grantee(member)
+            call("AddRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])
+            click.echo(f"{member} is in {name}.")
+
+
+@role.command("remove", short_help="Take members out of a role, or drop it.")
+@click.argument("name", metavar="ROLE")
+@click.argument("members", nargs=-1)
+@catalog_options
+def remove(settings: Settings, name: str, members: tuple[str, ...], url: str, key: str) -> None:
+    """Take members out of a role; without members, drop it with all that was granted to it.
+
+    \b
+    Example:
+      tiltyard role remove analysts ann --root ./data
+    """
+    from tiltyard.cli.client import connect
+
+    with connect(settings, url, key) as call:
+        if not members:
+            call("DropRole", role=name)
+            click.echo(f"{name} is dropped.")
+        for member in members:
+            grantee = parse_grantee(member)
+            call("RemoveRoleMember", role=name, member=grantee["grantee"], member_kind=grantee["grantee_kind"])
+            click.echo(f"{member} is no longer in {name}.")

@@ -1,0 +1,53 @@
+"""`tiltyard serve` and `tiltyard worker`: the processes of a deployment."""
+
+from __future__ import annotations
+
+import click
+
+from tiltyard.cli.options import settings_options
+from tiltyard.config import Settings
+
+SERVE_SETTINGS = (
+    *("root", "db", "host", "port", "workers", "jobs", "spark"),
+    *("auth", "insecure", "tls_certificate", "tls_key"),
+    *("retention_days", "log_level"),
+)
+WORKER_SETTINGS = ("root", "db", "jobs", "spark", "log_level")
+
+
+@click.command("serve", short_help="Run the server.")
+@settings_options(*SERVE_SETTINGS)
+def serve(settings: Settings) -> None:
+    """Run the server until SIGTERM or SIGINT.
+
+    \b
+    Examples:
+      tiltyard serve --root ./data
+      tiltyard serve --root s3://lake/tables --db postgresql://catalog@db/tiltyard --workers 4 --host 0.0.0.0 --auth
+    """
+    from tiltyard.runtime.lazy_imports import import_lazily
+
+    import_lazily()
+    from tiltyard.server.serve import run_server
+
+    run_server(settings)
+
+
+@click.command("worker", short_help="Run queued work, without a server.")
+@settings_options(*WORKER_SETTINGS)
+def worker(settings: Settings) -> None:
+    """Run queued transactions (index builds, deletions) until SIGTERM or SIGINT; any number may run at once.
+
+    With --spark it runs jobs of the data pipeline, too, that clients have submitted.
+
+    \b
+    Examples:
+      tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --jobs 2
+      tiltyard worker --db postgresql://catalog@db/tiltyard --root s3://lake/tables --spark local[8]
+    """
+    from tiltyard.runtime.lazy_imports import import_lazily
+
+    import_lazily()
+    from tiltyard.server.serve import run_worker
+
+    run_worker(settings)

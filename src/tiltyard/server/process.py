@@ -1,0 +1,179 @@
+"""One server process: from settings to open services, the ASGI application, and the HTTP server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from lance_namespace.errors import LanceNamespaceError
+
+from tiltyard.api.app import Api
+from tiltyard.api.connection_limits import CONNECTIONS, Connections
+from tiltyard.bootstrap import open_services, register_operations
+from tiltyard.config import ConfigError, Settings
+from tiltyard.context import Services
+from tiltyard.runtime.fatal import refuse
+from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
+from tiltyard.server.http_protocol import Protocol
+from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_garbage_collector
+from tiltyard.server.startup_checks import uvicorn_network_options
+from tiltyard.storage import StorageError
+from tiltyard.store import StoreVersionError
+from tiltyard.worker import Drivers, Worker
+
+DRAIN_SECONDS = 6
+WORKER_SECONDS = 2.0
+"""How long workers may take to stop."""
+DRIVER_SECONDS = 5.0
+"""How long drivers of jobs may take to release their leases."""
+
+BALANCING_LOOP = "tiltyard.server.connection_balancing:BalancingLoop"
+
+log = logging.getLogger("tiltyard")
+
+
+class Application:
+    """The ASGI application of one process: the API, and a worker beside it for as long as it serves."""
+
+    def __init__(self, services: Services, on_started: Callable[[], None] = lambda: None) -> None:
+        """Make the application; `on_started` is called once it answers requests."""
+        self._services = services
+        settings = services.settings
+        self._on_started = on_started
+        self._connections = Connections(settings, connection_limit(settings.max_connections))
+        self._api = Api(services, self._connections)
+        self._worker = Worker(services, services.settings.jobs)
+        # Of several server processes none runs jobs: each would start a Spark of its own.
+        self._drivers = job_drivers(services) if services.settings.workers == 1 else None
+
+    async def __call__(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Serve a request, or start and stop with the process."""
+        if scope["type"] == "http":
+            await self._api(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._run_lifespan(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _run_lifespan(
+        self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        await receive()
+        scope["state"][CONNECTIONS] = self._connections
+        if self._services.settings.jobs:
+            self._worker.start()
+        if self._drivers:
+            self._drivers.start()
+        self._services.store.share_reads(asyncio.get_running_loop().call_soon)
+        tune_garbage_collector()
+        release_when_idle()
+        await send({"type": "lifespan.startup.complete"})
+        self._on_started()
+        await receive()
+        if self._drivers:
+            self._drivers.stop(DRIVER_SECONDS)
+        if self._services.settings.jobs:
+            self._worker.stop(WORKER_SECONDS)
+        self._api.close()
+        self._services.finalized_log.close()
+        self._services.storage.close()
+        self._services.store.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Log one line per event on standard error.
+
+    psycopg's pool logs each attempt to connect; what came of them is logged once a minute
+    (`tiltyard.runtime.outage_log`).
+    """
+    logging.basicConfig(
+        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_no_connection_attempt)
+
+
+def _is_no_connection_attempt(record: logging.LogRecord) -> bool:
+    return record.name != "psycopg.pool" or record.levelno >= logging.ERROR
+
+
+def open_services_or_refuse(settings: Settings) -> Services:
+    """Open the services of the process; end it with one sentence for the operator where that fails."""
+    try:
+        set_up_logging(settings)
+        raise_descriptor_limit()
+        keep_large_buffers()
+        register_operations()
+        return open_services(settings)
+    except (StorageError, StoreVersionError, ConfigError, LanceNamespaceError, ValueError) as error:
+        refuse(str(error))
+
+
+def http_server(settings: Settings, application: Application, loop: str) -> uvicorn.Server:
+    """Return the HTTP server of one process, on an event loop of this name."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        application,
+        http=Protocol,
+        loop=loop,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        **uvicorn_network_options(settings),
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_keep_alive=settings.keep_alive,
+    )
+    return uvicorn.Server(config)
+
+
+def serve_shared_socket(settings: Settings, listener: socket.socket, on_started: Callable[[], None]) -> None:
+    """Serve in one of several processes on the socket that they share, until a signal stops it."""
+    services = open_services_or_refuse(settings)
+    exit_on_signals()
+    server = http_server(settings, Application(services, on_started), BALANCING_LOOP)
+    server.run(sockets=[listener])
+    exit_now()
+
+
+def job_drivers(services: Services) -> Drivers | None:
+    """Return the drivers of pipeline jobs; None where they are off, or Spark is missing: another worker may have it."""
+    if services.settings.spark == "off":
+        return None
+    from tiltyard.pipeline.driver.spark_ui import check_spark
+    from tiltyard.pipeline.java import SparkMissingError
+
+    try:
+        check_spark(services.settings.spark)
+    except SparkMissingError as error:
+        log.warning("%s Jobs of the pipeline are left to other workers.", error)
+        return None
+    return Drivers(services)
+
+
+def exit_on_signals() -> None:
+    """Let SIGTERM and SIGINT end the process with status 0.
+
+    uvicorn takes the signals over, and raises the one it got again once it has drained.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: exit_now())
+
+
+def exit_now() -> None:
+    """End the process now: a thread deep in a long Lance call would keep the interpreter from ending in time."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -12,7 +12,7 @@ from lance_namespace.errors import NamespaceNotFoundError, PermissionDeniedError
 
 import tiltyard
 from tests.access.conftest import ROWS_AS_STREAM, Catalog
-from tiltyard.model.operations import Served
+from tiltyard.model.operations import Handler
 
 SECRET = ["s", "t"]
 
@@ -27,7 +27,7 @@ def between(asker: tiltyard.Namespace, operation: str, change: Callable[[], None
         change()
         return function(ctx, request, *data)
 
-    asker._bound = {**asker._bound, operation: (facts, Served(late, served.inline, served.needs))}
+    asker._bound = {**asker._bound, operation: (facts, Handler(late, served.inline, served.needs))}
 
 
 @pytest.fixture

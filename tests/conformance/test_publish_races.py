@@ -31,7 +31,7 @@ from tests.conformance.test_publish import ROWS, Answers, Stop, write
 from tests.identity.test_serving import certificate
 from tests.services.server import ServerProcess
 from tiltyard.publishing import commit
-from tiltyard.publishing.batch_call import NotHeardError, sender
+from tiltyard.publishing.batch_call import NotSentError, sender
 from tiltyard.runtime.failpoints import Point
 from tiltyard.tables.commits import finalizing
 
@@ -216,7 +216,7 @@ def test_publish_takes_no_version_of_a_thread_that_is_late(home: Home) -> None:
         changes.add(operation.create_table_version)
 
 
-@pytest.mark.parametrize("error", [NotHeardError("refused"), ThrottlingError("slowly")])
+@pytest.mark.parametrize("error", [NotSentError("refused"), ThrottlingError("slowly")])
 def test_publish_that_no_server_has_heard_of_leaves_nothing(
     home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -230,7 +230,7 @@ def test_publish_that_no_server_has_heard_of_leaves_nothing(
 
 
 def test_publish_tries_again_what_no_server_has_heard_of(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Exception] = [NotHeardError("refused"), ThrottlingError("slowly")]
+    answers: list[Exception] = [NotSentError("refused"), ThrottlingError("slowly")]
 
     def heard_at_last(request: BatchCommitTablesRequest, key: str | None) -> Any:
         if answers:
@@ -253,7 +253,7 @@ def test_sender_tells_a_server_that_is_not_there_from_one_that_does_not_answer()
         with pytest.raises(ServiceUnavailableError, match="did not answer"):
             send(BatchCommitTablesRequest(operations=[]), "a key")
         server.shutdown()
-    with pytest.raises(NotHeardError, match="cannot be reached"):
+    with pytest.raises(NotSentError, match="cannot be reached"):
         send(BatchCommitTablesRequest(operations=[]), "a key")
 
 

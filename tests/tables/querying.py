@@ -67,7 +67,7 @@ class Table:
     def __init__(self, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.uri = uri
         self.datasets = Datasets(64 << 20, 64 << 20)
-        self.caching = Datasets(0, 0, page_cache_bytes=64 << 20)
+        self.caching = Datasets(0, 0, column_cache_bytes=64 << 20)
         monkeypatch.setattr(query, "open_for_reading", self._open)
         monkeypatch.setattr(query, "open_within", self._open_within)
 
@@ -75,7 +75,7 @@ class Table:
         self, ctx: Context, names: list[str] | None, *, branch: str | None = None, version: int | None = None
     ) -> OpenTable:
         record = cast("Any", SimpleNamespace(location=self.uri))
-        return OpenTable(record, self.datasets.reader(self.uri, {}, branch, version))
+        return OpenTable(record, self.datasets.open_for_reading(self.uri, {}, branch, version))
 
     def _open_within(
         self, ctx: Context, names: list[str] | None, branch: str | None = None, version: int | None = None
@@ -93,8 +93,8 @@ class Table:
 
     def _check_from_memory(self, asked: models.QueryTableRequest, found: pa.Table) -> None:
         """The same query once all columns that can be kept are in memory."""
-        pages, place = self.caching.pages, (self.uri, asked.branch or MAIN_BRANCH)
-        dataset = self.datasets.reader(self.uri, {}, asked.branch)
+        pages, place = self.caching.column_cache, (self.uri, asked.branch or MAIN_BRANCH)
+        dataset = self.datasets.open_for_reading(self.uri, {}, asked.branch)
         if dataset.count_rows() == 0:
             return
         pages.load(place, dataset, None)

@@ -139,7 +139,7 @@ def test_cve_2026_42809_record_outside_the_roots_is_neither_vended_nor_read(lake
 
 
 def test_vended_location_that_is_not_canonical_or_a_root_is_refused(lake: Lake) -> None:
-    places = lake.owner._services.storage.places
+    places = lake.owner._services.storage.roots
     for location in (f"{lake.uri}/a/../../b", f"{lake.uri}//b", f"{lake.uri}/b%2f", "s3://lake", lake.uri):
         with pytest.raises(InvalidInputError):
             places.vended(location, writable=False)

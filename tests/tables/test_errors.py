@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace import errors
 
-from tiltyard.storage.errors import is_conflict, lance_errors, translated
+from tiltyard.storage.errors import is_conflict, lance_errors, translate_error
 
 NULLABLE = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 
@@ -191,19 +191,19 @@ def test_lance_errors_unreachable_store_is_service_unavailable() -> None:
 def test_lance_errors_unforeseen_passes_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError), lance_errors():
         1 / 0  # noqa: B018  # the error is the point
-    assert translated(RuntimeError("who knows")) is None
+    assert translate_error(RuntimeError("who knows")) is None
 
 
 @pytest.mark.parametrize("text", ["x" * 1_000_000, "a/" * 500_000, "No field named " + "x" * 1_000_000])
 def test_error_with_a_long_text_of_a_client_is_told_in_no_time(text: str) -> None:
     began = time.process_time()
-    found = translated(ValueError(f"Invalid user input: {text}, /root/lance/rust/x.rs:1:2"))
+    found = translate_error(ValueError(f"Invalid user input: {text}, /root/lance/rust/x.rs:1:2"))
     assert isinstance(found, errors.InvalidInputError) and len(str(found)) < 600
     assert time.process_time() - began < 2  # a look from each letter to the end would take hours
 
 
 def test_missing_file_with_403_in_its_name_is_no_refusal() -> None:
     text = "LanceError(IO): Not found: /t/data/1403e4032403.lance, /home/x/rust/lance-io/src/local.rs:131:17"
-    assert isinstance(translated(OSError(text)), errors.InvalidTableStateError)
+    assert isinstance(translate_error(OSError(text)), errors.InvalidTableStateError)
     refused = "LanceError(IO): Generic S3 error: Server returned non-2xx status code: 403: , src/x.rs:1:1"
-    assert isinstance(translated(OSError(refused)), errors.PermissionDeniedError)
+    assert isinstance(translate_error(OSError(refused)), errors.PermissionDeniedError)

@@ -21,7 +21,7 @@ from tests.services.wire import stream
 import tiltyard
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.datasets import Datasets
-from tiltyard.storage.manifest_format import check_manifest
+from tiltyard.storage.manifest_format import parse_manifest
 from tiltyard.tables.rows import append_queue
 
 ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})
@@ -57,7 +57,7 @@ def test_cve_2026_42812_manifest_that_names_files_elsewhere_is_not_committed(
     namespace.create_table({"id": ["t"]}, stream(ROWS))
     location = namespace.describe_table({"id": ["t"]}).location
     content = stolen(location, places[which], tmp_path)
-    assert check_manifest(content, 2).bases == [str(places[which])]
+    assert parse_manifest(content, 2).bases == [str(places[which])]
     staged = Path(location) / "_versions" / f"{2**64 - 1 - 2}.manifest-{uuid4()}"
     staged.write_bytes(content)
     with pytest.raises(InvalidInputError, match="outside the table's folder"):
@@ -138,9 +138,9 @@ def test_base_that_leaves_the_folder_by_dots_is_elsewhere(namespace: tiltyard.Na
     location = namespace.describe_table({"id": ["t"]}).location
     datasets = namespace._services.storage.datasets
     for base in (f"{location}/../other-1.lance", f"{location}2", f"{location}/%2e%2e/x", "", "data", f"{location}//.."):
-        assert not datasets.may_use(location, base)
+        assert not datasets.allows_base(location, base)
     for base in (location, f"{location}/", f"file://{location}", f"{location}/tree/b"):
-        assert datasets.may_use(location, base)
+        assert datasets.allows_base(location, base)
 
 
 def put_foreign_rows(location: str, victim: Path) -> None:

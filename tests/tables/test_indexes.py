@@ -540,7 +540,7 @@ def test_prewarm_loads_an_index_or_columns_into_memory(table: Indexes) -> None:
         operations.prewarm_table_index(
             table.server.ctx, ask(models.PrewarmTableIndexRequest, id="t", index_name="nope")
         )
-    pages = table.server.services.storage.datasets.pages
+    pages = table.server.services.storage.datasets.column_cache
     assert pages.size == 0
     operations.prewarm_table_page_cache(
         table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["id"])

@@ -118,7 +118,7 @@ def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server,
 
 
 def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Server, table: lance.LanceDataset) -> None:
-    dataset = server.services.storage.datasets.current(server.services.store.describe_table(("t",)).location)
+    dataset = server.services.storage.datasets.cached_latest(server.services.store.describe_table(("t",)).location)
     assert dataset is not None
     for column, value, stays in (("few", "333", True), ("kind", "'k1'", False)):
         expression = f"{column} = {value}"

@@ -80,7 +80,7 @@ def test_objects_declared_table_loses_no_insert(ctx: Context) -> None:
     results = at_once([lambda key=key: insert_into_table(ctx, request, small(rows(1, key))) for key in range(8)])
     assert {type(result) for result in results} == {models.InsertIntoTableResponse}
     assert count(ctx, location) == 8
-    assert ctx.storage.files(location).names(location) == ["_transactions", "_versions", "data"]
+    assert ctx.storage.files(location).list_names(location) == ["_transactions", "_versions", "data"]
 
 
 def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
@@ -88,7 +88,7 @@ def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
     files = ctx.storage.files(location)
     final = "_versions/18446744073709551613.manifest"
     for staged in ("a", "b"):
-        files.write_new(f"{location}/{final}-{staged}", staged.encode())
+        files.write_if_not_exists(f"{location}/{final}-{staged}", staged.encode())
     plain = location.removeprefix("s3://bucket/")
     results: list[Any] = []
 
@@ -104,7 +104,7 @@ def test_objects_finalize_manifest_happens_once(ctx: Context) -> None:
     for thread in threads:
         thread.join()
     assert sorted(type(result).__name__ for result in results) == ["ConcurrentModificationError", "FileStat"]
-    winner = ctx.storage.read_file(location, final).decode()
+    winner = ctx.storage.files(location).read(f"{location}/{final}").decode()
     again = ctx.storage.manifests.finalize(location, f"{final}-{winner}", final)
     assert (again.size, again.e_tag) == (1, ctx.storage.stat(location, final).e_tag)
 
@@ -145,12 +145,12 @@ def test_objects_probe_asks_for_real(ctx: Context, options: dict[str, str]) -> N
 def test_objects_larger_than_the_bound_are_not_read_whole(ctx: Context) -> None:
     location = create(ctx)
     files, staged = ctx.storage.files(location), f"{location}/_versions/{2**64 - 3}.manifest-staged"
-    files.write_new(staged, bytes(65 << 20))
+    files.write_if_not_exists(staged, bytes(65 << 20))
     request = models.CreateTableVersionRequest(id=["t"], version=2, manifest_path=staged, naming_scheme="V2")
     reads = (
         lambda: create_table_version(ctx, request),
         lambda: files.read(staged),
-        lambda: files.move_new(staged, f"{location}/_versions/other"),  # as one that was swapped behind the check
+        lambda: files.rename_if_not_exists(staged, f"{location}/_versions/other"),  # as if swapped after the check
     )
     for read in reads:
         with pytest.raises(errors.InvalidInputError, match=rf"has {65 << 20} bytes, and at most {64 << 20} are read"):

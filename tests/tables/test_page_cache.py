@@ -15,9 +15,8 @@ import pytest
 from lance_namespace.errors import UnsupportedOperationError
 from tests.tables.querying import Table, rows
 
-from tiltyard.storage import column_cache, column_pages
-from tiltyard.storage.column_cache import PageCache
-from tiltyard.storage.column_pages import Rows
+from tiltyard.storage import column_cache
+from tiltyard.storage.column_cache import CachedRows, ColumnCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,25 +36,25 @@ def uri(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def cache() -> PageCache:
-    return PageCache(ROOM)
+def cache() -> ColumnCache:
+    return ColumnCache(ROOM)
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """The fragments and columns that were read, one after the other."""
     seen: list[tuple[int, list[str]]] = []
-    read = PageCache._columns
+    read = ColumnCache._read_columns
 
     def noting(self: Any, dataset: Any, fragment: Any, names: list[str], most: int) -> Any:
         seen.append((fragment.number, names))
         return read(self, dataset, fragment, names, most)
 
-    monkeypatch.setattr(PageCache, "_columns", noting)
+    monkeypatch.setattr(ColumnCache, "_read_columns", noting)
     return seen
 
 
-def within(seconds: float, look: Callable[[], Rows | None]) -> Rows:
+def within(seconds: float, look: Callable[[], CachedRows | None]) -> CachedRows:
     """What comes in time, asked for again and again."""
     until = time.monotonic() + seconds
     while (found := look()) is None:
@@ -68,14 +67,14 @@ def addresses(*places: tuple[int, int]) -> pa.Array:
     return pa.array([(fragment << 32) | offset for fragment, offset in places], pa.uint64())
 
 
-def held(cache: PageCache, dataset: lance.LanceDataset, names: tuple[str, ...] = NAMES) -> Rows:
+def held(cache: ColumnCache, dataset: lance.LanceDataset, names: tuple[str, ...] = NAMES) -> CachedRows:
     cache.load(PLACE, dataset, names)
     found = cache.rows(PLACE, dataset, names)
     assert found is not None
     return found
 
 
-def test_rows_come_in_the_order_they_are_asked_for_from_any_fragment(cache: PageCache, uri: str) -> None:
+def test_rows_come_in_the_order_they_are_asked_for_from_any_fragment(cache: ColumnCache, uri: str) -> None:
     found = held(cache, lance.dataset(uri))
     ids, texts = found.take(addresses((2, 5), (0, 7), (2, 5), (1, 199), (0, 0)))
     assert ids.to_pylist() == [405, 7, 405, 399, 0]
@@ -85,17 +84,19 @@ def test_rows_come_in_the_order_they_are_asked_for_from_any_fragment(cache: Page
 
 
 @pytest.mark.parametrize("place", [(0, 200), (3, 0)])
-def test_an_address_of_no_row_is_an_error_and_no_other_row(place: tuple[int, int], cache: PageCache, uri: str) -> None:
+def test_an_address_of_no_row_is_an_error_and_no_other_row(
+    place: tuple[int, int], cache: ColumnCache, uri: str
+) -> None:
     with pytest.raises((pa.ArrowIndexError, KeyError)):
         held(cache, lance.dataset(uri)).take(addresses(place))
 
 
 def test_columns_come_in_once_queries_have_paid_for_them(
-    cache: PageCache, uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
+    cache: ColumnCache, uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
 ) -> None:
     dataset = lance.dataset(uri)
-    size = 600 * (8 + column_pages._GUESSED_WIDTH)
-    monkeypatch.setattr(column_cache, "_WORTH", size // 3 + 1)
+    size = 600 * (8 + column_cache._GUESSED_WIDTH)
+    monkeypatch.setattr(column_cache, "_CREDIT_PER_QUERY", size // 3 + 1)
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(2)] == [None, None]
     assert not reads
     assert cache.rows(PLACE, dataset, NAMES) is None  # the third has paid, and does not wait
@@ -103,7 +104,7 @@ def test_columns_come_in_once_queries_have_paid_for_them(
     assert [number for number, _ in reads] == [0, 1, 2]
 
 
-def test_a_new_version_reads_its_new_fragments_alone(cache: PageCache, uri: str, reads: list[Any]) -> None:
+def test_a_new_version_reads_its_new_fragments_alone(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
     held(cache, lance.dataset(uri))
     reads.clear()
     dataset = lance.write_dataset(rows(10, start=600), uri, mode="append")
@@ -112,7 +113,7 @@ def test_a_new_version_reads_its_new_fragments_alone(cache: PageCache, uri: str,
     assert found.take(addresses((3, 9), (0, 1)))[0].to_pylist() == [609, 1]
 
 
-def test_deletes_leave_what_is_in_memory_valid(cache: PageCache, uri: str, reads: list[Any]) -> None:
+def test_deletes_leave_what_is_in_memory_valid(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
     held(cache, lance.dataset(uri))
     reads.clear()
     lance.dataset(uri).delete("id in (3, 250)")
@@ -122,12 +123,12 @@ def test_deletes_leave_what_is_in_memory_valid(cache: PageCache, uri: str, reads
     assert found.take(addresses((0, 4), (1, 51)))[0].to_pylist() == [4, 251]
 
 
-def test_fragments_with_deleted_rows_are_read_with_them(cache: PageCache, uri: str) -> None:
+def test_fragments_with_deleted_rows_are_read_with_them(cache: ColumnCache, uri: str) -> None:
     lance.dataset(uri).delete("id < 150")
     assert held(cache, lance.dataset(uri)).take(addresses((0, 160), (0, 199)))[0].to_pylist() == [160, 199]
 
 
-def test_what_no_version_has_any_more_is_let_go_of(cache: PageCache, uri: str) -> None:
+def test_what_no_version_has_any_more_is_let_go_of(cache: ColumnCache, uri: str) -> None:
     held(cache, lance.dataset(uri))
     before = cache.size
     small = lance.write_dataset(rows(10), uri, mode="overwrite")
@@ -232,13 +233,13 @@ def test_all_kinds_of_columns_answer_the_same(batches: int, tmp_path: Path, monk
 def takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows were taken from memory, each time."""
     seen: list[int] = []
-    take = Rows.take
+    take = CachedRows.take
 
-    def noting(self: Rows, addresses: pa.UInt64Array) -> list[pa.Array]:
+    def noting(self: CachedRows, addresses: pa.UInt64Array) -> list[pa.Array]:
         seen.append(len(addresses))
         return take(self, addresses)
 
-    monkeypatch.setattr(Rows, "take", noting)
+    monkeypatch.setattr(CachedRows, "take", noting)
     return seen
 
 
@@ -272,7 +273,7 @@ def test_searches_that_memory_serves(
     assert answer.num_rows or asked == "none"
 
 
-def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: PageCache) -> None:
+def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: ColumnCache) -> None:
     blob = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     data = pa.table([pa.array([1]), pa.array([b"x"], pa.large_binary())], schema=pa.schema([("id", pa.int64()), blob]))
     dataset = lance.write_dataset(data, str(tmp_path / "t.lance"))
@@ -284,8 +285,8 @@ def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: PageCache
 
 
 def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
-    monkeypatch.setattr(column_pages, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
-    cache, dataset = PageCache(8_000), lance.dataset(uri)
+    monkeypatch.setattr(column_cache, "_GUESSED_WIDTH", 1)  # so that it is found out by reading
+    cache, dataset = ColumnCache(8_000), lance.dataset(uri)
     assert cache.rows(PLACE, dataset, NAMES) is None
     until = time.monotonic() + 30
     while not cache._tables[PLACE].refused:
@@ -300,9 +301,9 @@ def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.Monkey
 
 def test_the_table_that_was_asked_for_last_stays(uri: str) -> None:
     dataset = lance.dataset(uri)
-    probe = PageCache(ROOM)
+    probe = ColumnCache(ROOM)
     probe.load(PLACE, dataset, NAMES)
-    cache = PageCache(int(probe.size * 2.5))
+    cache = ColumnCache(int(probe.size * 2.5))
     for name in ("a", "b"):
         cache.load((name, "main"), dataset, NAMES)
     assert cache.rows(("a", "main"), dataset, NAMES) is not None
@@ -311,21 +312,21 @@ def test_the_table_that_was_asked_for_last_stays(uri: str) -> None:
     assert cache.size <= probe.size * 2.5
 
 
-def test_a_dropped_table_is_forgotten(cache: PageCache, uri: str) -> None:
+def test_a_dropped_table_is_forgotten(cache: ColumnCache, uri: str) -> None:
     held(cache, lance.dataset(uri))
-    cache.forget(PLACE[0])
+    cache.evict(PLACE[0])
     assert cache.size == 0
 
 
 def test_no_room_at_all_reads_nothing(uri: str, reads: list[Any]) -> None:
-    cache, dataset = PageCache(0), lance.dataset(uri)
+    cache, dataset = ColumnCache(0), lance.dataset(uri)
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(5)] == [None] * 5
     assert not reads
     with pytest.raises(UnsupportedOperationError, match="page_cache_bytes"):
         cache.load(PLACE, dataset, None)
 
 
-def test_a_table_of_many_fragments_is_left_to_lance(tmp_path: Path, cache: PageCache) -> None:
+def test_a_table_of_many_fragments_is_left_to_lance(tmp_path: Path, cache: ColumnCache) -> None:
     dataset = lance.write_dataset(pa.table({"id": range(65)}), str(tmp_path / "t.lance"), max_rows_per_file=1)
     assert cache.rows(PLACE, dataset, ("id",)) is None
     with pytest.raises(UnsupportedOperationError, match="compact"):
@@ -333,12 +334,12 @@ def test_a_table_of_many_fragments_is_left_to_lance(tmp_path: Path, cache: PageC
 
 
 def test_what_cannot_be_read_is_said_and_left_to_lance(
-    cache: PageCache, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: ColumnCache, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> None:
         raise ValueError("a disk of paper")
 
-    monkeypatch.setattr(PageCache, "_columns", broken)
+    monkeypatch.setattr(ColumnCache, "_read_columns", broken)
     dataset = lance.dataset(uri)
     now = [100.0]
     monkeypatch.setattr(column_cache, "monotonic", lambda: now[0])
@@ -352,11 +353,11 @@ def test_what_cannot_be_read_is_said_and_left_to_lance(
     monkeypatch.undo()
     monkeypatch.setattr(column_cache, "monotonic", lambda: now[0])
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(5)] == [None] * 5
-    now[0] += column_cache._REST_SECONDS
+    now[0] += column_cache._RETRY_SECONDS
     within(30, lambda: cache.rows(PLACE, dataset, NAMES))
 
 
-def test_a_closed_cache_reads_nothing(cache: PageCache, uri: str, reads: list[Any]) -> None:
+def test_a_closed_cache_reads_nothing(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
     cache.close()
     assert [cache.rows(PLACE, lance.dataset(uri), NAMES) for _ in range(3)] == [None] * 3
     assert not reads

@@ -51,35 +51,35 @@ def opened() -> Datasets:
     return Datasets(1 << 20, 1 << 20)
 
 
-@pytest.mark.parametrize("commits", [1, 2, 7, datasets._MOST_STEPS, datasets._MOST_STEPS + 3])
+@pytest.mark.parametrize("commits", [1, 2, 7, datasets._MAX_STEPS, datasets._MAX_STEPS + 3])
 def test_reader_after_commits_of_others_has_the_last(opened: Datasets, place: str, commits: int) -> None:
-    assert opened.reader(place, {}).version == 1
+    assert opened.open_for_reading(place, {}).version == 1
     append(place, commits)
-    latest = opened.reader(place, {})
+    latest = opened.open_for_reading(place, {})
     assert latest.version == 1 + commits and latest.count_rows() == 1 + commits
-    assert opened.reader(place, {}) is latest
+    assert opened.open_for_reading(place, {}) is latest
 
 
 def test_reader_opens_nothing_anew_for_a_few_commits(
     opened: Datasets, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened.reader(place, {})
+    opened.open_for_reading(place, {})
     append(place, 3)
 
     def opens(*_: object, **__: object) -> lance.LanceDataset:
         raise AssertionError("opened anew")
 
-    monkeypatch.setattr(opened, "writer", opens)
-    assert opened.reader(place, {}).version == 4
+    monkeypatch.setattr(opened, "open_for_writing", opens)
+    assert opened.open_for_reading(place, {}).version == 4
 
 
 def test_reader_of_a_branch_moves_on_along_it(opened: Datasets, place: str) -> None:
     branch = lance.dataset(place).create_branch("b")
-    before = opened.reader(place, {}, "b")
+    before = opened.open_for_reading(place, {}, "b")
     lance.write_dataset(ROW, branch, mode="append")
     append(place, 5)
-    assert opened.reader(place, {}, "b").version == before.version + 1
-    assert opened.reader(place, {}).version == 6
+    assert opened.open_for_reading(place, {}, "b").version == before.version + 1
+    assert opened.open_for_reading(place, {}).version == 6
 
 
 @pytest.mark.parametrize("kept", ["tag", "branch"])
@@ -89,45 +89,45 @@ def test_reader_of_a_kept_version_sees_those_beyond_a_gap(opened: Datasets, plac
         lance.dataset(place).tags.create("kept", 1)
     else:
         lance.dataset(place).create_branch("kept")
-    assert opened.reader(place, {}).version == 1
+    assert opened.open_for_reading(place, {}).version == 1
     append(place, 3)
     clean_up(place)
-    assert opened.reader(place, {}).version == 4
+    assert opened.open_for_reading(place, {}).version == 4
     append(place, 2)
-    assert opened.reader(place, {}).version == 6
+    assert opened.open_for_reading(place, {}).version == 6
 
 
 def test_reader_of_a_tagged_table_lists_its_versions_once(
     opened: Datasets, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lance.dataset(place).tags.create("kept", 1)
-    monkeypatch.setattr(datasets, "_SURELY_PAST_NS", 0)
+    monkeypatch.setattr(datasets, "_SETTLED_NS", 0)
     seen: list[lance.LanceDataset] = []
-    says = datasets._says_latest
-    monkeypatch.setattr(datasets, "_says_latest", lambda handle: seen.append(handle) or says(handle))
+    says = datasets._lance_says_latest
+    monkeypatch.setattr(datasets, "_lance_says_latest", lambda handle: seen.append(handle) or says(handle))
     for _ in range(5):
-        assert opened.reader(place, {}).version == 1
+        assert opened.open_for_reading(place, {}).version == 1
     assert len(seen) == 1
     append(place)
-    assert opened.reader(place, {}).version == 2
-    assert opened.reader(place, {}).version == 2
+    assert opened.open_for_reading(place, {}).version == 2
+    assert opened.open_for_reading(place, {}).version == 2
     assert len(seen) == 2
 
 
 def test_reader_of_a_table_made_again_in_its_place_has_the_new_one(opened: Datasets, place: str) -> None:
     append(place, 2)
-    assert opened.reader(place, {}).version == 3
+    assert opened.open_for_reading(place, {}).version == 3
     lance.LanceDataset.drop(place, {"ignore_not_found": "false"})
     lance.write_dataset(pa.table({"b": ["x"]}), place)
-    assert opened.reader(place, {}).schema.names == ["b"]
+    assert opened.open_for_reading(place, {}).schema.names == ["b"]
 
 
 def test_reader_of_a_table_that_a_copy_has_replaced_has_the_copy(opened: Datasets, place: str, tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"a": [1, 2, 3]}), tmp_path / "copy.lance")
-    assert opened.reader(place, {}).count_rows() == 1
+    assert opened.open_for_reading(place, {}).count_rows() == 1
     shutil.rmtree(place)
     shutil.copytree(tmp_path / "copy.lance", place)
-    assert opened.reader(place, {}).count_rows() == 3
+    assert opened.open_for_reading(place, {}).count_rows() == 3
 
 
 @pytest.mark.parametrize("where", ["folder", "s3"])
@@ -142,8 +142,8 @@ def test_reader_of_a_branch_that_was_made_anew_has_the_new_one(
     for rows in (2, 3):
         branch = lance.dataset(place, storage_options=options).create_branch("dev")
         branch.insert(pa.table({"a": range(rows)}), mode="append")
-        assert [opened.reader(place, options, "dev").count_rows() for _ in range(2)] == [1 + rows] * 2
+        assert [opened.open_for_reading(place, options, "dev").count_rows() for _ in range(2)] == [1 + rows] * 2
         lance.dataset(place, storage_options=options).branches.delete("dev")
         time.sleep(1)  # a branch is known by the second that it was made in
     with pytest.raises(TableBranchNotFoundError):
-        opened.reader(place, options, "dev")
+        opened.open_for_reading(place, options, "dev")

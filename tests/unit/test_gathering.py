@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.storage.group_commit import Gathering
+from tiltyard.runtime.batcher import Batcher
 from tiltyard.storage.locks import Locks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiltyard.storage.group_commit import Waiting
+    from tiltyard.runtime.batcher import PendingItem
 
 
 def test_submit_alone_runs_at_once() -> None:
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(group: Sequence[PendingItem[int]]) -> None:
         (one,) = group
         one.outcome = one.item + 1
 
-    assert Gathering().submit("key", 1, run).result(10) == 2
+    assert Batcher().submit("key", 1, run).result(10) == 2
 
 
 def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
-    gathering, sizes, results = Gathering(), [], {}
+    gathering, sizes, results = Batcher(), [], {}
     at_the_door, open_door = threading.Semaphore(0), threading.Event()
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(group: Sequence[PendingItem[int]]) -> None:
         open_door.wait(10)  # whoever leads first waits until all the others have come
         sizes.append(len(group))
         time.sleep(0.005)
@@ -63,9 +63,9 @@ def test_submit_many_are_grouped_and_each_gets_its_own() -> None:
 
 
 def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
-    gathering, failed = Gathering(), []
+    gathering, failed = Batcher(), []
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(group: Sequence[PendingItem[int]]) -> None:
         time.sleep(0.005)
         raise RuntimeError("no")
 
@@ -83,9 +83,9 @@ def test_submit_run_that_fails_fails_all_and_leaves_no_one_waiting() -> None:
 
 
 def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
-    gathering, begun, go_on, done = Gathering(), threading.Event(), threading.Event(), []
+    gathering, begun, go_on, done = Batcher(), threading.Event(), threading.Event(), []
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(group: Sequence[PendingItem[int]]) -> None:
         begun.set()
         go_on.wait(10)
         for member in group:
@@ -101,12 +101,12 @@ def test_submit_whose_caller_gave_up_is_done_all_the_same() -> None:
 
 
 def test_submit_by_callers_that_come_again_keeps_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiltyard.storage.group_commit.HOPING_SECONDS", 10)
-    monkeypatch.setattr("tiltyard.storage.group_commit.HOPING_GAP_SECONDS", 2)
-    gathering, sizes = Gathering(), list[int]()
+    monkeypatch.setattr("tiltyard.runtime.batcher.REGATHER_SECONDS", 10)
+    monkeypatch.setattr("tiltyard.runtime.batcher.REGATHER_GAP_SECONDS", 2)
+    gathering, sizes = Batcher(), list[int]()
     begun, in_line = threading.Event(), threading.Barrier(3)
 
-    def run(group: Sequence[Waiting[int]]) -> None:
+    def run(group: Sequence[PendingItem[int]]) -> None:
         if not sizes:
             begun.set()
             in_line.wait(10)  # the first caller is alone, and the others stand in line meanwhile

@@ -13,7 +13,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.config import Settings
 from tiltyard.storage import Storage, StorageError
-from tiltyard.storage.locations import as_on_disk, check_below, new_folder
+from tiltyard.storage.locations import check_table_location, new_folder_name, with_existing_case
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def storage(tmp_path: Path) -> Storage:
 
 @given(st.text(min_size=1, max_size=256))
 def test_new_folder_any_name_is_plain_and_unique(name: str) -> None:
-    folders = {new_folder((name,)) for _ in range(2)}
+    folders = {new_folder_name((name,)) for _ in range(2)}
     assert len(folders) == 2
     for folder in folders:
         assert set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-.")
@@ -109,13 +109,13 @@ def test_check_location_whatever_is_given_is_below_a_root_or_refused(storage: St
 def test_check_below_whatever_is_given_on_object_stores_is_below_the_root_or_refused(root: str, aim: str) -> None:
     for start in (root, f"{root}/", root.upper() + "/"):
         try:
-            found = check_below(start + aim, (root,))
+            found = check_table_location(start + aim, (root,))
         except InvalidInputError:
             continue
         assert found.startswith(f"{root}/") and not found.endswith("/")
         assert not {"", ".", ".."} & set(found.partition("://")[2].split("/"))
         assert not set("%?#\\") & set(found) and unicodedata.normalize("NFKC", found) == found
-        assert check_below(found, (root,)) == found
+        assert check_table_location(found, (root,)) == found
 
 
 @pytest.mark.parametrize(
@@ -130,27 +130,27 @@ def test_check_below_whatever_is_given_on_object_stores_is_below_the_root_or_ref
 )  # fmt: skip
 def test_check_below_siblings_and_other_spellings_on_object_stores_are_refused(location: str) -> None:
     with pytest.raises(InvalidInputError):
-        check_below(location, ("s3://lake/tables",))
+        check_table_location(location, ("s3://lake/tables",))
 
 
 def test_check_below_look_alikes_are_places_of_their_own() -> None:
     latin, cyrillic = "s3://lake/tables/table", "s3://lake/tables/t\u0430ble"
-    assert check_below(cyrillic, ("s3://lake/tables",)) == cyrillic != latin
+    assert check_table_location(cyrillic, ("s3://lake/tables",)) == cyrillic != latin
     with pytest.raises(InvalidInputError):
-        check_below("s3://lake/t\u0430bles/t", ("s3://lake/tables",))
+        check_table_location("s3://lake/t\u0430bles/t", ("s3://lake/tables",))
 
 
 def test_check_below_azure_hosts_have_one_spelling() -> None:
     root = "abfss://lake@account.dfs.core.windows.net/tables"
-    assert check_below("ABFSS://Lake@Account.DFS.core.windows.net/tables/t/", (root,)) == f"{root}/t"
+    assert check_table_location("ABFSS://Lake@Account.DFS.core.windows.net/tables/t/", (root,)) == f"{root}/t"
 
 
 def test_as_on_disk_folders_have_the_spelling_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "Films" / "Old").mkdir(parents=True)
     for given_name in ("Films/Old/t", "films/old/t", "FILMS/OLD/t"):
-        assert as_on_disk(f"{tmp_path}/{given_name}", str(tmp_path)) == f"{tmp_path}/Films/Old/t"
+        assert with_existing_case(f"{tmp_path}/{given_name}", str(tmp_path)) == f"{tmp_path}/Films/Old/t"
     with pytest.raises(InvalidInputError, match="small letters"):
-        as_on_disk(f"{tmp_path}/films/New", str(tmp_path))
+        with_existing_case(f"{tmp_path}/films/New", str(tmp_path))
 
 
 def test_options_of_a_location_outside_the_roots_are_refused(storage: Storage, tmp_path: Path) -> None:
@@ -160,16 +160,17 @@ def test_options_of_a_location_outside_the_roots_are_refused(storage: Storage, t
                 call(location)
 
 
-def test_read_file_through_a_symbolic_link_is_refused(storage: Storage, tmp_path: Path) -> None:
+def test_stat_read_and_finalize_through_a_symbolic_link_are_refused(storage: Storage, tmp_path: Path) -> None:
     location = storage.new_location(("t",))
     (tmp_path / "secret").write_bytes(b"secret")
     (Path(location) / "_versions").mkdir(parents=True)
     (Path(location) / "_versions" / "7.manifest-a").symlink_to(tmp_path / "secret")
     (Path(location) / "data").symlink_to(tmp_path)
     for path in ("_versions/7.manifest-a", "data/secret"):
-        for call in (storage.read_file, storage.stat):
-            with pytest.raises(InvalidInputError, match="symbolic link"):
-                call(location, path)
+        with pytest.raises(InvalidInputError, match="symbolic link"):
+            storage.stat(location, path)
+    with pytest.raises(InvalidInputError, match="symbolic link"):
+        storage.manifests.read(location, storage.manifests.resolve_path(location, "_versions/7.manifest-a"))
     with pytest.raises(InvalidInputError, match="symbolic link"):
         storage.manifests.finalize(location, "_versions/7.manifest-a", "_versions/7.manifest")
 
@@ -221,7 +222,7 @@ def test_finalize_manifest_twice_is_once_and_another_is_a_conflict(storage: Stor
     assert storage.manifests.finalize(location, first, final) == done == storage.stat(location, "_versions/7.manifest")
     with pytest.raises(ConcurrentModificationError):
         storage.manifests.finalize(location, second, final)
-    assert storage.read_file(location, "_versions/7.manifest") == b"one"
+    assert Path(final).read_bytes() == b"one"
     assert not Path(first).exists()
     assert storage.has_table(location)
 
@@ -251,5 +252,5 @@ def test_finalize_manifest_other_files_are_refused(storage: Storage, source: str
 @pytest.mark.parametrize("start", ["/root/", "s3://bucket/root/", "file:///root/"])
 def test_location_that_is_longer_than_storage_takes_is_refused(start: str, name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"more than \d+ bytes"):
-        check_below(f"{start}{name}", ["/root", "s3://bucket/root"])
-    assert check_below(f"{start}{'a' * 255}", ["/root", "s3://bucket/root"]).endswith("a" * 255)
+        check_table_location(f"{start}{name}", ["/root", "s3://bucket/root"])
+    assert check_table_location(f"{start}{'a' * 255}", ["/root", "s3://bucket/root"]).endswith("a" * 255)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.storage.manifest_format import check_manifest, needed_files
+from tiltyard.storage.manifest_format import parse_manifest, referenced_files
 
 FOOTER = struct.Struct("<QHH4s")
 
@@ -33,11 +33,11 @@ def with_fragments(place: Path, *, fragments: int, columns: int) -> lance.LanceD
 def test_version_is_read_behind_fragments_of_any_size(tmp_path: Path, fragments: int, columns: int) -> None:
     dataset = with_fragments(tmp_path / "t", fragments=fragments, columns=columns)
     content = latest(dataset, tmp_path / "t")
-    found = check_manifest(content, dataset.version)
-    assert (found.version, found.bases, found.declared) == (dataset.version, [], [])
+    found = parse_manifest(content, dataset.version)
+    assert (found.version, found.bases, found.code_declarations) == (dataset.version, [], [])
     assert found.has_transaction and found.transaction_file.endswith(".txn")
     with pytest.raises(InvalidInputError, match=f"of version {dataset.version}, not 9999"):
-        check_manifest(content, 9999)
+        parse_manifest(content, 9999)
 
 
 @pytest.mark.parametrize("branch", [None, "dev"])
@@ -63,7 +63,7 @@ def test_needed_files_are_those_that_a_cleanup_leaves(tmp_path: Path, branch: st
         for path in (folder / part).rglob("*")
         if path.is_file()
     }
-    assert set(needed_files(content)) == there
+    assert set(referenced_files(content)) == there
     assert {path.rpartition(".")[2] for path in there} == {"lance", "arrow", "bin"}
 
 
@@ -76,7 +76,7 @@ def test_message_that_ends_anywhere_is_none(tmp_path: Path, fragments: int, colu
     for end in range(len(message)):
         torn = struct.pack("<I", end) + message[:end] + footer
         try:
-            check_manifest(torn, dataset.version)
+            parse_manifest(torn, dataset.version)
         except InvalidInputError:
             refused += 1
         else:  # it ends right behind a field, and the version is among those before
@@ -87,10 +87,10 @@ def test_message_that_ends_anywhere_is_none(tmp_path: Path, fragments: int, colu
 def test_last_fragment_may_end_the_message() -> None:
     message = b"\x18\x07" + b"\x12\x02ab" + b"\x12\x81\x00c"  # the last length takes more bytes than it needs
     footer = FOOTER.pack(0, 0, 3, b"LANC")
-    assert check_manifest(struct.pack("<I", len(message)) + message + footer, 7).version == 7
+    assert parse_manifest(struct.pack("<I", len(message)) + message + footer, 7).version == 7
     for end in range(3, len(message)):
         torn = struct.pack("<I", end) + message[:end] + footer
         if end == 6:  # right behind the first of them
             continue
         with pytest.raises(InvalidInputError, match="no Lance manifest"):
-            check_manifest(torn, 7)
+            parse_manifest(torn, 7)

@@ -83,7 +83,7 @@ def test_storage_secrets_are_read_from_variables_and_files(tmp_path: Path, monke
     assert storage.public_options("s3://lake/tables/t") == {
         "aws_endpoint": "http://there", "allow_http": "true", "aws_region": "eu"
     }  # fmt: skip
-    assert "from-" not in repr(storage.places.of("s3://lake/x"))
+    assert "from-" not in repr(storage.roots.root_of("s3://lake/x"))
 
 
 @pytest.mark.parametrize("reference", ["env:NOT_THERE", "file:/not/there"])

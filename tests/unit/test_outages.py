@@ -13,7 +13,7 @@ from lance_namespace.errors import (
     ServiceUnavailableError,
 )
 
-from tiltyard.runtime.outage_log import SILENCE_MS, Outages, StorageUnavailableError
+from tiltyard.runtime.outage_log import SILENCE_MS, OutageLog, StorageUnavailableError
 
 ROOTS = ("/data", "/data/inner", "s3://lake/tables")
 FULL = "LanceError(IO): No space left on device (os error 28), /home/runner/work/lance/src/writer.rs:190:9"
@@ -34,7 +34,7 @@ def caused(error: LanceNamespaceError, cause: BaseException) -> LanceNamespaceEr
 
 def test_report_logs_a_cause_once_a_minute_however_it_is_worded(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    outages = Outages(ROOTS, "sqlite:////data/c.db", clock)
+    outages = OutageLog(ROOTS, "sqlite:////data/c.db", clock)
     for _ in range(50):
         outages.report(caused(StorageUnavailableError("away", "/data/t.lance"), OSError(FULL)))
         python = OSError(errno.ENOSPC, "No space left on device", "/data/x")
@@ -49,7 +49,7 @@ def test_report_logs_a_cause_once_a_minute_however_it_is_worded(caplog: pytest.L
 
 
 def test_report_takes_requests_for_many_objects_for_one_cause(caplog: pytest.LogCaptureFixture) -> None:
-    outages = Outages(ROOTS, "sqlite:////data/c.db")
+    outages = OutageLog(ROOTS, "sqlite:////data/c.db")
     for number in range(300):
         url = f"http://s3:9000/lake/tables/t{number}.lance"
         words = f"Generic S3 error: GET {url} in {number}ms: refused\n\nDebug source:\nx"
@@ -86,13 +86,13 @@ def test_report_takes_requests_for_many_objects_for_one_cause(caplog: pytest.Log
 def test_report_names_the_root_and_the_systems_own_words(
     caplog: pytest.LogCaptureFixture, error: LanceNamespaceError, cause: BaseException, said: str
 ) -> None:
-    Outages(ROOTS, "postgresql://me:password@db:5432/t?sslmode=require").report(caused(error, cause))
+    OutageLog(ROOTS, "postgresql://me:password@db:5432/t?sslmode=require").report(caused(error, cause))
     [message] = caplog.messages
     assert said in message and "secret" not in message and "password" not in message and "\n" not in message
 
 
 def test_report_leaves_out_what_a_request_has_caused(caplog: pytest.LogCaptureFixture) -> None:
-    outages = Outages(ROOTS, "sqlite:////data/c.db")
+    outages = OutageLog(ROOTS, "sqlite:////data/c.db")
     outages.report(ValueError("a mistake"))
     outages.report(caused(InvalidInputError("x"), ValueError("y")))
     outages.report(caused(PermissionDeniedError("x"), ValueError("y")))
@@ -101,7 +101,7 @@ def test_report_leaves_out_what_a_request_has_caused(caplog: pytest.LogCaptureFi
 
 
 def test_report_keeps_few_causes(caplog: pytest.LogCaptureFixture) -> None:
-    outages = Outages(ROOTS, "sqlite:////data/c.db")
+    outages = OutageLog(ROOTS, "sqlite:////data/c.db")
     for number in range(1000):
         outages.report(caused(ServiceUnavailableError("x"), OSError(f"os error {number}")))
     assert len(outages._causes) <= 100 and len(caplog.messages) == 1000

@@ -11,12 +11,12 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.storage import files, fsync
 
 
-@pytest.mark.parametrize("number", [1, 2 * fsync._MANY])
+@pytest.mark.parametrize("number", [1, 2 * fsync._SYNCFS_THRESHOLD])
 def test_sync_takes_files_and_folders_that_are_there_and_those_that_are_gone(tmp_path: Path, number: int) -> None:
     places = [tmp_path / f"{turn}" for turn in range(number)]
     for place in places[1:]:
         place.write_bytes(b"x")
-    fsync.Disks().sync([*map(str, places), str(tmp_path), str(tmp_path / "gone" / "file")])
+    fsync.DiskSync().sync([*map(str, places), str(tmp_path), str(tmp_path / "gone" / "file")])
 
 
 def test_sync_of_many_files_syncs_each_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,8 @@ def test_sync_of_many_files_syncs_each_disk_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fsync, "_LIBC", object())
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    fsync.Disks().sync([f"{tmp_path}/{name}/{turn}" for name in ("a", "b", "gone") for turn in range(fsync._MANY)])
+    numbers = range(fsync._SYNCFS_THRESHOLD)
+    fsync.DiskSync().sync([f"{tmp_path}/{name}/{turn}" for name in ("a", "b", "gone") for turn in numbers])
     assert len(synced) == 1
     assert synced[0].startswith(str(tmp_path))
 
@@ -34,7 +35,7 @@ def test_sync_of_many_files_without_a_way_to_sync_a_disk_syncs_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fsync, "_LIBC", None)
-    fsync.Disks().sync([str(tmp_path / f"{turn}") for turn in range(fsync._MANY)])
+    fsync.DiskSync().sync([str(tmp_path / f"{turn}") for turn in range(fsync._SYNCFS_THRESHOLD)])
 
 
 def test_read_plain_refuses_links_on_the_way_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,14 +45,14 @@ def test_read_plain_refuses_links_on_the_way_wherever_they_are(tmp_path: Path, m
     linked.symlink_to(folder)
     (folder / "link").symlink_to(folder / "file")
     disks = files.LocalFiles()
-    for known in (files._is_at, lambda descriptor, location: False):  # where the system does not tell
-        monkeypatch.setattr(files, "_is_at", known)
-        assert disks.read_plain(str(folder / "file")).content == b"x"
+    for known in (files._is_opened_at, lambda descriptor, location: False):  # where the system does not tell
+        monkeypatch.setattr(files, "_is_opened_at", known)
+        assert disks.read_nofollow(str(folder / "file")).content == b"x"
         for location in (linked / "file", folder / "link"):
             with pytest.raises(InvalidInputError, match="link"):
-                disks.read_plain(str(location))
+                disks.read_nofollow(str(location))
     with pytest.raises(FileNotFoundError):
-        disks.read_plain(str(folder / "gone"))
+        disks.read_nofollow(str(folder / "gone"))
 
 
 class Told:
@@ -72,7 +73,7 @@ def test_disk_is_told_of_new_files_while_they_are_written_and_of_no_others(
     monkeypatch.setattr(fsync, "_LIBC", told)
     monkeypatch.setattr(fsync, "WRITE_BACK_SECONDS", 0.001)
     (tmp_path / "old").touch()
-    with fsync.Disks().writing_back(str(tmp_path)):
+    with fsync.DiskSync().writing_back(str(tmp_path)):
         for name in ("one", "two"):
             (tmp_path / name).touch()
         until = time.monotonic() + 60
@@ -88,5 +89,5 @@ def test_disk_is_told_of_new_files_while_they_are_written_and_of_no_others(
 def test_disk_can_be_told_of_a_file_and_of_one_that_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"x" * 10_000)
-    assert fsync._begin_to_write(str(file))
-    assert not fsync._begin_to_write(str(tmp_path / "none"))
+    assert fsync._start_write_back(str(file))
+    assert not fsync._start_write_back(str(tmp_path / "none"))

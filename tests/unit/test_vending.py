@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lance_namespace.errors import ServiceUnavailableError
 
 from tests.services.guarded_s3 import ROLE, allows
-from tiltyard.storage.vending import Credentials, Folder, Shared, refresh_offset
+from tiltyard.storage.vending import CredentialCache, Credentials, Folder, refresh_offset
 from tiltyard.storage.vending.session_policies import (
     azure_permissions,
     gcs_condition,
@@ -102,7 +102,7 @@ class Provider:
         self.go = threading.Event()
         self.go.set()
         self.down = False
-        self.shared = Shared(self, lambda: self.now)
+        self.shared = CredentialCache(self, lambda: self.now)
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
         self.calls.append((folder, writable))

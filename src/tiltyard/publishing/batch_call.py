@@ -32,11 +32,11 @@ ANSWER_SECONDS = 120.0
 _ENDPOINT = re.compile(r'endpoint: "([^"]+)"')
 
 
-class NotHeardError(ServiceUnavailableError):
+class NotSentError(ServiceUnavailableError):
     """No connection was made, so that the server has not heard of the batch."""
 
 
-NOT_HEARD = NotHeardError, ThrottlingError
+RETRYABLE_ERRORS = NotSentError, ThrottlingError
 """What says that nothing was committed, and may go well when it is tried again."""
 
 
@@ -79,7 +79,7 @@ def _unanswered(error: HTTPError) -> LanceNamespaceError:
             "tiltyard.publish(client, ssl_ca_cert=…)."
         )
     if isinstance(cause, NewConnectionError | ConnectTimeoutError):
-        return NotHeardError(f"The server cannot be reached: {cause}")
+        return NotSentError(f"The server cannot be reached: {cause}")
     return ServiceUnavailableError(f"The server did not answer: {error}")
 
 

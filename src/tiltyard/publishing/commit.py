@@ -18,7 +18,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.publishing.batch_call import NOT_HEARD, is_refusal
+from tiltyard.publishing.batch_call import RETRYABLE_ERRORS, is_refusal
 from tiltyard.publishing.changes import shown
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
 
@@ -155,7 +155,7 @@ def _sent(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str 
                 _raise_conflict(client, changes, error)
                 raise
             pause = next(pauses, None)
-            if not isinstance(error, NOT_HEARD):
+            if not isinstance(error, RETRYABLE_ERRORS):
                 certain = False  # what it says the next time may be about this one
                 if _is_committed(client, changes):
                     _check_whole(client, changes)

@@ -166,11 +166,11 @@ class Line:
 
     def _dataset(self, version: upstream.TableVersion) -> lance.LanceDataset:
         """The branch at a version, wherever its manifest lies; a branch's folder opens like a table's."""
-        view = OneVersion(f"{self.table.location}/{self.home}".rstrip("/"), self.table.options, version)
+        view = SingleVersionNamespace(f"{self.table.location}/{self.home}".rstrip("/"), self.table.options, version)
         return lance.dataset(namespace_client=view, table_id=list(self.table.path))
 
 
-class OneVersion(upstream.LanceNamespace):
+class SingleVersionNamespace(upstream.LanceNamespace):
     """A table that has one version, wherever that one's manifest lies. It can be pickled."""
 
     def __init__(self, location: str, options: Mapping[str, str], version: upstream.TableVersion) -> None:

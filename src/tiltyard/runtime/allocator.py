@@ -8,7 +8,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 
 
-def keep_freed(most: int, map_above: int) -> bool:
+def retain_freed_memory(most: int, map_above: int) -> bool:
     """Keep up to `most` bytes with the process after they were freed; larger buffers than `map_above` are given back.
 
     Whether this C library did as it was told: others than glibc have no such call, older ones of glibc take at most
@@ -18,7 +18,7 @@ def keep_freed(most: int, map_above: int) -> bool:
     return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, map_above) and mallopt(_TRIM_THRESHOLD, most))
 
 
-def give_back_freed() -> bool:
+def release_freed_memory() -> bool:
     """Give all that was freed back to the system; return whether this C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

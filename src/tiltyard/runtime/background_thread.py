@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def meanwhile(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+def run_in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run `work` while the block runs. It is given an event that the block's end sets, and is waited for there."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)

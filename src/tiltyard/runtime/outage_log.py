@@ -55,7 +55,7 @@ class _Cause:
     """How often it has come since then."""
 
 
-class Outages:
+class OutageLog:
     """What fails in this process. Safe to use from several threads."""
 
     def __init__(self, roots: Sequence[str], database: str, clock: Callable[[], int] = wall_clock) -> None:

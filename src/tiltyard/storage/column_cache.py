@@ -1,12 +1,13 @@
-"""Columns of small tables in memory, so that a query asks Lance only which rows it finds.
+"""Cache columns of small tables in memory, so that a query asks Lance only for the row ids of its result.
 
 To fetch ten rows costs Lance more than to find them by an index: on a local disk in processor time, on an object store
-in round trips. What is kept is a column of a fragment, deleted rows included, as its data files have it. Those never
-change, so appends and deletes leave it valid, and a new version costs no more than its new fragments.
+in round trips. The cache holds pages: a column of a fragment, deleted rows included, as its data files have it. Data
+files never change, so appends and deletes leave a page valid, and a new version costs no more than its new fragments.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import weakref
@@ -14,276 +15,427 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from lance_namespace.errors import LanceNamespaceError, UnsupportedOperationError
 
 from tiltyard.model.ids import MAIN_BRANCH
-from tiltyard.storage.column_pages import MOST_FRAGMENTS, Page, Rows, version_of
 from tiltyard.storage.errors import lance_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import lance
-
-    from tiltyard.storage.column_pages import Fragment, Key, Names, Version
+    from lance.fragment import FragmentMetadata
 
 _log = logging.getLogger(__name__)
 
-_WORTH = 4 << 20
-"""Bytes that one query may cause to be read: columns come in once the queries that ask for them are worth their size.
+MAX_FRAGMENTS = 64
+"""To inspect so many, once a version, takes about as long as to open the table."""
+_GUESSED_WIDTH = 64
+"""Bytes of a value of variable length, as guessed before it is read; pages that were read are measured."""
+_CREDIT_PER_QUERY = 4 << 20
+"""Bytes that one query allows the cache to read: columns are read once enough queries have asked for them.
 
-A table of 50 MB is read after a dozen queries, one that somebody looks into once never is."""
-_MOST_TABLES = 1024
-_REST_SECONDS = 60.0
-"""For how long a table is left alone that could not be read."""
-_MOST_VIEWS = 256
-"""Choices of columns of one version."""
-Place = tuple[str, str]
+A table of 50 MB is read after a dozen queries; one that is queried once never is."""
+_MAX_TABLES = 1024
+_RETRY_SECONDS = 60.0
+"""How long the cache leaves a table alone after an error."""
+_MAX_SELECTIONS = 256
+"""Selections of columns remembered for one version."""
+_OFFSET_MASK = 0xFFFF_FFFF
+_BINARY_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_LIST_TYPES = (pa.types.is_list, pa.types.is_large_list)
+
+BranchKey = tuple[str, str]
 """A table's location, and a branch of it."""
+PageKey = tuple[str, int]
+"""The content of a page's fragment, and the id of its column."""
+Names = tuple[str, ...]
 
 
-def place_of(location: str, branch: str | None = None) -> Place:
-    """The place of a branch as requests name it: main is meant where none is named."""
+def branch_key(location: str, branch: str | None = None) -> BranchKey:
+    """Return the cache's key of a branch as requests name it: None is main."""
     return location, branch or MAIN_BRANCH
+
+
+class CachedRows:
+    """Columns of one version of a table, all its rows, by row address."""
+
+    def __init__(self, schema: pa.Schema, fragments: Mapping[int, pa.RecordBatch], by_id: bool) -> None:
+        """`by_id`: row ids are addresses in this table."""
+        self.fields = {column.name: column for column in schema}
+        self.address = "_rowid" if by_id else "_rowaddr"
+        self._fragments = fragments
+        self._only_fragment = fragments.get(0) if len(fragments) == 1 else None
+
+    def take(self, addresses: pa.UInt64Array) -> list[pa.Array]:
+        """Return the columns at these rows, in their order. Raises KeyError, pa.ArrowIndexError for unknown rows."""
+        if self._only_fragment is not None:
+            return list(self._only_fragment.take(addresses).columns)
+        positions = addresses.to_numpy()
+        numbers, offsets = positions >> 32, positions & _OFFSET_MASK
+        order = np.argsort(numbers, kind="stable")
+        starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+        parts = [
+            self._fragments[int(numbers[rows[0]])].take(pa.array(offsets[rows]))
+            for rows in np.split(order, starts[1:])
+            if len(rows)
+        ]
+        if not parts:
+            return list(next(iter(self._fragments.values())).slice(0, 0).columns)
+        return list(pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable"))).columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """A fragment of a version; `content` describes its data files: equal content means equal values."""
+
+    number: int
+    rows: int
+    has_deletions: bool
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A cacheable column: its field, Lance's permanent id of it, and the approximate bytes of a value."""
+
+    field: pa.Field
+    id: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A column of a fragment."""
+
+    fragment: _Fragment
+    column: _Column
+
+    @property
+    def key(self) -> PageKey:
+        return self.fragment.content, self.column.id
+
+    @property
+    def size(self) -> int:
+        """Approximate size in bytes."""
+        return self.fragment.rows * self.column.width
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The cacheable fragments and columns of a version; `rows` counts deleted rows, too."""
+
+    fragments: tuple[_Fragment, ...]
+    columns: Mapping[str, _Column]
+    rows: int
+    by_id: bool
+
+    def pages(self, names: Iterable[str]) -> Iterator[_Page]:
+        """Iterate over all pages of these columns."""
+        return (_Page(fragment, self.columns[name]) for fragment in self.fragments for name in names)
+
+    def size(self, names: Iterable[str]) -> int:
+        """Approximate size of these columns in bytes."""
+        return self.rows * sum(self.columns[name].width for name in names)
 
 
 @dataclass(slots=True)
 class _Table:
-    """What there is of one table.
+    """The cached pages of one branch of a table.
 
-    `views` are what came of it, None where columns are not kept. `paid` is what queries were worth. Of columns in
-    `refused`, so many rows were too large. Until `rests_until` nothing is read, since it could not be.
+    `selections` are the rows built from them, by version and column names; None for columns that cannot be cached.
+    `credit` is how many bytes its queries allow to be read. `too_large` has columns and the number of rows with which
+    they did not fit. Until `retry_at` nothing is read, after an error.
     """
 
-    pages: dict[Key, pa.Array] = field(default_factory=dict)
-    views: weakref.WeakKeyDictionary[lance.LanceDataset, dict[Names, Rows | None]] = field(
+    pages: dict[PageKey, pa.Array] = field(default_factory=dict)
+    selections: weakref.WeakKeyDictionary[lance.LanceDataset, dict[Names, CachedRows | None]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     size: int = 0
-    paid: int = 0
-    refused: dict[Names, int] = field(default_factory=dict)
-    rests_until: float = 0.0
-    loading: bool = False
+    credit: int = 0
+    too_large: dict[Names, int] = field(default_factory=dict)
+    retry_at: float = 0.0
+    is_loading: bool = False
 
     def may_read(self, names: Names, rows: int) -> bool:
-        """Whether it is worth a try to read columns of a version with so many rows."""
-        return not self.loading and rows < self.refused.get(names, rows + 1) and monotonic() >= self.rests_until
+        """Whether columns of a version with so many rows may be read now."""
+        return not self.is_loading and rows < self.too_large.get(names, rows + 1) and monotonic() >= self.retry_at
 
-    def enter(self, dataset: lance.LanceDataset, names: Names, rows: Rows | None) -> None:
-        """Remember a view."""
-        views = self.views.setdefault(dataset, {})
-        if len(views) >= _MOST_VIEWS:
-            views.clear()
-        views[names] = rows
+    def remember(self, dataset: lance.LanceDataset, names: Names, rows: CachedRows | None) -> None:
+        """Remember the rows of a selection of columns."""
+        selections = self.selections.setdefault(dataset, {})
+        if len(selections) >= _MAX_SELECTIONS:
+            selections.clear()
+        selections[names] = rows
 
 
 class _TooLargeError(Exception):
-    """More than there is room for."""
+    """The columns do not fit into the cache."""
 
 
 class _ClosedError(Exception):
-    """The process ends."""
+    """The process shuts down."""
 
 
-class PageCache:
-    """Columns of tables, as many as there is room for; those of the table that was asked for last stay longest.
+class ColumnCache:
+    """Columns of tables, as many as fit; the table that was queried least recently is evicted first.
 
     Safe to use from several threads.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most` is how many bytes are kept, 0 for none."""
-        self._most = most
-        self._tables: OrderedDict[Place, _Table] = OrderedDict()
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is the size of the cache, 0 for none."""
+        self._max_bytes = max_bytes
+        self._tables: OrderedDict[BranchKey, _Table] = OrderedDict()
         self._lock = threading.Lock()
-        self._versions: weakref.WeakKeyDictionary[lance.LanceDataset, Version | None] = weakref.WeakKeyDictionary()
-        self._threads = ThreadPoolExecutor(1, "page-cache")
-        self._closed = False
+        self._versions: weakref.WeakKeyDictionary[lance.LanceDataset, _Version | None] = weakref.WeakKeyDictionary()
+        self._threads = ThreadPoolExecutor(1, "column-cache")
+        self._is_closed = False
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
+        """Cached bytes."""
         with self._lock:
             return sum(table.size for table in self._tables.values())
 
-    def rows(self, place: Place, dataset: lance.LanceDataset, names: Names) -> Rows | None:
-        """Columns of a table's latest version, if they are all here; else they may be soon. Never waits for Lance."""
-        if not self._most:
+    def rows(self, key: BranchKey, dataset: lance.LanceDataset, names: Names) -> CachedRows | None:
+        """Return columns of a table's latest version if all are cached; else start to read them. Never waits for Lance.
+
+        None also for columns that are not worth their size yet, or cannot be cached.
+        """
+        if not self._max_bytes:
             return None
         with self._lock:
-            table = self._used(place)
-            views = table.views.get(dataset)
-            if views is not None and names in views:
-                return views[names]
+            table = self._touch(key)
+            selections = table.selections.get(dataset)
+            if selections is not None and names in selections:
+                return selections[names]
         version = self._version(dataset)
-        if version is None or not version.columns.keys() >= set(names) or version.size(names) > self._most:
+        if version is None or not version.columns.keys() >= set(names) or version.size(names) > self._max_bytes:
             with self._lock:
-                table.enter(dataset, names, None)
+                table.remember(dataset, names, None)
             return None
         with self._lock:
-            table.paid = min(table.paid + _WORTH, self._most)
-            if not table.pages and table.paid < version.size(names):
+            table.credit = min(table.credit + _CREDIT_PER_QUERY, self._max_bytes)
+            if not table.pages and table.credit < version.size(names):
                 return None
             missing = [page for page in version.pages(names) if page.key not in table.pages]
             if not missing:
-                return self._view(table, dataset, version, names)
+                return self._select(table, dataset, version, names)
             cost = sum(page.size for page in missing)
-            if self._closed or table.paid < cost or not table.may_read(names, version.rows):
+            if self._is_closed or table.credit < cost or not table.may_read(names, version.rows):
                 return None
-            table.paid -= cost
-            table.loading = True
-            self._threads.submit(self._fill, place, table, dataset, version, names, missing)
+            table.credit -= cost
+            table.is_loading = True
+            self._threads.submit(self._fill, key, table, dataset, version, names, missing)
         return None
 
-    def has(self, place: Place, dataset: lance.LanceDataset, names: Names) -> bool:
+    def has(self, key: BranchKey, dataset: lance.LanceDataset, names: Names) -> bool:
         """Whether queries for these columns are answered from memory already."""
         with self._lock:
-            table = self._tables.get(place)
-            return table is not None and table.views.get(dataset, {}).get(names) is not None
+            table = self._tables.get(key)
+            return table is not None and table.selections.get(dataset, {}).get(names) is not None
 
-    def load(self, place: Place, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
-        """Read columns now, all that can be kept unless told. Raises UnsupportedOperationError if that cannot be."""
+    def load(self, key: BranchKey, dataset: lance.LanceDataset, names: Sequence[str] | None) -> None:
+        """Read columns now, None for all cacheable ones. Raises UnsupportedOperationError for what cannot be cached."""
         version = self._version(dataset)
-        if version is None or not self._most:
+        if version is None or not self._max_bytes:
             raise UnsupportedOperationError(
                 "Rows of this table are not kept in memory: the server has no room for any (page_cache_bytes), or the "
-                f"table has no rows, over {MOST_FRAGMENTS} fragments (compact it) or files of an older format."
+                f"table has no rows, over {MAX_FRAGMENTS} fragments (compact it) or files of an older format."
             )
-        chosen = tuple(version.columns if names is None else names)
-        if others := sorted(set(chosen) - version.columns.keys()):
-            raise UnsupportedOperationError(f"Columns of these kinds are not kept in memory: {', '.join(others)}.")
+        selected = tuple(version.columns if names is None else names)
+        if unsupported := sorted(set(selected) - version.columns.keys()):
+            raise UnsupportedOperationError(f"Columns of these kinds are not kept in memory: {', '.join(unsupported)}.")
         with self._lock:
-            table = self._used(place)
-            missing = [page for page in version.pages(chosen) if page.key not in table.pages]
+            table = self._touch(key)
+            missing = [page for page in version.pages(selected) if page.key not in table.pages]
         try:
-            self._add(place, table, version, self._read(dataset, missing))
+            self._add(key, table, version, self._read(dataset, missing))
         except _TooLargeError:
             raise UnsupportedOperationError(
-                f"These columns take more than the {self._most:,} bytes that the server keeps (page_cache_bytes)."
+                f"These columns take more than the {self._max_bytes:,} bytes that the server keeps (page_cache_bytes)."
             ) from None
 
-    def forget(self, location: str) -> None:
-        """Let go of a table that is gone."""
+    def evict(self, location: str) -> None:
+        """Drop all columns of a table that was deleted."""
         with self._lock:
-            for place in [place for place in self._tables if place[0] == location]:
-                del self._tables[place]
+            for key in [key for key in self._tables if key[0] == location]:
+                del self._tables[key]
 
     def close(self) -> None:
-        """Read nothing more; what is being read is given up."""
+        """Start no more reads, and cancel the running one."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _used(self, place: Place) -> _Table:
-        """The entry of a table, from now on the one used last."""
-        table = self._tables.get(place)
+    def _touch(self, key: BranchKey) -> _Table:
+        """Return the entry of a table, creating it if needed, as the one used last."""
+        table = self._tables.get(key)
         if table is None:
-            table = self._tables[place] = _Table()
-            if len(self._tables) > _MOST_TABLES:
+            table = self._tables[key] = _Table()
+            if len(self._tables) > _MAX_TABLES:
                 self._tables.popitem(last=False)
         else:
-            self._tables.move_to_end(place)
+            self._tables.move_to_end(key)
         return table
 
-    def _view(self, table: _Table, dataset: lance.LanceDataset, version: Version, names: Names) -> Rows:
+    def _select(self, table: _Table, dataset: lance.LanceDataset, version: _Version, names: Names) -> CachedRows:
         columns = [version.columns[name] for name in names]
         schema = pa.schema([column.field for column in columns])
         fragments = {
             fragment.number: pa.RecordBatch.from_arrays(
-                [table.pages[Page(fragment, column).key] for column in columns], schema=schema
+                [table.pages[_Page(fragment, column).key] for column in columns], schema=schema
             )
             for fragment in version.fragments
         }
-        rows = Rows(schema, fragments, version.by_id)
-        table.enter(dataset, names, rows)
+        rows = CachedRows(schema, fragments, version.by_id)
+        table.remember(dataset, names, rows)
         return rows
 
-    def _version(self, dataset: lance.LanceDataset) -> Version | None:
-        """What can be kept of a version, None if nothing; looked up once per handle, since handles stay as they are."""
+    def _version(self, dataset: lance.LanceDataset) -> _Version | None:
+        """Return what can be cached of a version, None for nothing; inspected once per dataset, which is immutable."""
         if dataset not in self._versions:
-            self._versions[dataset] = version_of(dataset, self._most)
+            self._versions[dataset] = _inspect(dataset, self._max_bytes)
         return self._versions[dataset]
 
     def _fill(
         self,
-        place: Place,
+        key: BranchKey,
         table: _Table,
         dataset: lance.LanceDataset,
-        version: Version,
+        version: _Version,
         names: Names,
-        missing: list[Page],
+        missing: list[_Page],
     ) -> None:
-        """For the thread: read what queries have paid for."""
+        """Read missing pages, in the cache's thread."""
         try:
-            self._add(place, table, version, self._read(dataset, missing))
+            self._add(key, table, version, self._read(dataset, missing))
         except _ClosedError:
             return
         except _TooLargeError:
-            table.refused[names] = version.rows
+            table.too_large[names] = version.rows
         except LanceNamespaceError as error:
-            table.rests_until = monotonic() + _REST_SECONDS
-            _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", place[0], error)
-        except Exception:  # noqa: BLE001  # nobody waits for this thread: it is said here, or never
-            table.rests_until = monotonic() + _REST_SECONDS
-            _log.exception("Rows of %s are not kept in memory, since they could not be read.", place[0])
+            table.retry_at = monotonic() + _RETRY_SECONDS
+            _log.warning("Rows of %s are not kept in memory, since they could not be read: %s", key[0], error)
+        except Exception:  # noqa: BLE001  # nobody waits for this thread: the log is the only place to report it
+            table.retry_at = monotonic() + _RETRY_SECONDS
+            _log.exception("Rows of %s are not kept in memory, since they could not be read.", key[0])
         finally:
-            table.loading = False
+            table.is_loading = False
 
-    def _read(self, dataset: lance.LanceDataset, missing: Iterable[Page]) -> dict[Key, pa.Array]:
-        """Read what is missing, fragment by fragment. Raises _TooLargeError, _ClosedError, Lance's errors as ours."""
-        fragments: dict[Fragment, list[Page]] = {}
+    def _read(self, dataset: lance.LanceDataset, missing: Iterable[_Page]) -> dict[PageKey, pa.Array]:
+        """Read pages, fragment by fragment. Raises _TooLargeError, _ClosedError, Lance's errors as the namespace's."""
+        pages_by_fragment: dict[_Fragment, list[_Page]] = {}
         for page in missing:
-            fragments.setdefault(page.fragment, []).append(page)
-        found: dict[Key, pa.Array] = {}
-        left = self._most
-        for fragment, pages in fragments.items():
+            pages_by_fragment.setdefault(page.fragment, []).append(page)
+        arrays_by_key: dict[PageKey, pa.Array] = {}
+        remaining = self._max_bytes
+        for fragment, pages in pages_by_fragment.items():
             with lance_errors(dataset):
-                arrays = self._columns(dataset, fragment, [page.column.field.name for page in pages], left)
-            left -= sum(array.nbytes for array in arrays)
-            found |= {page.key: array for page, array in zip(pages, arrays, strict=True)}
-        return found
+                arrays = self._read_columns(dataset, fragment, [page.column.field.name for page in pages], remaining)
+            remaining -= sum(array.nbytes for array in arrays)
+            arrays_by_key |= {page.key: array for page, array in zip(pages, arrays, strict=True)}
+        return arrays_by_key
 
-    def _columns(self, dataset: lance.LanceDataset, fragment: Fragment, names: list[str], most: int) -> list[pa.Array]:
-        """Columns of one fragment as its files have them."""
+    def _read_columns(
+        self, dataset: lance.LanceDataset, fragment: _Fragment, names: list[str], max_bytes: int
+    ) -> list[pa.Array]:
+        """Read columns of one fragment as its files have them."""
         source = dataset.get_fragment(fragment.number)
         assert source is not None
-        deleted = {"include_deleted_rows": True, "with_row_id": True} if fragment.deleted else {}
-        reader = source.scanner(columns=names, **deleted).to_reader()  # type: ignore[arg-type]  # see above
+        with_deleted = {"include_deleted_rows": True, "with_row_id": True} if fragment.has_deletions else {}
+        reader = source.scanner(columns=names, **with_deleted).to_reader()  # type: ignore[arg-type]  # see above
         batches: list[pa.RecordBatch] = []
         for batch in reader:
-            if self._closed:
+            if self._is_closed:
                 raise _ClosedError
-            if (most := most - batch.nbytes) < 0:
+            if (max_bytes := max_bytes - batch.nbytes) < 0:
                 raise _TooLargeError
             batches.append(batch)
-        whole = pa.Table.from_batches(batches, reader.schema)
-        if whole.num_rows != fragment.rows:
-            raise LanceNamespaceError(f"Fragment {fragment.number} has {whole.num_rows} rows of {fragment.rows}.")
-        arrays = [whole.column(name).combine_chunks() for name in names]
+        table = pa.Table.from_batches(batches, reader.schema)
+        if table.num_rows != fragment.rows:
+            raise LanceNamespaceError(f"Fragment {fragment.number} has {table.num_rows} rows of {fragment.rows}.")
+        arrays = [table.column(name).combine_chunks() for name in names]
         if any(isinstance(array, pa.ChunkedArray) for array in arrays):
-            raise _TooLargeError  # more than the offsets of one array can say
+            raise _TooLargeError  # the offsets of one array do not reach so far
         return arrays
 
-    def _add(self, place: Place, table: _Table, version: Version, pages: dict[Key, pa.Array]) -> None:
-        """Keep pages, without those of older versions, and make room for them. Raises _TooLargeError."""
+    def _add(self, key: BranchKey, table: _Table, version: _Version, new_pages: dict[PageKey, pa.Array]) -> None:
+        """Add pages, drop those of older versions, and evict other tables to make room. Raises _TooLargeError."""
         contents = {fragment.content for fragment in version.fragments}
         with self._lock:
-            if self._tables.get(place) is not table:
-                return  # forgotten meanwhile
-            kept = {key: page for key, page in table.pages.items() if key[0] in contents} | pages
-            size = sum(page.nbytes for page in kept.values())
-            if size > self._most:
-                kept, size = pages, sum(page.nbytes for page in pages.values())
-            if size > self._most:
+            if self._tables.get(key) is not table:
+                return  # evicted meanwhile
+            pages = {page_key: page for page_key, page in table.pages.items() if page_key[0] in contents} | new_pages
+            size = sum(page.nbytes for page in pages.values())
+            if size > self._max_bytes:
+                pages, size = new_pages, sum(page.nbytes for page in new_pages.values())
+            if size > self._max_bytes:
                 raise _TooLargeError
-            table.pages, table.size = kept, size
-            table.views.clear()
-            total = sum(one.size for one in self._tables.values())
+            table.pages, table.size = pages, size
+            table.selections.clear()
+            total = sum(entry.size for entry in self._tables.values())
             for other in list(self._tables):
-                if total <= self._most:
+                if total <= self._max_bytes:
                     break
-                if other != place:
+                if other != key:
                     total -= self._tables.pop(other).size
+
+
+def _inspect(dataset: lance.LanceDataset, max_bytes: int) -> _Version | None:
+    """Return what `max_bytes` can cache of a version; None for nothing."""
+    if not 0 < dataset.count_rows() <= max_bytes:
+        return None  # each row takes a byte at least; the fragments of a huge table take long to list
+    dataset_fragments = dataset.get_fragments()
+    if not 0 < len(dataset_fragments) <= MAX_FRAGMENTS:
+        return None
+    metadata = [fragment.metadata for fragment in dataset_fragments]
+    if not all(fragment.physical_rows for fragment in metadata):
+        return None  # manifests of an older format lack the number
+    ids = {field.name(): field.id() for field in dataset.lance_schema.fields()}
+    columns = {
+        column.name: _Column(column, ids[column.name], width)
+        for column in dataset.schema
+        if column.name in ids
+        and not any(sign in column.name for sign in ".`")
+        and (width := _value_width(column)) is not None
+    }
+    fragments = tuple(_describe_fragment(fragment) for fragment in metadata)
+    by_id = all(fragment.row_id_meta is None for fragment in metadata)
+    return _Version(fragments, columns, sum(fragment.rows for fragment in fragments), by_id)
+
+
+def _describe_fragment(fragment: FragmentMetadata) -> _Fragment:
+    content: dict[str, Any] = fragment.to_json()
+    deletion_file = content.pop("deletion_file")
+    return _Fragment(
+        fragment.id, fragment.physical_rows, deletion_file is not None, json.dumps(content, sort_keys=True)
+    )
+
+
+def _value_width(column: pa.Field) -> int | None:
+    """Estimate the bytes of a value; None for types that Lance does not read as its files have them, as blobs."""
+    if column.metadata and any(key.startswith((b"ARROW:extension", b"lance-encoding:blob")) for key in column.metadata):
+        return None
+    data_type = column.type
+    if isinstance(data_type, pa.BaseExtensionType):
+        return None
+    if pa.types.is_fixed_size_list(data_type):
+        width = _value_width(data_type.value_field)
+        return None if width is None else width * data_type.list_size
+    if any(is_list(data_type) for is_list in _LIST_TYPES):
+        return None if _value_width(data_type.value_field) is None else _GUESSED_WIDTH
+    if pa.types.is_struct(data_type):
+        widths = [_value_width(child) for child in data_type]
+        return None if None in widths else sum(width for width in widths if width is not None)
+    if any(is_binary(data_type) for is_binary in _BINARY_TYPES):
+        return _GUESSED_WIDTH
+    if pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type) or pa.types.is_fixed_size_binary(data_type):
+        return max(1, int(data_type.bit_width) // 8)
+    return None

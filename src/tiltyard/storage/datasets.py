@@ -1,4 +1,4 @@
-"""Open Lance datasets: one shared session, one cached handle per table and branch."""
+"""Open Lance datasets with one session, and share one dataset per table and branch between requests."""
 
 from __future__ import annotations
 
@@ -22,132 +22,137 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import MAIN_BRANCH, check_name
-from tiltyard.storage.column_cache import PageCache, place_of
-from tiltyard.storage.commit_route import Road
+from tiltyard.storage.column_cache import ColumnCache, branch_key
+from tiltyard.storage.commit_route import CommitRoute
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.locations import canonical, is_local, is_within
+from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
-from tiltyard.storage.version_cache import Facts
+from tiltyard.storage.version_cache import VersionCache
 
-_MOST_HANDLES = 1024
-_MOST_STEPS = 64
-"""A handle that so many commits came after is opened anew."""
-_SURELY_PAST_NS = 1_000_000_000
-"""Two changes of a folder that lie so far apart leave different times; the clock of files is coarse."""
+_MAX_SHARED = 1024
+"""Datasets kept open."""
+_MAX_STEPS = 64
+"""A dataset that is this many versions behind is opened anew."""
+_SETTLED_NS = 1_000_000_000
+"""Two changes of a folder this far apart have different modification times; the clock of files is coarse."""
 
 
-def nothing_shared(location: str, base: str) -> bool:
-    """Every table has its files in its own folder."""
+def no_shared_bases(location: str, base: str) -> bool:
+    """Allow no base outside a table's folder: every table has its files in its own folder."""
     return False
 
 
-def any_size(location: str, branch: str | None, version: int | None = None) -> None:
-    """Every manifest may be read."""
+def no_size_limit(location: str, branch: str | None, version: int | None = None) -> None:
+    """Allow manifests of every size."""
 
 
-def any_references(location: str) -> None:
-    """All tags and branches may be read."""
+def no_references_limit(location: str) -> None:
+    """Allow tags and branches of every size."""
 
 
 class Datasets:
-    """Hands out datasets by location.
+    """Open datasets by location.
 
-    `latest` handles are shared between threads and never mutated: they are replaced when the table's version moves,
-    which is asked for each time, so that a commit made anywhere is seen by the next request.
+    Datasets from `open_for_reading` are shared between threads and never mutated: they are replaced when the table's
+    version moves, which is looked up each time, so that a commit made anywhere is seen by the next request.
     """
 
     def __init__(
         self,
         index_cache_bytes: int,
         metadata_cache_bytes: int,
-        page_cache_bytes: int = 0,
-        shares: Callable[[str, str], bool] = nothing_shared,
+        column_cache_bytes: int = 0,
+        has_shared_base: Callable[[str, str], bool] = no_shared_bases,
     ) -> None:
-        """`shares(location, base)` says whether a table's files may lie at a base outside its folder."""
-        self.shares = shares
-        self.check_size: Callable[[str, str | None, int | None], None] = any_size
+        """`has_shared_base(location, base)` says whether a table's files may lie at a base outside its folder."""
+        self.has_shared_base = has_shared_base
+        self.check_size: Callable[[str, str | None, int | None], None] = no_size_limit
         """Raises InvalidInputError for a version, None being the latest, whose manifest is too large to be read."""
-        self.check_references: Callable[[str], None] = any_references
+        self.check_references: Callable[[str], None] = no_references_limit
         """Raises InvalidInputError for a table whose tags and branches are too large to be read."""
-        self.facts = Facts()
+        self.version_cache = VersionCache()
         self.session = lance.Session(
             index_cache_size_bytes=index_cache_bytes, metadata_cache_size_bytes=metadata_cache_bytes
         )
-        self.pages = PageCache(page_cache_bytes)
-        self._handles: OrderedDict[tuple[str, str], lance.LanceDataset] = OrderedDict()
+        self.column_cache = ColumnCache(column_cache_bytes)
+        self._shared: OrderedDict[tuple[str, str], _SharedDataset] = OrderedDict()
         self._lock = threading.Lock()
 
-    def writer(
-        self, location: str, options: Mapping[str, str], branch: str | None = None, road: Road | None = None
+    def open_for_writing(
+        self,
+        location: str,
+        options: Mapping[str, str],
+        branch: str | None = None,
+        commit_route: CommitRoute | None = None,
     ) -> lance.LanceDataset:
-        """A handle of the latest version that the caller alone owns, and may write through; its commits take `road`.
+        """Open the latest version as a dataset of the caller's own, to write through; its commits take `commit_route`.
 
         Raises InvalidTableStateError if there is no table there, TableBranchNotFoundError.
         """
         check_name(branch or MAIN_BRANCH, "branch")
-        if road is None:  # else the catalog is asked which version is the latest, and looks at it
+        if commit_route is None:  # else the catalog says which version is the latest, and checks it
             self._check_latest(location, branch)
         with lance_errors(location):
-            if road is None:
+            if commit_route is None:
                 dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
             else:
-                dataset = self._open_by_road(road)
+                dataset = self._open_by_route(commit_route)
             if branch and branch != MAIN_BRANCH:
                 dataset = dataset.checkout_version((branch, None))
-        return self.checked(location, dataset)
+        return self.check_bases(location, dataset)
 
-    def _open_by_road(self, road: Road) -> lance.LanceDataset:
-        """As `lance.dataset` opens a table of a namespace, which imports a client of generated models for it."""
-        table_id = list(road.table_id)
-        table = road.client.describe_table({"id": table_id})
+    def _open_by_route(self, commit_route: CommitRoute) -> lance.LanceDataset:
+        """Open a table of a namespace as `lance.dataset` does, which would import a client of generated models."""
+        table_id = list(commit_route.table_id)
+        table = commit_route.client.describe_table({"id": table_id})
         return lance.LanceDataset(
             table["location"],
             storage_options=table["storage_options"],
             session=self.session,
-            namespace_client=road.client,
+            namespace_client=commit_route.client,
             table_id=table_id,
             namespace_client_managed_versioning=table["managed_versioning"],
         )
 
     def _check_latest(self, location: str, branch: str | None) -> None:
-        """Look at the size of what is opened next, unless it is open already: that costs less on a disk."""
-        for line in {MAIN_BRANCH, branch or MAIN_BRANCH}:
-            if not is_local(location) or self.current(location, line) is None:
-                self.check_size(location, line, None)
+        """Check the size of the manifests opened next, unless they are open already, which is cheaper on a disk."""
+        for branch_name in {MAIN_BRANCH, branch or MAIN_BRANCH}:
+            if not is_local(location) or self.cached_latest(location, branch_name) is None:
+                self.check_size(location, branch_name, None)
 
-    def checked(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
-        """A handle, if all files of its version lie in its table's folder, or where the catalog knows of.
+    def check_bases(self, location: str, dataset: lance.LanceDataset) -> lance.LanceDataset:
+        """Return a dataset if all files of its version lie in its table's folder, or at bases in the catalog.
 
-        Whoever may write a table's files could name others in a manifest, for the server to read with its own rights.
-        Raises PermissionDeniedError.
+        Clients that can write a table's files could name other files in a manifest, for the server to read with its
+        own rights. Raises PermissionDeniedError.
         """
-        if not self._keeps_within(location, dataset):
+        if not self._has_allowed_bases(location, dataset):
             raise PermissionDeniedError(
                 "This version has files outside the folder of its table, where the catalog knows of none: it is "
                 "not read. Whoever administers the server can register the table anew."
             )
         return dataset
 
-    def _keeps_within(self, location: str, dataset: lance.LanceDataset) -> bool:
-        return all(self.may_use(location, base.path) for base in dataset.base_paths().values())
+    def _has_allowed_bases(self, location: str, dataset: lance.LanceDataset) -> bool:
+        return all(self.allows_base(location, base.path) for base in dataset.base_paths().values())
 
-    def may_use(self, location: str, base: str) -> bool:
+    def allows_base(self, location: str, base: str) -> bool:
         """Whether files of a table may lie at a base: in its own folder, or where the catalog says so."""
         try:
-            place = canonical(base)
+            base_location = canonical_location(base)
         except InvalidInputError:
             return False
-        return is_within(place, location) or self.shares(location, place)
+        return is_within(base_location, location) or self.has_shared_base(location, base_location)
 
-    def bases(self, location: str, options: Mapping[str, str]) -> list[str]:
-        """Where files of a table's latest version lie outside its folder. Raises what `writer` raises."""
+    def list_foreign_bases(self, location: str, options: Mapping[str, str]) -> list[str]:
+        """List the bases of a table's latest version outside its folder. Raises what `open_for_writing` raises."""
         self._check_latest(location, None)
         with lance_errors(location):
             dataset = lance.dataset(location, storage_options=dict(options), session=self.session)
-            places = [canonical(base.path) for base in dataset.base_paths().values()]
-        return [place for place in places if not is_within(place, location)]
+            bases = [canonical_location(base.path) for base in dataset.base_paths().values()]
+        return [base for base in bases if not is_within(base, location)]
 
-    def reader(
+    def open_for_reading(
         self,
         location: str,
         options: Mapping[str, str],
@@ -155,211 +160,219 @@ class Datasets:
         version: int | None = None,
         tag: str | None = None,
     ) -> lance.LanceDataset:
-        """A shared handle: read only, never mutate it.
+        """Return a shared dataset, the latest version by default: read only, never mutate it.
 
-        Raises what `writer` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for what is no
-        name of a branch or tag.
+        Raises what `open_for_writing` raises, TableVersionNotFoundError, TableTagNotFoundError, InvalidInputError for
+        an invalid name of a branch or tag.
         """
-        latest = self._latest(location, options, check_name(branch or MAIN_BRANCH, "branch"))
+        latest = self._open_latest(location, options, check_name(branch or MAIN_BRANCH, "branch"))
         if tag is not None:
             self.check_references(location)
-            return self.checked(location, self._tagged(latest, check_name(tag, "tag")))
+            return self.check_bases(location, _checkout_tag(latest, check_name(tag, "tag")))
         if version is None or version == latest.version:
             return latest
-        line = None if not branch or branch == MAIN_BRANCH else branch
-        self.check_size(location, line, version)
+        lance_branch = None if not branch or branch == MAIN_BRANCH else branch
+        self.check_size(location, lance_branch, version)
         try:
             with lance_errors(latest):
-                return self.checked(location, latest.checkout_version((line, version)))
+                return self.check_bases(location, latest.checkout_version((lance_branch, version)))
         except (TableVersionNotFoundError, InvalidTableStateError, InvalidInputError) as error:
             raise TableVersionNotFoundError(f"No version {version}: the latest is {latest.version}.") from error
 
-    def _latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
-        handle = self.current(location, branch)
-        if handle is None:
-            handle = self._moved_on(location, branch) or self.writer(location, options, branch)
-            self.keep(location, branch, handle)
-        return handle
+    def _open_latest(self, location: str, options: Mapping[str, str], branch: str) -> lance.LanceDataset:
+        dataset = self.cached_latest(location, branch)
+        if dataset is None:
+            dataset = self._advance(location, branch) or self.open_for_writing(location, options, branch)
+            self.cache(location, branch, dataset)
+        return dataset
 
-    def _moved_on(self, location: str, branch: str) -> lance.LanceDataset | None:
-        """What a handle becomes that a few commits came after: to open a table anew, Lance lists all its versions.
+    def _advance(self, location: str, branch: str) -> lance.LanceDataset | None:
+        """Check out the latest version from a shared dataset that is a few commits behind.
 
-        None for a table that is not on a local disk, or not open; with tags or branches there may be gaps.
+        To open a table anew, Lance lists all its versions. None for a table that is not on a local disk, or not open,
+        or has tags or branches: with those there may be gaps between versions.
         """
-        handle = self._handles.get((location, branch))
-        if handle is None or not is_local(location):
+        shared = self._shared.get((location, branch))
+        if shared is None or shared.files is None:
             return None
-        places, first = _places_of(handle, location, branch), handle.version
-        if os.access(places.references, os.F_OK):
+        files, first = shared.files, shared.dataset.version
+        if os.access(files.references, os.F_OK):
             return None
-        steps = range(first, first + _MOST_STEPS)
-        version = next((at for at in steps if not os.access(_manifest(places.versions, at + 1), os.F_OK)), first)
+        steps = range(first, first + _MAX_STEPS)
+        version = next((at for at in steps if not os.access(_manifest(files.versions, at + 1), os.F_OK)), first)
         if version == first:
             return None
-        line = None if branch == MAIN_BRANCH else branch
-        self.check_size(location, line, version)
+        lance_branch = None if branch == MAIN_BRANCH else branch
+        self.check_size(location, lance_branch, version)
         try:
             with lance_errors():
-                return self.checked(location, handle.checkout_version((line, version)))
+                return self.check_bases(location, shared.dataset.checkout_version((lance_branch, version)))
         except (TableVersionNotFoundError, InvalidTableStateError):
             return None
 
-    def keep(self, location: str, branch: str | None, handle: lance.LanceDataset) -> None:
-        """Share a handle that a commit gave, so that the next request need not open the table again.
+    def cache(self, location: str, branch: str | None, dataset: lance.LanceDataset) -> None:
+        """Share the dataset of a commit, so that the next request need not open the table again.
 
-        A commit may have come on top of one that nobody has looked at, so one that `checked` would refuse is not kept.
+        The commit may have rebased on a version that nobody has checked, so a dataset that `check_bases` would refuse
+        is not shared.
         """
-        if not self._keeps_within(location, handle):
+        if not self._has_allowed_bases(location, dataset):
             return
-        key = place_of(location, branch)
-        _know(handle, *key)
+        key = branch_key(location, branch)
+        shared = _SharedDataset(dataset, *key)
         with self._lock:
-            self._handles[key] = handle
-            self._handles.move_to_end(key)
-            if len(self._handles) > _MOST_HANDLES:
-                self._handles.popitem(last=False)
+            self._shared[key] = shared
+            self._shared.move_to_end(key)
+            if len(self._shared) > _MAX_SHARED:
+                self._shared.popitem(last=False)
 
-    def _tagged(self, dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
-        try:
-            with lance_errors(dataset):
-                return dataset.checkout_version(tag)
-        except InvalidInputError as error:  # no tag can have such a name
-            raise TableTagNotFoundError(f"No tag '{tag}' on this table.") from error
-
-    def holds(self, location: str) -> bool:
+    def is_open(self, location: str) -> bool:
         """Whether main's latest version, as far as this process knows, is open."""
-        return (location, MAIN_BRANCH) in self._handles
+        return (location, MAIN_BRANCH) in self._shared
 
-    def current(self, location: str, branch: str = MAIN_BRANCH) -> lance.LanceDataset | None:
-        """A shared handle of a branch's latest version, None where that is not open: see `reader`."""
+    def cached_latest(self, location: str, branch: str = MAIN_BRANCH) -> lance.LanceDataset | None:
+        """Return the shared dataset of a branch's latest version, None where that is not open."""
         key = (location, branch)
         with self._lock:
-            handle = self._handles.get(key)
-            if handle is not None:
-                self._handles.move_to_end(key)
-        return handle if handle is not None and _is_latest(handle, location, branch) else None
+            shared = self._shared.get(key)
+            if shared is not None:
+                self._shared.move_to_end(key)
+        return shared.dataset if shared is not None and shared.is_latest() else None
 
-    def forget(self, location: str) -> None:
-        """Drop the cached handles and pages of a table that is gone."""
-        self.pages.forget(location)
+    def evict(self, location: str) -> None:
+        """Drop the shared datasets and cached columns of a table that was deleted."""
+        self.column_cache.evict(location)
         with self._lock:
-            for key in [key for key in self._handles if key[0] == location]:
-                del self._handles[key]
+            for key in [key for key in self._shared if key[0] == location]:
+                del self._shared[key]
 
 
-_rows: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKeyDictionary()
+def _checkout_tag(dataset: lance.LanceDataset, tag: str) -> lance.LanceDataset:
+    try:
+        with lance_errors(dataset):
+            return dataset.checkout_version(tag)
+    except InvalidInputError as error:  # no tag can have such a name
+        raise TableTagNotFoundError(f"No tag '{tag}' on this table.") from error
 
 
-def rows_of(handle: lance.LanceDataset) -> int:
-    """How many rows a handle's version has: asked of Lance once, which takes ten times as long as to remember it."""
-    rows = _rows.get(handle)
-    if rows is None:
-        rows = _rows[handle] = handle.count_rows()
-    return rows
+_row_counts: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKeyDictionary()
 
 
-class _Places(NamedTuple):
-    """Where to look whether a handle is the latest version, on a local disk; `file` is which file `this` was."""
+def cached_row_count(dataset: lance.LanceDataset) -> int:
+    """Return how many rows a dataset's version has; Lance is asked once, which takes ten times as long as a lookup."""
+    count = _row_counts.get(dataset)
+    if count is None:
+        count = _row_counts[dataset] = dataset.count_rows()
+    return count
 
-    this: str
-    following: str
+
+class _LatestFiles(NamedTuple):
+    """Paths that tell whether a version on a local disk is the latest; `identity` is that of its manifest's file."""
+
+    manifest: str
+    next_manifest: str
     versions: str
     references: str
-    file: tuple[int, int] | None
+    identity: tuple[int, int] | None
 
 
-_places: weakref.WeakKeyDictionary[lance.LanceDataset, _Places] = weakref.WeakKeyDictionary()
-_confirmed: weakref.WeakKeyDictionary[lance.LanceDataset, int] = weakref.WeakKeyDictionary()
-"""When the folder of versions last changed, for handles found the latest since then."""
-_branches: weakref.WeakKeyDictionary[lance.LanceDataset, Any] = weakref.WeakKeyDictionary()
-"""Which branch a handle on an object store is of: another one may have its name by now, and as many versions."""
+_UNKNOWN = object()
 
 
-def _know(handle: lance.LanceDataset, location: str, branch: str) -> None:
-    """Note what a handle is of, for as long as it is shared; one that nothing is noted of is opened anew."""
-    if is_local(location):
-        _places_of(handle, location, branch)
-    elif branch != MAIN_BRANCH:
-        with suppress(LanceNamespaceError):  # it may come from a commit, which has been made
-            _branches[handle] = _contents(handle, branch)
+class _SharedDataset:
+    """The dataset of a branch's latest version, and what tells whether a commit came after it."""
+
+    __slots__ = ("_branch", "_branch_contents", "_confirmed_at", "dataset", "files")
+
+    def __init__(self, dataset: lance.LanceDataset, location: str, branch: str) -> None:
+        self.dataset = dataset
+        self.files = _latest_files(dataset, location, branch) if is_local(location) else None
+        """None on an object store."""
+        self._branch = branch
+        self._branch_contents: Any = _UNKNOWN
+        """Which branch this is, on an object store: by now another may have its name, and as many versions."""
+        self._confirmed_at: int | None = None
+        """Modification time of the folder of versions when Lance last listed it and this was the latest."""
+        if self.files is None and branch != MAIN_BRANCH:
+            with suppress(LanceNamespaceError):  # the dataset may come from a commit, which has been made
+                self._branch_contents = _branch_contents(dataset, branch)
+
+    def is_latest(self) -> bool:
+        """Whether no commit came after; False for a table that cannot be looked at: opening it anew tells why.
+
+        On local disks it is mostly enough to look for the next version's file: to list a folder of many versions takes
+        longer than most queries.
+        """
+        files = self.files
+        if files is None:
+            return _lance_says_latest(self.dataset) and (self._branch == MAIN_BRANCH or self._is_same_branch())
+        if (identity := _file_identity(files.manifest)) != files.identity:
+            return False
+        if identity is None:  # as where manifests are named by the older scheme
+            return _lance_says_latest(self.dataset)
+        if os.access(files.next_manifest, os.F_OK):  # raises nothing for a missing file: a third of a stat's time
+            return False
+        return not os.access(files.references, os.F_OK) or self._is_last_in_folder(files.versions)
+
+    def _is_last_in_folder(self, versions: str) -> bool:
+        """Whether a version is the latest where tags or branches keep some: those right behind may be cleaned up.
+
+        The folder is listed once for each change of it. A change within the last second is not relied on: another one
+        may leave the same modification time.
+        """
+        try:
+            changed = os.stat(versions).st_mtime_ns  # noqa: PTH116  # a third of the time of a Path's
+        except FileNotFoundError:
+            return False
+        if self._confirmed_at == changed:
+            return True
+        is_latest = _lance_says_latest(self.dataset)
+        if is_latest and time.time_ns() - changed > _SETTLED_NS:
+            self._confirmed_at = changed
+        return is_latest
+
+    def _is_same_branch(self) -> bool:
+        """Whether the branch of this name is still the one that the dataset was opened from."""
+        if self._branch_contents is _UNKNOWN:
+            return False
+        try:
+            return bool(_branch_contents(self.dataset, self._branch) == self._branch_contents)
+        except LanceNamespaceError:
+            return False
 
 
-def _contents(handle: lance.LanceDataset, branch: str) -> Any:
-    """What Lance notes of a branch when it is made; None for one that is no more."""
-    with lance_errors(handle):
-        return handle.branches.list().get(branch)
+def _branch_contents(dataset: lance.LanceDataset, branch: str) -> Any:
+    """Return what Lance stores of a branch when it is created; None for a branch that is gone."""
+    with lance_errors(dataset):
+        return dataset.branches.list().get(branch)
 
 
-def _places_of(handle: lance.LanceDataset, location: str, branch: str) -> _Places:
-    """Made once for a handle."""
-    places = _places.get(handle)
-    if places is None:
-        folder = f"{location}/{versions_folder(branch)}"
-        this, following = (_manifest(folder, handle.version + more) for more in (0, 1))
-        places = _places[handle] = _Places(this, following, folder, f"{location}/_refs", _file(this))
-    return places
+def _latest_files(dataset: lance.LanceDataset, location: str, branch: str) -> _LatestFiles:
+    folder = f"{location}/{versions_folder(branch)}"
+    manifest, next_manifest = (_manifest(folder, dataset.version + more) for more in (0, 1))
+    return _LatestFiles(manifest, next_manifest, folder, f"{location}/_refs", _file_identity(manifest))
 
 
-def _file(path: str) -> tuple[int, int] | None:
-    """Which file has a path: another one with the same name, as of a branch made anew or a copy, is not the same."""
+def _file_identity(path: str) -> tuple[int, int] | None:
+    """Return inode and modification time: another file of the same name, as of a recreated branch or a copy, differs.
+
+    None for a missing file.
+    """
     try:
-        found = os.stat(path)  # noqa: PTH116  # a third of the time of a Path's
+        status = os.stat(path)  # noqa: PTH116  # a third of the time of a Path's
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _manifest(folder: str, version: int) -> str:
     return f"{folder}/{manifest_name(version, NamingScheme.V2)}"
 
 
-def _is_latest(handle: lance.LanceDataset, location: str, branch: str) -> bool:
-    """Whether no commit came after a handle; a table that cannot be asked is opened anew, which tells why.
-
-    On local disks it is mostly enough to look for the next version's file: to list a folder of many versions takes
-    longer than most queries.
-    """
-    if not is_local(location):
-        return _says_latest(handle) and (branch == MAIN_BRANCH or _is_branch(handle, branch))
-    places = _places_of(handle, location, branch)
-    if (file := _file(places.this)) != places.file:
-        return False
-    if file is None:  # as where manifests have other names
-        return _says_latest(handle)
-    if os.access(places.following, os.F_OK):  # which raises nothing for what is not there: a third of a stat's time
-        return False
-    return not os.access(places.references, os.F_OK) or _none_beyond(handle, places.versions)
-
-
-def _none_beyond(handle: lance.LanceDataset, versions: str) -> bool:
-    """Whether a version that a tag or a branch may keep is the latest: those right behind it may have been cleaned up.
-
-    What is there is listed once for each change of the folder. One of the last moment is not relied on: another may
-    leave the same time.
-    """
-    try:
-        changed = os.stat(versions).st_mtime_ns  # noqa: PTH116  # a third of the time of a Path's
-    except FileNotFoundError:
-        return False
-    if _confirmed.get(handle) == changed:
-        return True
-    latest = _says_latest(handle)
-    if latest and time.time_ns() - changed > _SURELY_PAST_NS:
-        _confirmed[handle] = changed
-    return latest
-
-
-def _is_branch(handle: lance.LanceDataset, branch: str) -> bool:
-    """Whether the branch of this name is the one that a handle is of."""
-    try:
-        return handle in _branches and _contents(handle, branch) == _branches[handle]
-    except LanceNamespaceError:
-        return False
-
-
-def _says_latest(handle: lance.LanceDataset) -> bool:
+def _lance_says_latest(dataset: lance.LanceDataset) -> bool:
+    """Whether Lance, which lists the versions, finds none after a dataset's; False if the storage does not answer."""
     try:
         with lance_errors():
-            return bool(handle.latest_version == handle.version)
+            return bool(dataset.latest_version == dataset.version)
     except LanceNamespaceError:
         return False

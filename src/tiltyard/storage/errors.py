@@ -1,12 +1,12 @@
-"""What Lance, pyarrow and the object store raise, as errors of the namespace specification.
+"""Translate errors of Lance, pyarrow and the object store to those of the namespace specification.
 
     with lance_errors(dataset):
         dataset.delete(predicate)
 
-Lance tells a user's mistake from a fault by its text alone: the exception's class depends on the call (a bad predicate
-is a ValueError in a scan and an OSError in a delete). The texts here were seen from pylance 14 and are provoked for
-real in the tests, so an upgrade that changes one is noticed. Nothing of the inside (paths of files, places in Rust
-source, dumps of schemas) is left in a message.
+In Lance only the text tells a user's mistake from a fault: the exception's class depends on the call (a bad predicate
+is a ValueError in a scan and an OSError in a delete). The texts are those of pylance 14; the tests provoke them for
+real, so an upgrade that changes one is noticed. Internals (paths of files, lines of Rust source, dumps of schemas) are
+removed from messages.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ _PREFIX = re.compile(
 )
 _STATEMENT = re.compile(r"SELECT 1 FROM t WHERE ")
 _PATH = re.compile(r"(?:\w+://|/)?(?:[\w.%~=-]+/){2,}[\w.%~=-]+")
-_LONGEST_MESSAGE = 500
-_EACH_END = 2000
-"""Characters of a text that are looked at in front and behind: some patterns take the square of its length, and Lance
-repeats what a client has sent, however long that is."""
+_MAX_MESSAGE_LENGTH = 500
+_MAX_END_LENGTH = 2000
+"""Characters searched at both ends of a text: some patterns take quadratic time, and Lance quotes what a client has
+sent, however long that is."""
 
 
-def no_column(name: str, columns: Iterable[str]) -> TableColumnNotFoundError:
-    """The error of a column that is not there; it names those that are."""
-    there = list(columns)
-    listed = f" This table has: {', '.join(there)}." if there else ""
-    return TableColumnNotFoundError(f"No column '{name}'.{listed}")
+def column_not_found(name: str, columns: Iterable[str]) -> TableColumnNotFoundError:
+    """Build the error of a missing column; it lists the existing ones."""
+    existing = list(columns)
+    hint = f" This table has: {', '.join(existing)}." if existing else ""
+    return TableColumnNotFoundError(f"No column '{name}'.{hint}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A text of Lance and its error; without a message of its own, the cleaned text is the message.
+    """A pattern of Lance's texts, and the error for it; without a `message`, the cleaned text is the message.
 
-    A missing column is the group `name` of the pattern.
+    In patterns of missing columns, the group `name` matches the column.
     """
 
     pattern: re.Pattern[str]
@@ -76,13 +76,13 @@ class Rule:
     message: str = ""
 
     def error(self, text: str, columns: Iterable[str]) -> LanceNamespaceError | None:
-        """The error, if this rule is for such a text."""
-        found = self.pattern.search(text)
-        if not found:
+        """Build the error for a text; None if the pattern does not match."""
+        match = self.pattern.search(text)
+        if not match:
             return None
         if self.kind is TableColumnNotFoundError:
-            return no_column(found["name"].strip("\"'`"), columns)
-        return self.kind(found.expand(self.message) if self.message else _sentence(text))
+            return column_not_found(match["name"].strip("\"'`"), columns)
+        return self.kind(match.expand(self.message) if self.message else _clean_message(text))
 
 
 def _rule(pattern: str, kind: type[LanceNamespaceError], message: str = "") -> Rule:
@@ -119,7 +119,7 @@ _RULES = (
     ),
     _rule(r"tree/([^,]+?)/_versions", TableBranchNotFoundError, r"No branch '\1' on this table."),
     _rule(r"[Bb]ranch (\S+) already exists", TableBranchAlreadyExistsError, r"The branch '\1' exists: rename yours."),
-    # What creating a branch twice says, of all things.
+    # Lance's text for creating a branch twice.
     _rule(r"Clone operation should not enter build_manifest", TableBranchAlreadyExistsError, "This branch exists."),
     _rule(r"Ref is invalid", InvalidInputError),
     _rule(r"Version not found error: version (?:[^ :]+:)?(\d+)", TableVersionNotFoundError, r"No version \1 here."),
@@ -158,77 +158,77 @@ _RULES = (
 )
 
 
-def _sentence(text: str) -> str:
-    """A text of Lance without the inside: one line that closes with a full stop."""
+def _clean_message(text: str) -> str:
+    """Clean a text of Lance: remove internals, return one line that ends with a full stop."""
     text = _LOCATION.sub("", text)
     text = _STATEMENT.sub("", _DUMP.sub("", text))
     text = _PATH.sub("…", text)
     while (shorter := _PREFIX.sub("", text)) != text:
         text = shorter
-    text = " ".join(re.sub(r"(?<=: )Invalid user input: ", "", text).split())[:_LONGEST_MESSAGE].rstrip(" .:,")
+    text = " ".join(re.sub(r"(?<=: )Invalid user input: ", "", text).split())[:_MAX_MESSAGE_LENGTH].rstrip(" .:,")
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether a commit lost against another one: reading again and retrying can help."""
+    """Whether a commit conflicted with another one, so that reading again and retrying can help."""
     return isinstance(error, ConcurrentModificationError) or CONFLICT.search(str(error)) is not None
 
 
 def may_have_committed(error: BaseException) -> bool:
-    """Whether a commit that raised this may have come to be after all: then its files must stay where they are."""
-    known = translated(error)
-    return known is None or known.code in (ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.INTERNAL)
+    """Whether a commit that raised this may have succeeded after all: then its files must not be deleted."""
+    translated = translate_error(error)
+    return translated is None or translated.code in (ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.INTERNAL)
 
 
-def translated(error: BaseException, columns: Iterable[str] = ()) -> LanceNamespaceError | None:
-    """The namespace's error for one of Lance, pyarrow or the object store; None for what nobody foresaw."""
+def translate_error(error: BaseException, columns: Iterable[str] = ()) -> LanceNamespaceError | None:
+    """Translate an error of Lance, pyarrow or the object store to the namespace's; None for an unexpected one."""
     if isinstance(error, LanceNamespaceError):
         return error
     if type(error).__name__ == "PanicException":
         return InternalError("Lance failed on this request.")
     if isinstance(error, store_errors.BaseError | FileNotFoundError | PermissionError | TimeoutError | ConnectionError):
-        return _of_storage(error)
+        return _translate_storage_error(error)
     text = _LOCATION.sub("", _message(error))
-    found = (rule.error(text, columns) for rule in _RULES)
-    return next((known for known in found if known), None) or _of_kind(error, text)
+    matches = (rule.error(text, columns) for rule in _RULES)
+    return next((match for match in matches if match), None) or _translate_by_class(error, text)
 
 
-def _of_kind(error: BaseException, text: str) -> LanceNamespaceError | None:
-    """An error by its class, where its text says nothing known: Lance checks arguments with these."""
+def _translate_by_class(error: BaseException, text: str) -> LanceNamespaceError | None:
+    """Translate an error by its class, where no rule matches its text: Lance raises these for invalid arguments."""
     if isinstance(error, NotImplementedError | pa.ArrowNotImplementedError):
-        return UnsupportedOperationError(_sentence(text))
+        return UnsupportedOperationError(_clean_message(text))
     if isinstance(error, ValueError | pa.ArrowException) or text.startswith(
         ("Invalid user input", "LanceError(Arrow)")
     ):
-        return InvalidInputError(_sentence(text))
+        return InvalidInputError(_clean_message(text))
     if isinstance(error, TypeError) and re.search(r"\b[Cc]olumn\b|\bmust be\b", text):
-        return InvalidInputError(_sentence(text))
+        return InvalidInputError(_clean_message(text))
     return None
 
 
 def _message(error: BaseException) -> str:
-    """The text of an exception; pylance gives some of them a tuple, and KeyError quotes its own."""
+    """Return the text of an exception; pylance passes some of them a tuple, and KeyError quotes its text."""
     first = error.args[0] if len(error.args) == 1 else str(error)
     text = "".join(map(str, first)) if isinstance(first, tuple) else str(first)
-    return text if len(text) <= 2 * _EACH_END else f"{text[:_EACH_END]} … {text[-_EACH_END:]}"
+    return text if len(text) <= 2 * _MAX_END_LENGTH else f"{text[:_MAX_END_LENGTH]} … {text[-_MAX_END_LENGTH:]}"
 
 
-def _of_storage(error: BaseException) -> LanceNamespaceError:
+def _translate_storage_error(error: BaseException) -> LanceNamespaceError:
     if isinstance(error, PermissionError | store_errors.PermissionDeniedError | store_errors.UnauthenticatedError):
         return PermissionDeniedError(_REFUSED)
     if isinstance(error, FileNotFoundError):
         return InvalidTableStateError("A file of this table is missing from the storage.")
     if isinstance(error, store_errors.InvalidPathError | store_errors.UnknownConfigurationKeyError):
-        return InvalidInputError(_sentence(_message(error)))
+        return InvalidInputError(_clean_message(_message(error)))
     return ServiceUnavailableError(_SILENT)
 
 
-class lance_errors:  # noqa: N801  # it is used like a function, and nothing else is made as often
-    """Raises the namespace's errors for those of Lance inside a `with` block.
+class lance_errors:  # noqa: N801  # used like a function; a class, because `contextmanager` is slower and this is created most often
+    """Translate errors of Lance inside a `with` block to the namespace's errors.
 
-    `table` is whatever has a `schema` (a dataset) or a schema itself; its columns are named where one is missing. It
+    `table` is an object with a `schema` (a dataset) or a schema itself; its columns are listed where one is missing. It
     may be a location as well: where a storage fails, the log names its root (`tiltyard.runtime.outage_log`).
-    What is not foreseen passes as it is, for the api to log and to answer 500.
+    Unexpected errors pass unchanged, for the api to log and to respond with 500.
     """
 
     __slots__ = ("_table",)
@@ -237,17 +237,17 @@ class lance_errors:  # noqa: N801  # it is used like a function, and nothing els
         self._table = table
 
     def __enter__(self) -> None:
-        """Begin the block."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End it; a panic of Rust is no Exception."""
+        """Translate the block's error; a panic of Rust is no Exception."""
         if error is None or isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
             return
-        known = translated(error, _columns(self._table))
-        if known is not None and known is not error:
-            if type(known) is ServiceUnavailableError:
-                known = StorageUnavailableError(str(known), _location(self._table))
-            raise known from error
+        translated = translate_error(error, _columns(self._table))
+        if translated is not None and translated is not error:
+            if type(translated) is ServiceUnavailableError:
+                translated = StorageUnavailableError(str(translated), _location(self._table))
+            raise translated from error
 
 
 def _location(table: Any) -> str:

@@ -1,4 +1,4 @@
-"""One at a time: changes of a table that would only undo each other's work."""
+"""Lock tables by name between threads and processes, for changes that would only conflict with each other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lance_namespace.errors import ConcurrentModificationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_FIRST_PAUSE = 0.0002
-_LONGEST_PAUSE = 0.005
-_SHARE = 0.2
-"""Of the time it has waited, a process waits so much longer before it looks again."""
-_FILES = 1024
+_MIN_PAUSE_SECONDS = 0.0002
+_MAX_PAUSE_SECONDS = 0.005
+_PAUSE_SHARE = 0.2
+"""The pause before a process tries again, as a share of the time that it has waited."""
+_LOCK_FILES = 1024
 
 
 class TooBusyError(ConcurrentModificationError):
@@ -33,20 +33,20 @@ class TooBusyError(ConcurrentModificationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """A lock that was free. The end of its process frees it too."""
+class AcquiredLock:
+    """A lock that this process holds. The end of the process releases it, too."""
 
     _file: IO[str]
 
     def release(self) -> None:
-        """Free it for others."""
+        """Release the lock."""
         self._file.close()
 
 
 class Locks:
-    """Locks by name, between the threads of this process and the processes of this machine.
+    """Locks by name between the threads of this process and the processes of this machine.
 
-    Between machines only Lance's own conflict detection stands.
+    Between machines there is only Lance's own conflict detection.
     """
 
     def __init__(self) -> None:
@@ -56,27 +56,27 @@ class Locks:
 
     @contextmanager
     def hold(self, name: str, seconds: float) -> Iterator[None]:
-        """Hold a lock. Raises TooBusyError if it is not free within `seconds`."""
+        """Hold a lock during the block. Raises TooBusyError if it is not acquired within `seconds`."""
         deadline = time.monotonic() + seconds
-        lock = self._enter(name)
+        lock = self._thread_lock(name)
         try:
             if not lock.acquire(timeout=max(seconds, 0)):
                 raise TooBusyError
             try:
-                with self._between_processes(name, deadline):
+                with self._process_lock(name, deadline):
                     yield
             finally:
                 lock.release()
         finally:
-            self._leave(name)
+            self._release_thread_lock(name)
 
-    def _enter(self, name: str) -> threading.Lock:
+    def _thread_lock(self, name: str) -> threading.Lock:
         with self._lock:
             lock, users = self._held.get(name, (threading.Lock(), 0))
             self._held[name] = (lock, users + 1)
             return lock
 
-    def _leave(self, name: str) -> None:
+    def _release_thread_lock(self, name: str) -> None:
         with self._lock:
             lock, users = self._held[name]
             if users == 1:
@@ -84,44 +84,44 @@ class Locks:
             else:
                 self._held[name] = (lock, users - 1)
 
-    def claim(self, name: str) -> Claimed | None:
-        """A lock of those that nobody waits for, if it is free: None at once if not. `hold` has other ones."""
-        file = self._file(name, "claim-").open("w")
-        if _is_free(file):
-            return Claimed(file)
+    def try_acquire(self, name: str) -> AcquiredLock | None:
+        """Acquire a lock without waiting; None if it is held. These locks are separate from those of `hold`."""
+        file = self._lock_file(name, "claim-").open("w")
+        if _try_lock(file):
+            return AcquiredLock(file)
         file.close()
         return None
 
-    def claim_later(self, name: str, told: Callable[[Claimed], None]) -> None:
-        """Have the same lock once it is free: `told` is called with it, in a thread of its own."""
-        file = self._file(name, "claim-").open("w")
+    def acquire_later(self, name: str, callback: Callable[[AcquiredLock], None]) -> None:
+        """Acquire a lock of `try_acquire` once it is free, and pass it to `callback` in a new thread."""
+        file = self._lock_file(name, "claim-").open("w")
 
         def wait() -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
-            told(Claimed(file))
+            callback(AcquiredLock(file))
 
-        # No pool's: those are waited for when the process ends, and another one may hold the lock for ever.
+        # Not a pool's thread: those are joined when the process ends, and another process may hold the lock for ever.
         threading.Thread(target=wait, name="claim", daemon=True).start()
 
-    def _file(self, name: str, kind: str = "") -> Path:
-        """One of a fixed number of files: two tables may share one, and then wait for each other."""
-        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _FILES
+    def _lock_file(self, name: str, kind: str = "") -> Path:
+        """Map a name to one of a fixed number of files: two tables may share one, and then wait for each other."""
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _LOCK_FILES
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return self._folder / f"{kind}{number}"
 
     @contextmanager
-    def _between_processes(self, name: str, deadline: float) -> Iterator[None]:
-        began = time.monotonic()
-        with self._file(name).open("w") as file:
-            while not _is_free(file):
+    def _process_lock(self, name: str, deadline: float) -> Iterator[None]:
+        started = time.monotonic()
+        with self._lock_file(name).open("w") as file:
+            while not _try_lock(file):
                 if (now := time.monotonic()) > deadline:
                     raise TooBusyError
-                time.sleep(min(max(_FIRST_PAUSE, (now - began) * _SHARE), _LONGEST_PAUSE))
-            yield  # closing the file frees the lock
+                time.sleep(min(max(_MIN_PAUSE_SECONDS, (now - started) * _PAUSE_SHARE), _MAX_PAUSE_SECONDS))
+            yield  # closing the file releases the lock
 
 
-def _is_free(file: IO[str]) -> bool:
-    """Whether nobody had the lock of a file; from now on this process has it, until the file is closed."""
+def _try_lock(file: IO[str]) -> bool:
+    """Lock a file unless it is locked; return whether this process now holds it, until the file is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

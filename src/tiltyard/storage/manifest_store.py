@@ -1,6 +1,6 @@
-"""The manifests of tables: named by clients, staged, and given their final names.
+"""Read, check and finalize staged manifests of tables.
 
-A manifest is final from the moment it has its name, and no second one ever gets that.
+To finalize a manifest is to give it its final name, which no second one ever gets: from then on it is visible.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, TypeVar
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
 from tiltyard.storage.errors import lance_errors
-from tiltyard.storage.files import FileTooLargeError, LocalFiles, WholeFile, check_size
-from tiltyard.storage.locations import check_no_links, file_in, is_local
+from tiltyard.storage.files import FileContent, FileTooLargeError, LocalFiles, check_size
+from tiltyard.storage.locations import check_no_links, is_local, path_in_table
 from tiltyard.storage.manifest_format import (
-    FINAL,
-    LONGEST_NAME,
+    FINAL_NAME,
+    MAX_NAME_BYTES,
     Manifest,
     NamingScheme,
-    check_manifest,
     manifest_name,
+    naming_scheme_of,
     newest_manifest,
-    scheme_of,
+    parse_manifest,
     versions_folder,
 )
 
@@ -32,217 +32,223 @@ if TYPE_CHECKING:
 
     from tiltyard.storage.datasets import Datasets
     from tiltyard.storage.files import Files, FileStat
-    from tiltyard.storage.fsync import Disks
+    from tiltyard.storage.fsync import DiskSync
 
 T = TypeVar("T")
 
-_LARGE = 1 << 20
-"""Bytes of a manifest that is checked whatever others are."""
+_LARGE_BYTES = 1 << 20
+"""Larger manifests are checked one at a time."""
 _TRANSACTION = re.compile(r"^[\w.-]+\.txn$")
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
-class Manifests:
-    """Those of all tables of a storage. Safe to use from several threads.
+class ManifestStore:
+    """The manifests of all tables of a storage. Safe to use from several threads.
 
     Methods raise ServiceUnavailableError and PermissionDeniedError for a storage that does not answer or refuses.
     """
 
-    def __init__(self, files: Callable[[str], Files], disks: Disks, datasets: Datasets, largest: int) -> None:
-        """Read and write with what `files` gives for a location; no transaction has more than `largest` bytes."""
+    def __init__(self, files: Callable[[str], Files], disks: DiskSync, datasets: Datasets, max_bytes: int) -> None:
+        """`files` maps a location to its files; manifests and transactions of more than `max_bytes` are refused."""
         self._files = files
         self._disks = disks
         self._datasets = datasets
-        self._largest = largest
+        self._max_bytes = max_bytes
         self._reading_large = threading.Lock()
 
-    def named(self, location: str, path: str) -> str:
-        """The full location of a manifest that a client names, staged or final, by the words alone.
+    def resolve_path(self, location: str, path: str) -> str:
+        """Return the full location of a manifest that a client names, staged or final, without looking at the storage.
 
-        Whether a link leads there is seen when it is read. Raises InvalidInputError for what is no manifest's name,
-        or not inside the table's folder.
+        Links are checked when the manifest is read. Raises InvalidInputError for a path that is no manifest's, or not
+        inside the table's folder.
         """
-        target = file_in(location, path)
+        target = path_in_table(location, path)
         folder, _, name = target.rpartition("/")
         if not folder.endswith("/_versions") or not _MANIFEST.match(name):
             raise InvalidInputError("A manifest is a file <version>.manifest in the folder _versions.")
-        if len(name.encode()) > LONGEST_NAME:
-            raise InvalidInputError(f"The name of the manifest is too long: {LONGEST_NAME} bytes at most.")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise InvalidInputError(f"The name of the manifest is too long: {MAX_NAME_BYTES} bytes at most.")
         return target
 
-    def checked(self, location: str, path: str, version: int) -> tuple[WholeFile, Manifest]:
-        """A staged manifest, and what it says; the path is one that `named` gave.
+    def read_checked(self, location: str, path: str, version: int) -> tuple[FileContent, Manifest]:
+        """Read, parse and check a staged manifest; the path is one from `resolve_path`.
 
-        Of large ones, whose check takes twice their size in memory, one is looked at at a time; their content is left
-        out of the answer.
+        Large manifests, whose check takes twice their size in memory, are checked one at a time, and returned without
+        their content.
         Raises InvalidInputError unless this is a manifest of the version, with its files in the table's folder or
-        where the catalog knows of some, FileTooLargeError for it or for its transaction.
+        at bases that the catalog knows, FileTooLargeError for it or for its transaction.
         """
         try:
-            return self._checked(location, path, version, _LARGE)
+            return self._read_checked(location, path, version, _LARGE_BYTES)
         except FileTooLargeError:
             with self._reading_large:
-                return self._checked_large(location, path, version)
+                return self._check_large(location, path, version)
 
-    def _checked_large(self, location: str, path: str, version: int) -> tuple[WholeFile, Manifest]:
-        """Do that without keeping the content: neither for the caller, nor in the frames of an error."""
+    def _check_large(self, location: str, path: str, version: int) -> tuple[FileContent, Manifest]:
+        """Check a large manifest, and free its content: it is neither returned, nor kept by an error's traceback."""
         try:
-            file, found = self._checked(location, path, version)
+            file, manifest = self._read_checked(location, path, version)
         except LanceNamespaceError as error:
             raise error.with_traceback(None) from None
-        return WholeFile(b"", file.stat), found
+        return FileContent(b"", file.stat), manifest
 
-    def _checked(self, location: str, path: str, version: int, most: int | None = None) -> tuple[WholeFile, Manifest]:
-        file = read_named(path, partial(self._files(location).read_plain, most=most))
-        found = check_manifest(file.content, version)
-        if found.transaction_file and not found.has_transaction:
-            self._check_transaction(location, path, found.transaction_file)
-        for base in found.bases:
-            if not self._datasets.may_use(location, base):
+    def _read_checked(
+        self, location: str, path: str, version: int, max_bytes: int | None = None
+    ) -> tuple[FileContent, Manifest]:
+        file = _read_client_path(path, partial(self._files(location).read_nofollow, max_bytes=max_bytes))
+        manifest = parse_manifest(file.content, version)
+        if manifest.transaction_file and not manifest.has_transaction:
+            self._check_transaction(location, path, manifest.transaction_file)
+        for base in manifest.bases:
+            if not self._datasets.allows_base(location, base):
                 raise InvalidInputError(
                     "The staged manifest names files outside the table's folder: nothing was committed."
                 )
-        return file, found
+        return file, manifest
 
     def check_size(self, location: str, branch: str | None, version: int | None = None) -> None:
-        """Look at the manifest of a version before Lance reads it whole: of the latest one without a number.
+        """Check the size of a version's manifest (None: the latest version's) before Lance reads all of it.
 
-        Whoever may write a table's files can put one there round the server. Raises FileTooLargeError.
+        Clients with write access to a table's files can put one there without the server. Raises FileTooLargeError.
         """
         files, folder = self._files(location), f"{location}/{versions_folder(branch)}"
         with lance_errors(location):
             if version is None:
-                found = _newest(files, folder)
+                sizes = _find_latest(files, folder)
             else:
-                found = dict.fromkeys(manifest_name(version, scheme) for scheme in NamingScheme)
-            for name, size in found.items():
+                sizes = dict.fromkeys(manifest_name(version, scheme) for scheme in NamingScheme)
+            for name, size in sizes.items():
                 stat = files.stat(f"{folder}/{name}") if size is None else None
-                check_size(name, stat.size if stat else size or 0, self._largest)
+                check_size(name, stat.size if stat else size or 0, self._max_bytes)
 
     def check_history(self, location: str, branch: str | None) -> None:
-        """Look at the manifests and transactions of all versions of a branch, for what reads many of them.
+        """Check the sizes of all manifests and transactions of a branch, before an operation that reads many of them.
 
         Raises FileTooLargeError.
         """
         folder = f"{location}/{versions_folder(branch)}"
-        parts = (folder, FINAL), (f"{folder.removesuffix('_versions')}_transactions", _TRANSACTION)
+        folders = (folder, FINAL_NAME), (f"{folder.removesuffix('_versions')}_transactions", _TRANSACTION)
         with lance_errors(location):
-            for place, names in parts:
-                for found in self._files(location).walk(place):
-                    if names.match(found.path):
-                        check_size(found.path, found.size, self._largest)
+            for parent, pattern in folders:
+                for entry in self._files(location).walk(parent):
+                    if pattern.match(entry.path):
+                        check_size(entry.path, entry.size, self._max_bytes)
 
     def check_references(self, location: str) -> None:
-        """Look at the files that say which tags and branches a table has, before Lance reads all of them.
+        """Check the total size of the files of a table's tags and branches, before Lance reads all of them.
 
         Raises FileTooLargeError.
         """
         folder = f"{location}/_refs"
         with lance_errors(location):
-            check_size(folder, sum(found.size for found in self._files(location).walk(folder)), self._largest)
+            check_size(folder, sum(entry.size for entry in self._files(location).walk(folder)), self._max_bytes)
 
     def _check_transaction(self, location: str, manifest: str, name: str) -> None:
-        """Look at the file that a manifest has its transaction in, which Lance reads whole.
+        """Check the size of the transaction file that a manifest names, before Lance reads all of it.
 
-        Raises InvalidInputError for what is no file's name, FileTooLargeError.
+        Raises InvalidInputError for an invalid name, FileTooLargeError.
         """
         if not _TRANSACTION.match(name):
             raise InvalidInputError("The staged manifest names no file of _transactions: nothing was committed.")
-        home = manifest.rpartition("/_versions/")[0]
+        folder = manifest.rpartition("/_versions/")[0]
         with lance_errors(location):
-            stat = self._files(location).stat(f"{home}/_transactions/{name}")
+            stat = self._files(location).stat(f"{folder}/_transactions/{name}")
         if stat is not None:
-            check_size(name, stat.size, self._largest)
+            check_size(name, stat.size, self._max_bytes)
 
-    def content(self, location: str, path: str) -> WholeFile:
-        """A staged manifest as it is; the path is one that `named` gave.
+    def read(self, location: str, path: str) -> FileContent:
+        """Read a staged manifest; the path is one from `resolve_path`.
 
-        Raises InvalidInputError if there is none, or it is reached through a symbolic link.
+        Raises InvalidInputError if there is none, or the path has a symbolic link.
         """
-        return read_named(path, self._files(location).read_plain)
+        return _read_client_path(path, self._files(location).read_nofollow)
 
     def has_content(self, location: str, path: str, content: bytes) -> bool:
-        """Whether a manifest is there, and has just this content."""
+        """Whether a manifest exists with exactly this content."""
         with lance_errors(location):
-            return _content(self._files(location), self._inside(location, path)) == content
+            return _read_if_exists(self._files(location), self._resolve_without_links(location, path)) == content
 
     def finalize(self, location: str, staged_path: str, final_path: str) -> FileStat:
-        """Give a staged manifest its final name, if none has it yet. Done twice, it is done once.
+        """Give a staged manifest its final name, unless a manifest has it already. Idempotent.
 
         Raises ConcurrentModificationError if another manifest has the name, InvalidInputError for paths that are
-        no manifests of this table, or nothing staged.
+        no manifests of this table, or if no manifest is staged.
         """
-        staged, final = self._inside(location, staged_path), self._inside(location, final_path)
+        staged = self._resolve_without_links(location, staged_path)
+        final = self._resolve_without_links(location, final_path)
         with lance_errors(location):
             files = self._files(location)
             if staged == final:
-                return _existing(files.stat(final))
+                return _require(files.stat(final))
             if is_local(staged):
                 self._disks.sync([staged])
             try:
-                if not files.move_new(staged, final):
+                if not files.rename_if_not_exists(staged, final):
                     if files.read(final) != files.read(staged):
-                        raise _taken()
+                        raise _version_conflict()
                     files.delete([staged])
             except FileNotFoundError:
-                pass  # somebody else has moved it meanwhile
-            return _existing(files.stat(final))
+                pass  # a concurrent call has renamed it
+            return _require(files.stat(final))
 
-    def move(self, location: str, staged: str, final: str, stat: FileStat | None) -> FileStat | None:
-        """Give a staged manifest, which has just been checked, its final name; None if there is more to it.
+    def rename_checked(self, location: str, staged: str, final: str, stat: FileStat | None) -> FileStat | None:
+        """Rename a staged manifest that was just checked; None if that fails, and `finalize` has to look why.
 
-        `stat` is what is known of the file there, if something is.
+        `stat` is that of the staged file, if the caller knows it.
         """
         if staged == final:
             return None
         with lance_errors(location):
             files = self._files(location)
             try:
-                return (stat or files.stat(final)) if files.move_new(staged, final) else None
+                return (stat or files.stat(final)) if files.rename_if_not_exists(staged, final) else None
             except FileNotFoundError:
                 return None
 
-    def restore(self, location: str, staged_path: str, final_path: str, content: bytes, version: int) -> FileStat:
-        """`finalize` on a disk, for a manifest whose content is known: it need not be staged any more.
+    def finalize_content(
+        self, location: str, staged_path: str, final_path: str, content: bytes, version: int
+    ) -> FileStat:
+        """Finalize a manifest on a disk from its content, also if the staged file is gone. Raises as `finalize` does.
 
-        A loss of power may have left files of which nothing, or not all, was written: those are written again.
+        A loss of power may have left empty or partly written files: those are written again.
         """
-        staged, final = self._inside(location, staged_path), self._inside(location, final_path)
+        staged = self._resolve_without_links(location, staged_path)
+        final = self._resolve_without_links(location, final_path)
         with lance_errors(location):
-            disk = LocalFiles(self._largest)
-            found = _content(disk, final)
-            if found is None:
-                if _content(disk, staged) != content or not _moved(disk, staged, final):
-                    disk.write_new(final, content)
-                found = disk.read(final)
-            if found != content:
-                if _is_whole(found, version):
-                    raise _taken()
+            disk = LocalFiles(self._max_bytes)
+            final_content = _read_if_exists(disk, final)
+            if final_content is None:
+                if _read_if_exists(disk, staged) != content or not _rename(disk, staged, final):
+                    disk.write_if_not_exists(final, content)
+                final_content = disk.read(final)
+            if final_content != content:
+                if _is_valid(final_content, version):
+                    raise _version_conflict()
                 disk.replace(final, content)
             if staged != final:
                 disk.delete([staged])
-            return _existing(disk.stat(final))
+            return _require(disk.stat(final))
 
-    def _inside(self, location: str, path: str) -> str:
-        target = self.named(location, path)
+    def _resolve_without_links(self, location: str, path: str) -> str:
+        target = self.resolve_path(location, path)
         check_no_links(target)
         return target
 
 
-def _newest(files: Files, folder: str) -> dict[str, int | None]:
-    """The latest version's manifest in a folder, with its size if that is known; empty without one.
+def _find_latest(files: Files, folder: str) -> dict[str, int | None]:
+    """Find the latest version's manifest in a folder, with its size if that is known; empty without one.
 
-    By its name it comes first, but where manifests are named as of old.
+    In name order it is the first, except where manifests are named by the older scheme V1.
     """
-    first = files.first_files(folder)
-    name = newest_manifest(first)
-    if name is None or scheme_of(name) is NamingScheme.V1:
-        name = newest_manifest(files.names(folder))
-    return {} if name is None else {name: first.get(name)}
+    sizes = files.list_first_files(folder)
+    name = newest_manifest(sizes)
+    if name is None or naming_scheme_of(name) is NamingScheme.V1:
+        name = newest_manifest(files.list_names(folder))
+    return {} if name is None else {name: sizes.get(name)}
 
 
-def read_named(location: str, read: Callable[[str], T]) -> T:
-    """What `read` gives of a file that a client names. Raises InvalidInputError if there is none."""
+def _read_client_path(location: str, read: Callable[[str], T]) -> T:
+    """Read a file that a client names. Raises InvalidInputError if there is none."""
     try:
         with lance_errors(location):
             return read(location)
@@ -252,33 +258,33 @@ def read_named(location: str, read: Callable[[str], T]) -> T:
         raise
 
 
-def _content(files: Files, location: str) -> bytes | None:
+def _read_if_exists(files: Files, location: str) -> bytes | None:
     try:
         return files.read(location)
     except FileNotFoundError:
         return None
 
 
-def _moved(files: Files, source: str, target: str) -> bool:
+def _rename(files: Files, source: str, target: str) -> bool:
     try:
-        return files.move_new(source, target)
-    except FileNotFoundError:  # somebody else has moved it meanwhile
+        return files.rename_if_not_exists(source, target)
+    except FileNotFoundError:  # a concurrent call has renamed it
         return False
 
 
-def _is_whole(content: bytes, version: int) -> bool:
+def _is_valid(content: bytes, version: int) -> bool:
     try:
-        check_manifest(content, version)
+        parse_manifest(content, version)
     except InvalidInputError:
         return False
     return True
 
 
-def _taken() -> ConcurrentModificationError:
+def _version_conflict() -> ConcurrentModificationError:
     return ConcurrentModificationError("Another manifest has this version: describe it, and rebase.")
 
 
-def _existing(found: FileStat | None) -> FileStat:
-    if found is None:
+def _require(stat: FileStat | None) -> FileStat:
+    if stat is None:
         raise InvalidInputError("There is no staged manifest at this path: write it first.")
-    return found
+    return stat

@@ -1,4 +1,4 @@
-"""Files on object stores, through the Rust object_store crate that Lance uses, too, so the options are the same."""
+"""Read and write files on object stores, through the Rust object_store crate that Lance uses, with the same options."""
 
 from __future__ import annotations
 
@@ -9,113 +9,105 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from tiltyard.model.object_store_options import open_object_store
-from tiltyard.storage.files import LARGEST_FILE, FileStat, FoundFile, WholeFile, check_size
+from tiltyard.storage.files import LARGEST_FILE, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_DELETE_AT_ONCE = 1000
-_FIRST_FILES = 50
+_DELETE_BATCH = 1000
+_FIRST_PAGE = 50
 
 
 class ObjectFiles:
-    """Files below one bucket or container: the part of a location before its path."""
+    """Files of one bucket or container: the part of a location before its path."""
 
-    def __init__(self, base: str, options: Mapping[str, str], largest: int = LARGEST_FILE) -> None:
-        """Be ready to connect to `base`, such as s3://bucket, and read no object of more than `largest` bytes whole.
+    def __init__(self, base: str, options: Mapping[str, str], max_bytes: int = LARGEST_FILE) -> None:
+        """Create a client of `base`, such as s3://bucket, that refuses to read objects of more than `max_bytes`.
 
         Raises obstore's errors for options it cannot use.
         """
         self._base = base
-        self._largest = largest
+        self._max_bytes = max_bytes
         self._store = open_object_store(base, options)
 
     def _path(self, location: str) -> str:
         return location.removeprefix(self._base).strip("/")
 
-    def names(self, folder: str) -> list[str]:
-        """See Files."""
+    def list_names(self, folder: str) -> list[str]:
         prefix = self._path(folder) + "/"
-        found = obstore.list_with_delimiter(self._store, prefix=prefix)
-        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+        listing = obstore.list_with_delimiter(self._store, prefix=prefix)
+        paths = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
         return [path.removeprefix(prefix).strip("/") for path in paths]
 
-    def folders(self, folder: str) -> list[str]:
-        """See Files."""
+    def list_folders(self, folder: str) -> list[str]:
         prefix = self._path(folder) + "/"
-        found = obstore.list_with_delimiter(self._store, prefix=prefix)
-        return [path.removeprefix(prefix).strip("/") for path in found["common_prefixes"]]
+        listing = obstore.list_with_delimiter(self._store, prefix=prefix)
+        return [path.removeprefix(prefix).strip("/") for path in listing["common_prefixes"]]
 
-    def walk(self, folder: str) -> Iterator[FoundFile]:
-        """See Files."""
+    def walk(self, folder: str) -> Iterator[FileEntry]:
         prefix = self._path(folder) + "/"
         for page in obstore.list(self._store, prefix=prefix):
             for entry in page:
-                written = int(entry["last_modified"].timestamp() * 1000)
-                yield FoundFile(entry["path"].removeprefix(prefix), entry["size"], written)
+                modified = int(entry["last_modified"].timestamp() * 1000)
+                yield FileEntry(entry["path"].removeprefix(prefix), entry["size"], modified)
 
-    def first_files(self, folder: str) -> dict[str, int | None]:
-        """See Files: those of one page."""
+    def list_first_files(self, folder: str) -> dict[str, int | None]:
+        """List one page; see Files."""
         prefix = self._path(folder) + "/"
-        page = next(iter(obstore.list(self._store, prefix=prefix, chunk_size=_FIRST_FILES)), ())
+        page = next(iter(obstore.list(self._store, prefix=prefix, chunk_size=_FIRST_PAGE)), ())
         return {entry["path"].removeprefix(prefix): entry["size"] for entry in page}
 
     def is_file(self, location: str) -> bool:
-        """See Files."""
         return self.stat(location) is not None
 
     def read(self, location: str) -> bytes:
-        """See Files."""
-        return self.read_plain(location).content
+        return self.read_nofollow(location).content
 
-    def read_plain(self, location: str, most: int | None = None) -> WholeFile:
-        """See Files: object stores have no links. An answer's head tells the size before its body is taken."""
-        found = obstore.get(self._store, self._path(location))
-        stat = FileStat(found.meta["size"], found.meta["e_tag"])
-        check_size(location, stat.size, self._largest if most is None else min(most, self._largest))
-        return WholeFile(bytes(found.bytes()), stat)
+    def read_nofollow(self, location: str, max_bytes: int | None = None) -> FileContent:
+        """Read an object: there are no links. A response's headers have the size before its body is read; see Files."""
+        response = obstore.get(self._store, self._path(location))
+        stat = FileStat(response.meta["size"], response.meta["e_tag"])
+        check_size(location, stat.size, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes))
+        return FileContent(bytes(response.bytes()), stat)
 
     def stat(self, location: str) -> FileStat | None:
-        """See Files."""
         try:
-            found = obstore.head(self._store, self._path(location))
+            meta = obstore.head(self._store, self._path(location))
         except FileNotFoundError:
             return None
-        return FileStat(found["size"], found["e_tag"])
+        return FileStat(meta["size"], meta["e_tag"])
 
-    def write_new(self, location: str, content: bytes) -> bool:
-        """See Files: a conditional put."""
+    def write_if_not_exists(self, location: str, content: bytes) -> bool:
+        """Put conditionally; see Files."""
         try:
             obstore.put(self._store, self._path(location), content, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return False
         return True
 
-    def move_new(self, source: str, target: str) -> bool:
-        """See Files: a conditional put of the content, then the old object goes."""
-        if not self.write_new(target, self.read(source)):
+    def rename_if_not_exists(self, source: str, target: str) -> bool:
+        """Put the content conditionally, then delete the old object; see Files."""
+        if not self.write_if_not_exists(target, self.read(source)):
             return False
         self.delete([source])
         return True
 
     def delete(self, locations: Iterable[str]) -> None:
-        """See Files."""
         paths = [self._path(location) for location in locations]
-        for start in range(0, len(paths), _DELETE_AT_ONCE):
-            obstore.delete(self._store, paths[start : start + _DELETE_AT_ONCE])
+        for start in range(0, len(paths), _DELETE_BATCH):
+            obstore.delete(self._store, paths[start : start + _DELETE_BATCH])
 
     def delete_folder(self, folder: str) -> None:
-        """See Files: until a list comes back empty, for a write under way may add to it."""
+        """Delete until a listing is empty, for a running write may add objects; see Files."""
         prefix = self._path(folder) + "/"
         while paths := [entry["path"] for entry in next(iter(obstore.list(self._store, prefix=prefix)), ())]:
             obstore.delete(self._store, paths)
 
     def probe(self, root: str) -> None:
-        """See Files: a list of one entry, the cheapest question that needs bucket, network and credentials."""
+        """List one entry, the cheapest request that needs bucket, network and credentials; see Files."""
         next(iter(obstore.list(self._store, prefix=self._path(root) + "/.tiltyard-probe", chunk_size=1)), None)
 
     def prepare(self, root: str) -> None:
-        """See Files."""
         path = self._path(f"{root}/.tiltyard-probe-{uuid4().hex}")
         obstore.put(self._store, path, b"probe", use_multipart=False)
         obstore.delete(self._store, [path])

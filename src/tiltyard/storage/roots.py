@@ -1,4 +1,4 @@
-"""The roots below which tables lie: how the server reaches each, and what clients get to reach it themselves."""
+"""The roots below which tables lie: their storage options for the server, and options or credentials for clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.model.storage_settings import NamedStorage, SecretError, read_secrets
-from tiltyard.storage.locations import canonical, is_local, is_within
+from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending import Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
 
 if TYPE_CHECKING:
     from tiltyard.config import Settings
 
-# What a client may learn of the options: how to reach the storage, nothing that lets it in.
+# Options that clients may see: how to reach the storage, no credentials.
 _PUBLIC = re.compile(
     r"^(?:aws_)?(?:endpoint|endpoint_url|region|default_region|virtual_hosted_style_request)$|^allow_http$"
     r"|^(?:azure_(?:storage_)?)?(?:account_name|endpoint)$|^(?:google_)?base_url$"
@@ -25,87 +25,90 @@ _PUBLIC = re.compile(
 
 
 class StorageError(Exception):
-    """The storage cannot be used as it is set up; the message says why, for whoever starts the server."""
+    """The storage cannot be used as it is configured; the message tells the operator why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A root, and the options with which everything below it is reached; `vendor` if clients get credentials for it.
+class Root:
+    """A root, and the storage options for everything below it; `vendor` if clients get credentials for it.
 
-    Equal `storage`s have the same options.
+    Roots with the same `storage`, a name from the settings, have the same options.
     """
 
-    root: str
+    location: str
     storage: str = ""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     vendor: Vendor | None = None
 
     @property
-    def public(self) -> dict[str, str]:
-        """The options that any client may be told: the endpoint, the region, never a credential."""
+    def public_options(self) -> dict[str, str]:
+        """The options that any client may see: the endpoint, the region, never a credential."""
         return {name: value for name, value in self.options.items() if _PUBLIC.match(name.lower())}
 
 
-class Places:
-    """All roots of a server, the first one being where new tables go."""
+class Roots:
+    """All roots of a server; new tables go to the first one."""
 
     def __init__(self, settings: Settings, clock: Callable[[], int]) -> None:
-        """Know them; nothing is looked at. Raises StorageError for a root or a storage that cannot be one."""
-        storages = [_place(name, storage, clock) for name, storage in settings.storage.items()]
-        storages.sort(key=lambda place: -len(place.root))
-        roots = [_root(text) for text in (settings.root, *settings.allowed_roots)]
-        plain = [_plain(root, storages, settings.storage_options) for root in roots]
-        self.first = plain[0]
-        self._places = tuple(sorted({place.root: place for place in (*storages, *plain)}.values(), key=_longest_first))
-        self.vend = any(place.vendor for place in self._places)
-        """Whether there are credentials for clients anywhere."""
+        """Parse the settings; no storage is accessed. Raises StorageError for an invalid root or storage."""
+        named = [_named_root(name, storage, clock) for name, storage in settings.storage.items()]
+        named.sort(key=lambda root: -len(root.location))
+        locations = [_root_location(text) for text in (settings.root, *settings.allowed_roots)]
+        unnamed = [_unnamed_root(location, named, settings.storage_options) for location in locations]
+        self.first = unnamed[0]
+        self._roots = tuple(sorted({root.location: root for root in (*named, *unnamed)}.values(), key=_longest_first))
+        self.vends_credentials = any(root.vendor for root in self._roots)
+        """Whether clients get credentials for any root."""
 
     @property
-    def roots(self) -> tuple[str, ...]:
-        """The roots, the first one first."""
-        return (self.first.root, *(place.root for place in self._places if place is not self.first))
+    def locations(self) -> tuple[str, ...]:
+        """The locations of the roots, the first root's first."""
+        return (self.first.location, *(root.location for root in self._roots if root is not self.first))
 
-    def of(self, location: str) -> Place:
-        """The place of a root, or of a location below it: the innermost one.
+    def root_of(self, location: str) -> Root:
+        """Return the innermost root that a location is, or lies below.
 
         Raises PermissionDeniedError for any other location, so that nothing there is read, written or handed out.
         """
-        for place in self._places:
-            if is_within(location, place.root):
-                return place
+        for root in self._roots:
+            if is_within(location, root.location):
+                return root
         raise PermissionDeniedError(
             "The location is not below the server's root or an allowed root: allow its root, or move the table."
         )
 
-    def vended(self, location: str, *, writable: bool) -> dict[str, str] | None:
-        """Options with credentials for one table's folder, and when they end; None where none are handed out.
+    def vend_credentials(self, location: str, *, writable: bool) -> dict[str, str] | None:
+        """Create storage options with credentials for one table's folder, and their expiry; None if its root has none.
 
-        The location is looked at again, whatever the catalog says. Raises PermissionDeniedError for one outside the
+        The location is validated again, whatever the catalog says. Raises PermissionDeniedError for one outside the
         roots, InvalidInputError for one that is not in its canonical form, ServiceUnavailableError.
         """
-        place = self.of(location)
-        if place.vendor is None:
+        root = self.root_of(location)
+        if root.vendor is None:
             return None
-        if location == place.root or canonical(location) != location:
+        if location == root.location or canonical_location(location) != location:
             raise InvalidInputError("The location of this table is no plain folder: no credentials are made for it.")
-        made = place.vendor.vend(Folder.of(location), writable=writable)
-        life = {"expires_at_millis": str(made.expires_at), "refresh_offset_millis": str(refresh_offset(made))}
-        return {**place.public, **made.options, **life}
+        credentials = root.vendor.vend(Folder.of(location), writable=writable)
+        lifetime = {
+            "expires_at_millis": str(credentials.expires_at),
+            "refresh_offset_millis": str(refresh_offset(credentials)),
+        }
+        return {**root.public_options, **credentials.options, **lifetime}
 
 
-def _longest_first(place: Place) -> int:
-    return -len(place.root)
+def _longest_first(root: Root) -> int:
+    return -len(root.location)
 
 
-def _plain(root: str, storages: list[Place], options: Mapping[str, str]) -> Place:
-    """A root without a name: the storage around it counts, or what is set for those without a name."""
-    for place in storages:
-        if is_within(root, place.root):
-            return Place(root, place.storage, place.options, place.vendor)
-    return Place(root, "", {} if is_local(root) else dict(options))
+def _unnamed_root(location: str, named: list[Root], options: Mapping[str, str]) -> Root:
+    """Build a root without a name: with the options of the named storage around it, or else with `options`."""
+    for root in named:
+        if is_within(location, root.location):
+            return Root(location, root.storage, root.options, root.vendor)
+    return Root(location, "", {} if is_local(location) else dict(options))
 
 
-def _place(name: str, storage: NamedStorage, clock: Callable[[], int]) -> Place:
+def _named_root(name: str, storage: NamedStorage, clock: Callable[[], int]) -> Root:
     try:
         secrets = read_secrets(name, storage)
         vendor = open_vendor(storage, secrets, clock) if storage.vend else None
@@ -115,24 +118,25 @@ def _place(name: str, storage: NamedStorage, clock: Callable[[], int]) -> Place:
         raise StorageError(
             f"The storage {name} cannot be used: its credentials or its endpoint are malformed, or this host has none."
         ) from error
-    return Place(_root(storage.uri), name, {**_reached(storage), **storage.options, **secrets.values}, vendor)
+    options = {**_connection_options(storage), **storage.options, **secrets.values}
+    return Root(_root_location(storage.uri), name, options, vendor)
 
 
-def _reached(storage: NamedStorage) -> dict[str, str]:
-    """Where a storage is, in Lance's keys."""
+def _connection_options(storage: NamedStorage) -> dict[str, str]:
+    """Return endpoint, region and account of a storage under Lance's keys."""
     prefix = {"s3": "aws", "az": "azure_storage", "abfss": "azure_storage"}.get(storage.scheme)
-    told = {
+    options = {
         f"{prefix}_endpoint" if prefix else "google_base_url": storage.endpoint,
         "aws_region": storage.region,
         "azure_storage_account_name": storage.account,
         "allow_http": "true" if storage.endpoint.startswith("http://") else "",
     }
-    return {name: value for name, value in told.items() if value} if storage.scheme != "file" else {}
+    return {name: value for name, value in options.items() if value} if storage.scheme != "file" else {}
 
 
-def _root(root: str) -> str:
-    """A root in its canonical form; a relative one is taken from the working folder. Raises StorageError."""
+def _root_location(root: str) -> str:
+    """Return a root's canonical location; resolve a relative one in the working folder. Raises StorageError."""
     try:
-        return canonical(root if "://" in root else str(Path(root).expanduser().absolute().resolve()))
+        return canonical_location(root if "://" in root else str(Path(root).expanduser().absolute().resolve()))
     except InvalidInputError as error:
         raise StorageError(f"The root {root} cannot be used: {error}") from error

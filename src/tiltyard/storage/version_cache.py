@@ -1,4 +1,4 @@
-"""What Lance knows of versions, kept: a manifest never changes, and to read it again takes longer than all else."""
+"""Cache Lance's metadata of versions: a manifest never changes, and reading it again dominates a request's time."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MOST = 4096
+MAX_VERSIONS = 4096
 """Versions kept: about a kilobyte each."""
 
 Key: TypeAlias = tuple[str, str, str | None]
-"""A table's location, a manifest's path below it, and the file's tag."""
+"""A table's location, a manifest's path below it, and the file's entity tag."""
 
 
 @dataclass(frozen=True, slots=True)
-class VersionFacts:
-    """When a version was made (milliseconds since 1970), and Lance's figures of it as text."""
+class VersionInfo:
+    """When a version was created (milliseconds since 1970), and Lance's metadata of it as text."""
 
     timestamp: int
     metadata: dict[str, str]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> VersionFacts:
-        """Read one of pylance's dictionaries."""
+    def of(cls, entry: Mapping[str, Any]) -> VersionInfo:
+        """Convert one of pylance's dictionaries of a version."""
         metadata = {str(key): str(value) for key, value in entry["metadata"].items()}
         return cls(int(entry["timestamp"].timestamp() * 1000), metadata)
 
 
-class Facts:
-    """The versions asked for last. Safe to use from several threads."""
+class VersionCache:
+    """The metadata of the versions used last. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Key, VersionFacts] = OrderedDict()
+        self._versions: OrderedDict[Key, VersionInfo] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, key: Key, read: Callable[[], VersionFacts]) -> VersionFacts:
-        """What is known of a manifest; it is read if it is not kept. Raises what `read` raises.
+    def get_or_read(self, key: Key, read: Callable[[], VersionInfo]) -> VersionInfo:
+        """Return the metadata of a manifest from the cache, or read it. Raises what `read` raises.
 
-        Without a tag nothing tells whether the file is the same: then nothing is kept.
+        Without an entity tag nothing tells whether the file is the same: then nothing is cached.
         """
         with self._lock:
-            if (found := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                return found
-        found = read()
+            if (info := self._versions.get(key)) is not None:
+                self._versions.move_to_end(key)
+                return info
+        info = read()
         if key[-1] is not None:
             with self._lock:
-                self._kept[key] = found
-                if len(self._kept) > MOST:
-                    self._kept.popitem(last=False)
-        return found
+                self._versions[key] = info
+                if len(self._versions) > MAX_VERSIONS:
+                    self._versions.popitem(last=False)
+        return info

@@ -1,7 +1,7 @@
 """Write data files durably, then commit them: the only way in which the server changes a table.
 
-Lance leaves it to the operating system when files reach a disk; acknowledged rows have to be there. Lance itself deletes
-the files of a failed write; the files of a write whose commit fails are deleted here.
+Lance leaves it to the operating system when files reach a disk; acknowledged rows have to be there. Lance itself
+deletes the files of a failed write; the files of a write whose commit fails are deleted here.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def commit_first_version(
                 enable_stable_row_ids=stable_row_ids,
             )
             for name in files.list_names(f"{staging}/_transactions"):
-                files.write_if_not_exists(f"{location}/_transactions/{name}", files.read(f"{staging}/_transactions/{name}"))
+                files.write_if_not_exists(
+                    f"{location}/_transactions/{name}", files.read(f"{staging}/_transactions/{name}")
+                )
             manifest = next(name for name in files.list_names(f"{staging}/_versions") if name.endswith(".manifest"))
             content = files.read(f"{staging}/_versions/{manifest}")
             reach(Point.BEFORE_RECORD)
@@ -154,7 +156,9 @@ def discard(storage: Storage, base: str, fragments: Iterable[FragmentMetadata]) 
     storage.delete_files(paths)
 
 
-def discard_after_error(storage: Storage, base: str, fragments: Iterable[FragmentMetadata], error: BaseException) -> None:
+def discard_after_error(
+    storage: Storage, base: str, fragments: Iterable[FragmentMetadata], error: BaseException
+) -> None:
     """Delete the files of a failed commit; those of one that may have succeeded are left to `gc`."""
     is_withdrawn = isinstance(error, ColumnsChangedError) and error.withdrawn
     if not is_withdrawn and not may_have_committed(error):

@@ -62,7 +62,7 @@ def narrowed(ctx: Context, record: TableRecord) -> Raw:
 
 def may_wait(ctx: Context, vend: bool | None) -> bool:
     """Whether telling the options may need the storage's provider, and so a thread."""
-    return vend is not False and ctx.storage.places.vend
+    return vend is not False and ctx.storage.roots.vends_credentials
 
 
 def own_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
@@ -77,7 +77,7 @@ def own_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[st
     access = min(rule(ctx, record) for rule in _rules if rule is not granted)
     if access is Raw.NOTHING:
         return public
-    return ctx.storage.places.vended(record.location, writable=access is Raw.WRITE) or public
+    return ctx.storage.roots.vend_credentials(record.location, writable=access is Raw.WRITE) or public
 
 
 def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
@@ -97,4 +97,4 @@ def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dic
         return public
     if ctx.claims:
         return public
-    return ctx.storage.places.vended(record.location, writable=access is Raw.WRITE) or public
+    return ctx.storage.roots.vend_credentials(record.location, writable=access is Raw.WRITE) or public

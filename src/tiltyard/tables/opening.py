@@ -1,4 +1,4 @@
-"""From a table's id to its open dataset."""
+"""Open a table's dataset by the table's id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_table(ctx: Context, names: Sequence[str] | None) -> TableRecord:
-    """A table's record. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError."""
+    """Return a table's record. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError."""
     return ctx.find_table(table_id(names))
 
 
@@ -31,7 +31,7 @@ def open_for_reading(
     version: int | None = None,
     tag: str | None = None,
 ) -> OpenTable:
-    """A table with a shared handle at a branch's latest version, or at a version or tag. Never mutate the handle.
+    """Open a table at the latest version of a branch, or at a version or tag. The dataset is shared: never mutate it.
 
     Raises NamespaceNotFoundError, TableNotFoundError, InvalidTableStateError (declared, no data yet),
     TableVersionNotFoundError, TableTagNotFoundError, TableBranchNotFoundError.
@@ -40,38 +40,38 @@ def open_for_reading(
     opened = ctx.open_table
     if opened is not None and opened.record is record and (branch, version, tag) == (None, None, None):
         return opened
-    _settle(ctx, record)
+    _finalize_pending(ctx, record)
     if version is not None:
         check_not_deleted(ctx, record, branch, version)
     storage = ctx.storage
-    dataset = storage.datasets.reader(record.location, storage.options(record.location), branch, version, tag)
+    dataset = storage.datasets.open_for_reading(record.location, storage.options(record.location), branch, version, tag)
     return OpenTable(record, dataset)
 
 
-def open_at_hand(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
-    """A table with a shared handle of its latest version, if that takes no more than a look at a local file's name.
+def open_cached(ctx: Context, names: Sequence[str] | None) -> OpenTable | None:
+    """Open a table at its latest version, if that takes no more than a lookup of a local file's name; None otherwise.
 
-    None where it takes more, or is refused. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
+    Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
     """
     record = find_table(ctx, names)
-    if not ctx.storage.at_hand(record.location) or _is_unsettled(ctx, record):
+    if not ctx.storage.is_latest_cached(record.location) or _has_pending_versions(ctx, record):
         return None
-    dataset = ctx.storage.datasets.current(record.location)
+    dataset = ctx.storage.datasets.cached_latest(record.location)
     return None if dataset is None else OpenTable(record, dataset)
 
 
-def _settle(ctx: Context, record: TableRecord) -> None:
-    """Finish what is recorded of a table and not yet final: a batch is seen on all its tables, or on none."""
-    if _is_unsettled(ctx, record):
+def _finalize_pending(ctx: Context, record: TableRecord) -> None:
+    """Finalize what is recorded of a table and not final: readers see a batch on all its tables, or on none."""
+    if _has_pending_versions(ctx, record):
         finalize_pending(ctx, record.id, recent=False)
 
 
-def _is_unsettled(ctx: Context, record: TableRecord) -> bool:
+def _has_pending_versions(ctx: Context, record: TableRecord) -> bool:
     return record.managed and ctx.store.has_pending_versions(record.id)
 
 
 def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str | None = None) -> OpenTable:
-    """A table with a handle of its own, to commit through. Raises what `open_for_reading` raises."""
+    """Open a table with a dataset that is not shared, to commit through. Raises what `open_for_reading` raises."""
     record = find_table(ctx, names)
     return OpenTable(record, open_to_commit(ctx, record, branch))
 
@@ -79,8 +79,11 @@ def open_for_writing(ctx: Context, names: Sequence[str] | None, *, branch: str |
 def open_to_commit(
     ctx: Context, record: TableRecord, branch: str | None, *, durable: bool = False
 ) -> lance.LanceDataset:
-    """Open a handle of a table's latest version, whose commits are routed by CommitRouting. Raises as above."""
+    """Open a dataset at a table's latest version, whose commits take the table's commit route. Raises as above.
+
+    `durable` says that what the commits bring is on the disk already.
+    """
     storage = ctx.storage
-    return storage.datasets.writer(
+    return storage.datasets.open_for_writing(
         record.location, storage.options(record.location), branch, ctx.commit_route(record, durable=durable)
     )

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lance_namespace.errors import ServiceUnavailableError
 
-from tiltyard.runtime.outage_log import Outages
+from tiltyard.runtime.outage_log import OutageLog
 
 Result = TypeVar("Result")
 
@@ -19,7 +19,7 @@ PAUSE_SECONDS = 1.0
 log = logging.getLogger("tiltyard.worker")
 
 
-def guarded(step: Callable[[], Result], stopping: threading.Event, outages: Outages) -> Result | None:
+def guarded(step: Callable[[], Result], stopping: threading.Event, outages: OutageLog) -> Result | None:
     """What a step gives; None, after a pause, for one that fails: the database may be away for a while."""
     try:
         return step()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import ConcurrentModificationError
 
 if TYPE_CHECKING:
-    from tiltyard.storage.locks import Claimed, Locks
+    from tiltyard.storage.locks import AcquiredLock, Locks
 
 TURN_SECONDS = 0.03
 """How long a turn lasts at most. Small appends need a third of it; larger ones lose as seldom as they come."""
@@ -105,7 +105,7 @@ class _Queue:
         self._holder: Peer | None = None
         self._ending: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._claimed: Claimed | None = None
+        self._claimed: AcquiredLock | None = None
         self._claiming = False
         self._series_ends = self._rests_until = 0.0
 
@@ -185,21 +185,21 @@ class _Queue:
         if (left := self._rests_until - time.monotonic()) > 0:
             self._look_in(left)
             return False
-        if (claimed := self._locks.claim(self._name)) is not None:
+        if (claimed := self._locks.try_acquire(self._name)) is not None:
             self._begin_series(claimed)
             return True
         self._claiming = True
         loop = asyncio.get_running_loop()
-        self._locks.claim_later(self._name, lambda claimed: _tell(loop, self._came, claimed))
+        self._locks.acquire_later(self._name, lambda claimed: _tell(loop, self._came, claimed))
         return False
 
-    def _came(self, claimed: Claimed) -> None:
+    def _came(self, claimed: AcquiredLock) -> None:
         """The turns are this process's; by now perhaps nobody here wants one."""
         self._claiming = False
         self._begin_series(claimed)
         self._next()
 
-    def _begin_series(self, claimed: Claimed) -> None:
+    def _begin_series(self, claimed: AcquiredLock) -> None:
         self._claimed = claimed
         self._series_ends = time.monotonic() + SERIES_SECONDS
 
@@ -244,7 +244,7 @@ def _give_up(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, told: Callable[[Claimed], None], claimed: Claimed) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, told: Callable[[AcquiredLock], None], claimed: AcquiredLock) -> None:
     """Call something on an event loop, from another thread."""
     try:
         loop.call_soon_threadsafe(told, claimed)

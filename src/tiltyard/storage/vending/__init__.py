@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tiltyard.storage.vending.credential_cache import Shared, refresh_offset
+from tiltyard.storage.vending.credential_cache import CredentialCache, refresh_offset
 from tiltyard.storage.vending.vended_credentials import Credentials, Folder, Vendor
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int
             f"To hand out credentials for {storage.uri}, more packages are needed ({error.name} is missing): "
             f'pip install "tiltyard[{extra}]".'
         ) from error
-    return Shared(made, clock)
+    return CredentialCache(made, clock)
 
 
 def _made(extra: str, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:

@@ -40,7 +40,7 @@ def refresh_offset(credentials: Credentials) -> int:
     return min(CLIENT_AHEAD_MS, (credentials.expires_at - credentials.issued_at) // 4)
 
 
-class Shared:
+class CredentialCache:
     """A vendor whose credentials are shared by all callers of this process. Safe to use from several threads."""
 
     def __init__(self, vendor: Vendor, clock: Callable[[], int]) -> None:

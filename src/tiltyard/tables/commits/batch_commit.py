@@ -233,7 +233,7 @@ class _PlannedVersion:
 
 
 def _create_versions(batch: Batch, requests: Sequence[models.CreateTableVersionRequest]) -> Step:
-    """Return the step of consecutive commits: their tables are looked up by one query, and recorded by one statement."""
+    """Return the step of consecutive commits: one query looks up their tables, and one statement records them."""
     paths = [table_id(request.id) for request in requests]
     tables = batch.ctx.store.find_tables(paths) if batch.ctx.resolved is None else {}
     planned = [_plan(batch, path, tables.get(path), request) for path, request in zip(paths, requests, strict=True)]

@@ -1,7 +1,7 @@
-"""The server's own commits to managed tables take the road of a client's: staged, recorded, finalised.
+"""Lance's commits in this process to managed tables: staged, recorded in the catalog, and finalized, as a client's are.
 
-Lance asks a namespace in process for the latest version, and tells it of each one it staged; tables are known there
-by the number of their record, which a rename does not change.
+Lance gets a namespace in process (`CommitNamespace`), asks it for the latest version, and has it commit each manifest
+that it has staged. Tables are known there by the id of their record, which a rename does not change.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.storage.commit_route import Check, Road
+from tiltyard.storage.commit_route import Check, CommitRoute
 from tiltyard.storage.manifest_format import versions_folder
 from tiltyard.tables.commits.commit import commit_staged
-from tiltyard.tables.commits.commit_requests import wire_version
+from tiltyard.tables.versions.records import wire_version
 from tiltyard.tables.versions.versions import describe_version, latest_manifest, list_versions
 
 if TYPE_CHECKING:
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from tiltyard.store import TableRecord
 
 
-_WRITES = ("data", "_deletions", "_indices")
-"""Folders that have the files which a commit may bring; its transaction is in the manifest, too."""
-_COARSE_MS = 2000
-"""How far the time that a file carries may be behind."""
+_WRITTEN_FOLDERS = ("data", "_deletions", "_indices")
+"""Folders of the files that a commit may bring; its transaction is in the manifest, too."""
+_MTIME_LAG_MS = 2000
+"""How far a file's modification time may be behind the clock."""
 
 
 class _Response(dict[str, Any]):
-    """A response as pylance reads it: like one of the generated models, whose import takes a server's start as long
-    again."""
+    """A response as pylance reads it: like one of the generated models, whose import takes as long again as a server's
+    whole start.
+    """
 
     def model_dump(self) -> dict[str, Any]:
-        """All fields, by name."""
+        """Return all fields by name."""
         return dict(self)
 
 
-class OwnCommits:
-    """The part of a `LanceNamespace` that commits need: pylance asks for these methods, and not for the class."""
+class CommitNamespace:
+    """The part of a `LanceNamespace` that commits need: pylance calls these methods, and does not check the class."""
 
     def __init__(
         self,
@@ -51,22 +52,22 @@ class OwnCommits:
         checks: Sequence[Check] = (),
         refusals: list[TableNotFoundError] | None = None,
     ) -> None:
-        """`written_since` is when Lance began to write what a commit brings; None if that is durable already.
+        """`written_since` is when Lance began to write what a commit brings, in milliseconds; None if that is durable.
 
-        `refusals` gets why nothing was recorded, while that is sure.
+        `checks` may refuse a staged manifest. `refusals` gets the errors on which certainly nothing was recorded.
         """
         self._ctx = ctx
         self._written_since = written_since
         self._checks = checks
         self._refusals = [] if refusals is None else refusals
-        self._asked = False
+        self._has_requested_commit = False
 
     def namespace_id(self) -> str:
-        """What tells this namespace from others."""
+        """Return what tells this namespace from others."""
         return f"tiltyard-{id(self._ctx.services)}"
 
     def describe_table(self, request: Any) -> _Response:
-        """Where a table lies, and that it is managed."""
+        """Return a table's location, and that it is managed."""
         record = self._table(request)
         return _Response(
             location=record.location,
@@ -75,81 +76,81 @@ class OwnCommits:
         )
 
     def list_table_versions(self, request: Any) -> _Response:
-        """The versions of a branch."""
-        asked, record = _read(request, models.ListTableVersionsRequest), self._table(request)
-        if asked.descending and asked.limit == 1:  # how Lance asks for the latest: it needs the file's name alone
-            latest = latest_manifest(self._ctx, record, asked.branch)
-            found = models.ListTableVersionsResponse(versions=[latest] if latest else [])
+        """List the versions of a branch."""
+        query, record = _decode(request, models.ListTableVersionsRequest), self._table(request)
+        if query.descending and query.limit == 1:  # how Lance asks for the latest: it needs the file's name alone
+            latest = latest_manifest(self._ctx, record, query.branch)
+            response = models.ListTableVersionsResponse(versions=[latest] if latest else [])
         else:
-            found = list_versions(self._ctx, record, asked)
-        return _Response(msgspec.to_builtins(found))
+            response = list_versions(self._ctx, record, query)
+        return _Response(msgspec.to_builtins(response))
 
     def describe_table_version(self, request: Any) -> _Response:
-        """One version. Raises TableVersionNotFoundError."""
-        asked = _read(request, models.DescribeTableVersionRequest)
-        found = describe_version(self._ctx, self._table(request), asked.branch, asked.version)
-        if found is None:
-            raise TableVersionNotFoundError(f"No version {asked.version}.")
-        return _Response(version=msgspec.to_builtins(found))
+        """Describe one version. Raises TableVersionNotFoundError."""
+        query = _decode(request, models.DescribeTableVersionRequest)
+        version = describe_version(self._ctx, self._table(request), query.branch, query.version)
+        if version is None:
+            raise TableVersionNotFoundError(f"No version {query.version}.")
+        return _Response(version=msgspec.to_builtins(version))
 
     def create_table_version(self, request: Any) -> _Response:
-        """Commit what Lance staged. Raises ConcurrentModificationError, and what the checks of the road raise."""
-        record, asked = self._still_there(request), _read(request, models.CreateTableVersionRequest)
-        self._check(record, asked)
+        """Commit a manifest that Lance has staged. Raises ConcurrentModificationError, and what the checks raise."""
+        record, entry = self._table_to_commit(request), _decode(request, models.CreateTableVersionRequest)
+        self._check(record, entry)
         if self._written_since is not None:
-            base = f"{record.location}/{versions_folder(asked.branch)}".removesuffix("/_versions")
-            self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITES], self._written_since)
-        committed = commit_staged(self._ctx, record, asked, ours=True)
+            base = f"{record.location}/{versions_folder(entry.branch)}".removesuffix("/_versions")
+            self._ctx.storage.sync_written([f"{base}/{folder}" for folder in _WRITTEN_FOLDERS], self._written_since)
+        committed = commit_staged(self._ctx, record, entry, trusted=True)
         return _Response(version=msgspec.to_builtins(wire_version(record, committed)))
 
-    def _check(self, record: TableRecord, asked: models.CreateTableVersionRequest) -> None:
-        """What did not pass is not left behind."""
+    def _check(self, record: TableRecord, entry: models.CreateTableVersionRequest) -> None:
+        """Run the checks; delete a staged manifest that is refused."""
         storage = self._ctx.storage
 
-        def staged() -> str:
-            return storage.manifests.named(record.location, asked.manifest_path)
+        def staged_path() -> str:
+            return storage.manifests.resolve_path(record.location, entry.manifest_path)
 
         try:
             for check in self._checks:
-                check(asked.version, lambda: storage.manifests.content(record.location, staged()).content)
+                check(entry.version, lambda: storage.manifests.read(record.location, staged_path()).content)
         except ConcurrentModificationError:
-            storage.delete_files([staged()])
+            storage.delete_files([staged_path()])
             raise
 
-    def _still_there(self, request: Any) -> TableRecord:
-        """The table to commit to. One that is gone before Lance has asked for any version has got none."""
+    def _table_to_commit(self, request: Any) -> TableRecord:
+        """Return the table to commit to. If it is gone at the first request, nothing was recorded: see `refusals`."""
         self._refusals.clear()
         try:
             return self._table(request)
         except TableNotFoundError as error:
-            if not self._asked:
+            if not self._has_requested_commit:
                 self._refusals.append(error)
             raise
         finally:
-            self._asked = True
+            self._has_requested_commit = True
 
     def _table(self, request: Any) -> TableRecord:
         return self._ctx.store.table_by_id(int(_fields(request)["id"][0]))
 
 
-def _read(request: Any, model: Any) -> Any:
+def _decode(request: Any, model: Any) -> Any:
     return msgspec.convert(_fields(request), model)
 
 
 def _fields(request: Any) -> dict[str, Any]:
-    """A request as pylance hands it over, a model or like a mapping; absent fields are missing or None."""
-    given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the fields of a request as pylance passes it, a model or a mapping, without those that are None."""
+    fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def road(ctx: Context, record: TableRecord, *, durable: bool) -> Road | None:
-    """The way commits to a table take; None for straight to storage.
+def commit_route(ctx: Context, record: TableRecord, *, durable: bool) -> CommitRoute | None:
+    """Return how commits reach a managed table; None for a table whose commits go straight to storage.
 
-    Unless what they bring is `durable` already, what Lance writes from now on is made so before the record.
+    Unless what they bring is `durable` already, files that Lance writes from now on are synced before the record.
     """
     if not record.managed:
         return None
     checks: list[Check] = []
     refusals: list[TableNotFoundError] = []
-    since = None if durable else wall_clock() - _COARSE_MS
-    return Road(OwnCommits(ctx, since, checks, refusals), (str(record.id),), checks, refusals)
+    since = None if durable else wall_clock() - _MTIME_LAG_MS
+    return CommitRoute(CommitNamespace(ctx, since, checks, refusals), (str(record.id),), checks, refusals)

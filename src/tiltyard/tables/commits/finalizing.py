@@ -115,7 +115,7 @@ def finalize_each(ctx: Context, commits: Sequence[Commit], news: Sequence[NewVer
 
 
 def _mark_written(catalog: UnitOfWork, table_ids: Iterable[int]) -> None:
-    """Mark declared tables as having data; also those that have been deregistered in the same batch or dropped since."""
+    """Mark declared tables as having data, even if they were deregistered in the same batch or dropped since."""
     for table_id in dict.fromkeys(table_ids):
         try:
             catalog.mark_written(table_id)

@@ -106,18 +106,20 @@ def _build(ctx: Context, order: IndexOrder, running: Job) -> None:
     A small table's index is built in this process: a new one takes longer to start. Raises what `build_index` does.
     """
     record = ctx.store.table_by_id(running.table_id or 0)
-    road = ctx.commit_route(record, durable=False)
-    dataset = ctx.storage.datasets.writer(record.location, ctx.storage.options(record.location), order.branch, road)
+    commit_route = ctx.commit_route(record, durable=False)
+    dataset = ctx.storage.datasets.open_for_writing(
+        record.location, ctx.storage.options(record.location), order.branch, commit_route
+    )
     uuid = str(uuid4())
     running.progress(index_uuid=uuid, stage="build", progress="0.0")
     if dataset.count_rows() <= _ROWS_IN_PROCESS:
         build(dataset, order, uuid)
         return
     options = dict(ctx.storage.options(record.location))
-    table_id = None if road is None else list(road.table_id)
+    table_id = None if commit_route is None else list(commit_route.table_id)
     told = ProcessOrder({**asdict(order), "location": record.location}, uuid, dataset.version, options, table_id)
     begun = time.monotonic()
-    with IndexProcess(told, road) as process:
+    with IndexProcess(told, commit_route) as process:
         process.wait(
             lambda: running.progress(build_seconds=round(time.monotonic() - begun)), ctx.settings.index_stall_timeout
         )

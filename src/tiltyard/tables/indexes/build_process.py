@@ -24,7 +24,7 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError, ServiceUnavai
 from tiltyard.tables.indexes.builder import COMMIT_CALLS, ProcessOrder
 
 if TYPE_CHECKING:
-    from tiltyard.storage.commit_route import Road
+    from tiltyard.storage.commit_route import CommitRoute
 
 log = logging.getLogger("tiltyard.indexes")
 
@@ -46,9 +46,9 @@ _OWN_VARIABLES = "TILTYARD_"
 class IndexProcess:
     """A process that builds one index. Used as a context manager: it has ended behind the block."""
 
-    def __init__(self, order: ProcessOrder, road: Road | None) -> None:
+    def __init__(self, order: ProcessOrder, commit_route: CommitRoute | None) -> None:
         """Start it; `road` is how its commits reach a managed table."""
-        self._road = road
+        self._road = commit_route
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself

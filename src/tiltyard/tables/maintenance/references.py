@@ -1,4 +1,7 @@
-"""Which files of a table its versions need: those of main, of branches, and of shallow clones elsewhere."""
+"""Which files of a table are what, and which its versions refer to: those of main, of branches, and of shallow clones.
+
+Versions refer to units: a file, or a folder or group of files that belong together.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _ABANDONED = r"(?:#\d+)?$|^\.tmp\w+$"
 """What Lance's writers append to a name, or use instead, until a file is whole."""
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """What a file of a table is."""
 
     DATA = "data"
@@ -36,89 +39,90 @@ class Kind(StrEnum):
     UNFINISHED = "unfinished write"
     MANIFEST = "manifest"
     OTHER = "other"
-    """Not Lance's by its name, though it lies in a folder of Lance's: somebody's own, and nobody else's to delete."""
+    """Not Lance's by its name, though it is in a folder of Lance's: a user's own file, which is never deleted."""
 
 
 _UNFINISHED = "_creating-", "_publishing-"
-"""How folders begin that somebody has while a table is made, or a publication's block is open (publishing.changes)."""
+"""Prefixes of folders that exist while a table is created, or a publication's block is open (publishing.changes)."""
 
 _FOLDERS = {
-    "data": Kind.DATA,
-    "_deletions": Kind.DELETION,
-    "_indices": Kind.INDEX,
-    "_transactions": Kind.TRANSACTION,
+    "data": FileKind.DATA,
+    "_deletions": FileKind.DELETION,
+    "_indices": FileKind.INDEX,
+    "_transactions": FileKind.TRANSACTION,
 }
 
-_OWN = {
-    Kind.DATA: re.compile(rf"^[0-9a-f-]{{32,}}[./]|^[^/]+\.lance{_ABANDONED}"),
-    Kind.DELETION: re.compile(rf"^\d+-\d+-\d+\.(?:arrow|bin){_ABANDONED}"),
-    Kind.INDEX: re.compile(rf"^{_UUID}/"),
-    Kind.TRANSACTION: re.compile(rf"^\d+-{_UUID}\.txn{_ABANDONED}"),
+_LANCE_NAMES = {
+    FileKind.DATA: re.compile(rf"^[0-9a-f-]{{32,}}[./]|^[^/]+\.lance{_ABANDONED}"),
+    FileKind.DELETION: re.compile(rf"^\d+-\d+-\d+\.(?:arrow|bin){_ABANDONED}"),
+    FileKind.INDEX: re.compile(rf"^{_UUID}/"),
+    FileKind.TRANSACTION: re.compile(rf"^\d+-{_UUID}\.txn{_ABANDONED}"),
 }
 """How Lance names files in its folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table, and what it is; `unit` is what versions refer to: the file, or a folder or group of files."""
+    """A file of a table and its kind; `unit` is what versions refer to: the file, or a folder or group of files."""
 
-    found: FileEntry
-    kind: Kind
+    entry: FileEntry
+    kind: FileKind
     unit: str
 
 
-def table_file(found: FileEntry, branches: Iterable[str]) -> TableFile | None:
-    """What a file of a table is, by its path; None for what is no part of a Lance table."""
-    start = _start(found.path, branches)
-    head, _, rest = found.path.removeprefix(start).partition("/")
-    if head in _FOLDERS:
-        kind = _FOLDERS[head]
-        return TableFile(found, kind if _OWN[kind].match(rest) else Kind.OTHER, start + _unit(head, rest))
-    if head == "_versions" and FINAL_NAME.match(rest):
-        return TableFile(found, Kind.MANIFEST, found.path)
-    if head == "_versions" and _STAGED.match(rest):
-        return TableFile(found, Kind.STAGED, found.path)
-    if head.startswith(_UNFINISHED):
-        return TableFile(found, Kind.UNFINISHED, found.path)
+def classify(entry: FileEntry, branch_names: Iterable[str]) -> TableFile | None:
+    """Return what a file of a table is, by its path; None for what is no part of a Lance table."""
+    prefix = _branch_prefix(entry.path, branch_names)
+    folder, _, name = entry.path.removeprefix(prefix).partition("/")
+    if folder in _FOLDERS:
+        kind = _FOLDERS[folder]
+        is_lance = _LANCE_NAMES[kind].match(name)
+        return TableFile(entry, kind if is_lance else FileKind.OTHER, prefix + _unit(folder, name))
+    if folder == "_versions" and FINAL_NAME.match(name):
+        return TableFile(entry, FileKind.MANIFEST, entry.path)
+    if folder == "_versions" and _STAGED.match(name):
+        return TableFile(entry, FileKind.STAGED, entry.path)
+    if folder.startswith(_UNFINISHED):
+        return TableFile(entry, FileKind.UNFINISHED, entry.path)
     return None
 
 
-def kind_of(path: str) -> Kind:
-    """What a file of main or of a branch is, by the folder that it lies in."""
-    return next((_FOLDERS[part] for part in path.split("/")[:-1] if part in _FOLDERS), Kind.OTHER)
+def kind_of(path: str) -> FileKind:
+    """Return what a file of main or of a branch is, by the folder that it is in."""
+    return next((_FOLDERS[part] for part in path.split("/")[:-1] if part in _FOLDERS), FileKind.OTHER)
 
 
-def _start(path: str, branches: Iterable[str]) -> str:
-    """The folder of the branch that a path lies in, with a slash; "" for main."""
-    return next((start for name in branches if path.startswith(start := f"tree/{name}/")), "")
+def _branch_prefix(path: str, branch_names: Iterable[str]) -> str:
+    """Return the folder of the branch that a path is in, with a slash; "" for main."""
+    return next((prefix for name in branch_names if path.startswith(prefix := f"tree/{name}/")), "")
 
 
-def _unit(folder: str, rest: str) -> str:
-    """What versions refer to: an index by its folder, a data file with what lies beside it under the same name."""
-    first = rest.partition("/")[0]
+def _unit(folder: str, name: str) -> str:
+    """Return the unit of a file: an index by its folder, a data file with the files of the same stem."""
+    first = name.partition("/")[0]
     if folder == "_indices":
         return f"{folder}/{first}"
     if folder == "data":
         return f"{folder}/{first.partition('.')[0]}"
-    return f"{folder}/{rest}"
+    return f"{folder}/{name}"
 
 
-def table_files(ctx: Context, location: str, lines: Iterable[str]) -> list[TableFile]:
-    """The files in a table's folder that are known for what they are; `lines` names main and its branches."""
-    branches = branches_of(lines)
-    files = (table_file(found, branches) for found in ctx.storage.files(location).walk(location))
+def table_files(ctx: Context, location: str, branches: Iterable[str]) -> list[TableFile]:
+    """Return the files in a table's folder whose kind is known; `branches` are the names of main and its branches."""
+    names = _without_main(branches)
+    files = (classify(entry, names) for entry in ctx.storage.files(location).walk(location))
     return [file for file in files if file is not None]
 
 
-def old_versions(location: str) -> str:
-    """The lock of whoever begins to use an old version, or takes some away."""
+def old_versions_lock(location: str) -> str:
+    """Return the name of the lock to hold while old versions of a table are put to use, or removed."""
     return f"old versions of {location}"
 
 
-def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
-    """Handles of main and of all branches, by their names; none without data.
+def open_branches(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
+    """Open main and all branches, by their names; none without data.
 
-    Raises what opening a table raises, other than that it has no data.
+    Raises what opening a table raises, except for a table without data.
     """
     if not ctx.storage.has_table(location):
         return {}
@@ -131,70 +135,71 @@ def open_lines(ctx: Context, location: str) -> dict[str, lance.LanceDataset]:
         return {MAIN_BRANCH: main, **{name: main.checkout_version((name, None)) for name in names}}
 
 
-def branches_of(lines: Iterable[str]) -> list[str]:
-    """The branches beside main, the longest names first: one may lie in the folder of another."""
-    return sorted((name for name in lines if name != MAIN_BRANCH), key=len, reverse=True)
+def _without_main(branches: Iterable[str]) -> list[str]:
+    """Return the names of branches other than main, the longest first: one may be in the folder of another."""
+    return sorted((name for name in branches if name != MAIN_BRANCH), key=len, reverse=True)
 
 
-def references(ctx: Context, location: str, lines: dict[str, lance.LanceDataset]) -> set[str]:
-    """The units that any version needs: of main, of a branch, or of a shallow clone that the catalog knows."""
-    units, branches = tracked(location, lines), branches_of(lines)
-    for name, dataset in lines.items():
+def referenced_units(ctx: Context, location: str, branches: dict[str, lance.LanceDataset]) -> set[str]:
+    """Return the units that any version refers to: of main, of a branch, or of a shallow clone in the catalog."""
+    units, names = tracked_units(location, branches), _without_main(branches)
+    for name, dataset in branches.items():
         if name != MAIN_BRANCH:
-            _add_inherited(units, dataset, branches)
+            _add_inherited(units, dataset, names)
     for clone in ctx.store.clone_locations(location):
-        for dataset in open_lines(ctx, clone).values():
-            _add_tracked(units, dataset, location, branches)
-            _add_inherited(units, dataset, branches)
+        for dataset in open_branches(ctx, clone).values():
+            _add_tracked(units, dataset, location, names)
+            _add_inherited(units, dataset, names)
     return units
 
 
-def tracked(location: str, lines: dict[str, lance.LanceDataset]) -> set[str]:
-    """The units in a table's folder that its own versions need."""
+def tracked_units(location: str, branches: dict[str, lance.LanceDataset]) -> set[str]:
+    """Return the units in a table's folder that its own versions refer to."""
     units: set[str] = set()
-    for dataset in lines.values():
-        _add_tracked(units, dataset, location, branches_of(lines))
+    for dataset in branches.values():
+        _add_tracked(units, dataset, location, _without_main(branches))
     return units
 
 
-def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, branches: list[str]) -> None:
-    """Add what one line of versions needs of a table's folder."""
+def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, branch_names: list[str]) -> None:
+    """Add the units of a table's folder that the versions of one branch refer to."""
     with lance_errors(dataset):
         for batch in dataset.tracked_files():
             columns = (batch.column(name).to_pylist() for name in ("base_uri", "path"))
             for base, path in set(zip(*columns, strict=True)):
-                if (prefix := _below(base, location)) is not None:
-                    units.add(unit_of(prefix + path, branches))
+                if (prefix := _prefix_below(base, location)) is not None:
+                    units.add(unit_of(prefix + path, branch_names))
 
 
-def _add_inherited(units: set[str], dataset: lance.LanceDataset, branches: list[str]) -> None:
-    """Add the indices of a branch or a clone, wherever they lie: those from elsewhere are no tracked files."""
+def _add_inherited(units: set[str], dataset: lance.LanceDataset, branch_names: list[str]) -> None:
+    """Add the indexes of a branch or a clone, wherever they are: Lance does not list those from elsewhere as tracked.
+    """
     with lance_errors(dataset):
         uuids = [segment.uuid for index in dataset.describe_indices() for segment in index.segments]
-    starts = ["", *(f"tree/{name}/" for name in branches)]
-    units.update(f"{start}_indices/{uuid}" for start in starts for uuid in uuids)
+    prefixes = ["", *(f"tree/{name}/" for name in branch_names)]
+    units.update(f"{prefix}_indices/{uuid}" for prefix in prefixes for uuid in uuids)
 
 
-def unit_of(path: str, branches: Iterable[str]) -> str:
-    """What a path in a table's folder belongs to, however the base was told that it is under."""
-    start = _start(path, branches)
-    head, _, rest = path.removeprefix(start).partition("/")
-    return start + _unit(head, rest) if head in _FOLDERS else path
+def unit_of(path: str, branch_names: Iterable[str]) -> str:
+    """Return the unit of a path in a table's folder, whichever base Lance has reported it under."""
+    prefix = _branch_prefix(path, branch_names)
+    folder, _, name = path.removeprefix(prefix).partition("/")
+    return prefix + _unit(folder, name) if folder in _FOLDERS else path
 
 
-def _below(base: str, location: str) -> str | None:
-    """Where a base lies below a table's location, as a prefix of paths; None for elsewhere."""
+def _prefix_below(base: str, location: str) -> str | None:
+    """Return where a base is below a table's location, as a prefix of paths; None for elsewhere."""
     base = base.removeprefix("file://").rstrip("/")
     if base == location:
         return ""
     return f"{base[len(location) + 1 :]}/" if base.startswith(f"{location}/") else None
 
 
-def lost_manifests(files: Iterable[TableFile], units: set[str], lines: Iterable[str]) -> list[str]:
-    """Manifests in the folders of known lines that Lance did not speak of: its paths and ours are not the same then."""
-    folders = {versions_folder(name) for name in lines}
+def unknown_manifests(files: Iterable[TableFile], units: set[str], branches: Iterable[str]) -> list[str]:
+    """Return manifests of known branches that Lance has not reported: its paths and ours differ then."""
+    folders = {versions_folder(name) for name in branches}
     return [
         file.unit
         for file in files
-        if file.kind is Kind.MANIFEST and file.unit.rpartition("/")[0] in folders and file.unit not in units
+        if file.kind is FileKind.MANIFEST and file.unit.rpartition("/")[0] in folders and file.unit not in units
     ]

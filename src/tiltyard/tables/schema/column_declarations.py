@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.model.ids import Id
-    from tiltyard.storage.manifest_format import Code
+    from tiltyard.storage.manifest_format import CodeDeclaration
     from tiltyard.store import TableRecord
 
 _MARK = PREFIX.encode()
@@ -41,7 +41,9 @@ def plain(schema: pa.Schema) -> pa.Schema | None:
     return pa.schema([field.with_metadata(_without_code(field.metadata)) for field in schema], schema.metadata)
 
 
-def check_declared(ctx: Context, path: Id, table: TableRecord, branch: str | None, declared: Iterable[Code]) -> None:
+def check_declared(
+    ctx: Context, path: Id, table: TableRecord, branch: str | None, declared: Iterable[CodeDeclaration]
+) -> None:
     """Raise unless the code that a staged manifest declares is the table's already, or its sender may declare it.
 
     A table of id 0 is one that the same request makes. Raises UnsupportedOperationError (code of clients is switched
@@ -79,7 +81,7 @@ def check_quoted(ctx: Context, table: TableRecord, branch: str | None, names: It
             check_column_name(name)
 
 
-def _known(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[Code]:
+def _known(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[CodeDeclaration]:
     """The code that a table declares as it is."""
     return frozenset(_code(field.metadata) for field in _schema(ctx, table, branch))
 
@@ -89,14 +91,14 @@ def _schema(ctx: Context, table: TableRecord, branch: str | None) -> pa.Schema:
     if not table.id:
         return pa.schema([])
     try:
-        return ctx.storage.datasets.reader(table.location, ctx.storage.options(table.location), branch).schema
+        return ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch).schema
     except InvalidTableStateError:  # it has no version yet
         return pa.schema([])
     except TableBranchNotFoundError:  # it is made by this very commit, from main
         return _schema(ctx, table, None)
 
 
-def _code(metadata: Mapping[bytes, bytes] | None) -> Code:
+def _code(metadata: Mapping[bytes, bytes] | None) -> CodeDeclaration:
     return frozenset(pair for pair in (metadata or {}).items() if pair[0].startswith(_MARK))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tiltyard.storage.errors import no_column
+from tiltyard.storage.errors import column_not_found
 
 if TYPE_CHECKING:
     import lance
@@ -18,7 +18,7 @@ def find_field(dataset: lance.LanceDataset, path: str) -> Any:  # pylance's stub
     """The LanceField at a path. Raises TableColumnNotFoundError, which names the columns there are."""
     field = dataset.lance_schema.field(path)
     if field is None:
-        raise no_column(path, dataset.schema.names)
+        raise column_not_found(path, dataset.schema.names)
     return field
 
 

@@ -11,7 +11,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.store import CREATING, TableRecord, UnitOfWork
-from tiltyard.tables.maintenance.references import old_versions
+from tiltyard.tables.maintenance.references import old_versions_lock
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.versions.deleted_versions import check_not_deleted
 from tiltyard.tables.versions.records import new_is_managed
@@ -34,13 +34,11 @@ def clone_table(ctx: Context, request: models.CloneTableRequest) -> models.Clone
         if request.source_version is not None and request.source_tag is not None:
             raise InvalidInputError("Name a source_version or a source_tag, not both.")
         source_uri = ctx.storage.check_location(request.source_location)
-    with ctx.storage.locks.hold(old_versions(source_uri), ctx.settings.conflict_timeout):
+    with ctx.storage.locks.hold(old_versions_lock(source_uri), ctx.settings.conflict_timeout):
         return _clone(ctx, request, path, source_uri)
 
 
-def _clone(
-    ctx: Context, request: models.CloneTableRequest, path: Id, source_uri: str
-) -> models.CloneTableResponse:
+def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri: str) -> models.CloneTableResponse:
     """Write the files, then insert the table: from then on gc knows that versions of its source are in use."""
     storage = ctx.storage
     if request.source_version is not None and (table := ctx.store.table_at(source_uri)) is not None:

@@ -1,7 +1,7 @@
-"""Versions that BatchDeleteTableVersions took out of a table's history, and whose files wait for garbage collection.
+"""Versions deleted by BatchDeleteTableVersions, whose files wait for garbage collection.
 
-Storage holds them until then, so whatever names a version of a table by its number asks here. The latest version of a
-branch is never deleted, nor one with a tag.
+Storage has them until then, so whatever takes a version of a table by its number checks it here. The latest version of
+a branch is never deleted, nor one with a tag.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TableRecord, UnitOfWork
     from tiltyard.store.tables.deleted_versions import Range
-    from tiltyard.tables.versions.records import Stored
+    from tiltyard.tables.versions.records import StoredVersion
 
 
 def check_not_deleted(ctx: Context, record: TableRecord, branch: str | None, version: int) -> None:
     """Raise TableVersionNotFoundError for a version that was deleted."""
     if not ctx.store.is_deleted_version(record.id, branch_key(branch), version):
         return
-    latest = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location), branch)
-    if latest.version != version:  # it may have become that again, as in a restore by file copy
+    latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location), branch)
+    if latest.version != version:  # it may be the latest again, after a restore by file copy
         raise TableVersionNotFoundError(f"No version {version}: it was deleted; the latest is {latest.version}.")
 
 
-def deleted_test(ctx: Context, record: TableRecord, branch: str | None, latest: int) -> Callable[[int], bool]:
-    """Return a function that tells whether a version of a branch was deleted; `latest` was not."""
+def deletion_test(ctx: Context, record: TableRecord, branch: str | None, latest: int) -> Callable[[int], bool]:
+    """Return a function that tells whether a version of a branch is deleted; `latest` is not."""
     ranges = ctx.store.deleted_versions(record.id, branch_key(branch))
     return lambda version: version != latest and any(version in deleted for deleted in ranges)
 
@@ -48,10 +48,10 @@ def tagged_versions(dataset: lance.LanceDataset, branch: str) -> set[int]:
     return {tag["version"] for tag in tags if branch_key(tag["branch"]) == branch}
 
 
-def without_tagged(ctx: Context, record: TableRecord, branch: str | None, ranges: Iterable[Range]) -> list[Range]:
-    """Return what ranges of versions have besides those with tags."""
+def exclude_tagged(ctx: Context, record: TableRecord, branch: str | None, ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges of versions without those that have a tag."""
     try:
-        main = ctx.storage.datasets.reader(record.location, ctx.storage.options(record.location))
+        main = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location))
     except InvalidTableStateError:  # no data yet
         return list(subtract(ranges, ()))
     ctx.storage.manifests.check_references(record.location)
@@ -62,34 +62,36 @@ def without_tagged(ctx: Context, record: TableRecord, branch: str | None, ranges
 def delete_versions(
     catalog: UnitOfWork, table_id: int, branch: str | None, ranges: list[Range], stored: Iterable[int]
 ) -> int:
-    """Take versions out of a table's history; return how many there were of the `stored` and the recorded ones."""
+    """Mark versions as deleted and delete their records; return how many of them were `stored` or recorded."""
     key = branch_key(branch)
     recorded = catalog.recorded_versions(table_id, key, ranges)
     catalog.delete_versions(table_id, key, ranges)
     added = catalog.add_deleted_versions(table_id, key, ranges)
-    there = recorded.union(stored)
-    return sum(1 for version in there if any(first <= version < beyond for first, beyond in added))
+    existing = recorded.union(stored)
+    return sum(1 for version in existing if any(first <= version < beyond for first, beyond in added))
 
 
 def expired_versions(
-    ctx: Context, record: TableRecord, lines: Mapping[str, lance.LanceDataset], now: int
-) -> dict[str, list[Stored]]:
-    """Return the versions by branch ('' is main) that were deleted a retention time ago and that nothing older follows.
+    ctx: Context, record: TableRecord, branches: Mapping[str, lance.LanceDataset], now: int
+) -> dict[str, list[StoredVersion]]:
+    """Return deleted versions whose files may be removed, by branch ('' is main), ascending.
 
-    Removed in this order they leave no gap in a history without tags: readers count on that.
+    These were deleted at least a retention time before `now` (milliseconds), and nothing older in their branch is
+    needed. Removed in this order they leave no gap in a history without tags: readers count on that. `branches` has
+    the dataset of each branch by its name.
     """
     before = now - ctx.settings.retention_ms
-    found: dict[str, list[Stored]] = {}
-    for name, dataset in lines.items():
+    expired: dict[str, list[StoredVersion]] = {}
+    for name, dataset in branches.items():
         branch = branch_key(name)
-        deleted = [one for one in ctx.store.deleted_versions(record.id, branch) if one.deleted_at <= before]
+        deleted = [span for span in ctx.store.deleted_versions(record.id, branch) if span.deleted_at <= before]
         if not deleted:
             continue
-        tagged = tagged_versions(lines[MAIN_BRANCH], branch)
+        tagged = tagged_versions(branches[MAIN_BRANCH], branch)
         for version, stored in sorted(stored_versions(ctx, record, branch).items()):
             if version in tagged:
                 continue
-            if version >= dataset.version or not any(version in one for one in deleted):
+            if version >= dataset.version or not any(version in span for span in deleted):
                 break
-            found.setdefault(branch, []).append(stored)
-    return found
+            expired.setdefault(branch, []).append(stored)
+    return expired

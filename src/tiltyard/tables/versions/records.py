@@ -100,7 +100,7 @@ def records_of(ctx: Context, table: TableRecord, branch: str) -> Iterator[Versio
 
 
 def stored_versions(ctx: Context, table: TableRecord, branch: str) -> dict[int, StoredVersion]:
-    """Return the versions of a branch ('' is main) whose manifests are in storage under their final names, by number."""
+    """Return the versions of a branch ('' is main) whose manifests have their final names in storage, by number."""
     with lance_errors():
         names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder(branch)}")
     numbers = [match[1] for match in map(_FINAL.match, names) if match]

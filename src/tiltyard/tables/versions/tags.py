@@ -22,11 +22,11 @@ from tiltyard.tables.versions.records import branch_key
 if TYPE_CHECKING:
     from tiltyard.context import Context, OpenTable
 
-    Target = tuple[str | None, int]
+    TagTarget = tuple[str | None, int]
     """A branch, None for main, and a version of it."""
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> models.ListTableTagsResponse:
     """List tags with their versions, by name. Raises what opening a table raises, InvalidInputError."""
     table = open_for_reading(ctx, request.id)
@@ -46,10 +46,10 @@ def _contents(tag: Any) -> models.TagContents:
     return models.TagContents(version=tag["version"], manifestSize=tag["manifest_size"], branch=tag["branch"])
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def get_table_tag_version(ctx: Context, request: models.GetTableTagVersionRequest) -> models.GetTableTagVersionResponse:
-    """Tell the version, and the branch if it is not main, that a tag names. Raises TableTagNotFoundError."""
-    tag = _find(ctx, open_for_reading(ctx, request.id), request.tag)
+    """Return the version, and the branch if it is not main, that a tag names. Raises TableTagNotFoundError."""
+    tag = _find_tag(ctx, open_for_reading(ctx, request.id), request.tag)
     return models.GetTableTagVersionResponse(version=tag["version"], branch=tag["branch"])
 
 
@@ -66,23 +66,23 @@ def create_table_tag(ctx: Context, request: models.CreateTableTagRequest) -> mod
         with lance_errors(dataset):
             dataset.tags.create(request.tag, target)
     except TableTagAlreadyExistsError:
-        if not _names(ctx, table, request.tag, target):  # else it is this one: Lance wrote it twice, not hearing of it
-            raise
+        if not _has_target(ctx, table, request.tag, target):
+            raise  # else it is ours: Lance wrote it twice, because the response of the first write was lost
     return models.CreateTableTagResponse()
 
 
-def _names(ctx: Context, table: OpenTable, tag: str, target: Target) -> bool:
-    """Whether a tag is there, and of this version."""
-    found = _tags(ctx, table).get(tag)
-    return found is not None and (found["branch"], found["version"]) == target
+def _has_target(ctx: Context, table: OpenTable, tag: str, target: TagTarget) -> bool:
+    """Return whether a tag exists and names this version."""
+    existing = _tags(ctx, table).get(tag)
+    return existing is not None and (existing["branch"], existing["version"]) == target
 
 
 @operation(needs=on_table(Privilege.WRITE))
 def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> models.UpdateTableTagResponse:
-    """Let a tag name another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
+    """Move a tag to another version. Raises TableTagNotFoundError, TableVersionNotFoundError."""
     target = _target(ctx, request)
     table = open_for_writing(ctx, request.id)
-    _find(ctx, table, request.tag)
+    _find_tag(ctx, table, request.tag)
     with lance_errors(table.dataset):
         table.dataset.tags.update(request.tag, target)
     return models.UpdateTableTagResponse()
@@ -90,16 +90,16 @@ def update_table_tag(ctx: Context, request: models.UpdateTableTagRequest) -> mod
 
 @operation(needs=on_table(Privilege.WRITE))
 def delete_table_tag(ctx: Context, request: models.DeleteTableTagRequest) -> models.DeleteTableTagResponse:
-    """Take a tag away; its version stays. Raises TableTagNotFoundError."""
+    """Delete a tag; its version stays. Raises TableTagNotFoundError."""
     table = open_for_writing(ctx, request.id)
-    _find(ctx, table, request.tag)
+    _find_tag(ctx, table, request.tag)
     with lance_errors(table.dataset):
         table.dataset.tags.delete(request.tag)
     return models.DeleteTableTagResponse()
 
 
-def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> Target:
-    """The version a tag shall name, as Lance refers to it; it has to be there."""
+def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateTableTagRequest) -> TagTarget:
+    """Return the version that a request names, as Lance refers to it. Raises TableVersionNotFoundError."""
     if request.version < 1:
         raise InvalidInputError(f"version is {request.version}: the first version of a table is 1.")
     open_for_reading(ctx, request.id, branch=request.branch, version=request.version)
@@ -107,13 +107,13 @@ def _target(ctx: Context, request: models.CreateTableTagRequest | models.UpdateT
 
 
 def _tags(ctx: Context, table: OpenTable) -> dict[str, Any]:
-    """All tags of a table by name."""
+    """Return all tags of a table by name."""
     ctx.storage.manifests.check_references(table.record.location)
     with lance_errors(table.dataset):
         return dict(table.dataset.tags.list())
 
 
-def _find(ctx: Context, table: OpenTable, tag: str) -> Any:
+def _find_tag(ctx: Context, table: OpenTable, tag: str) -> Any:
     tags = _tags(ctx, table)
     if tag not in tags:
         raise TableTagNotFoundError(f"No tag '{tag}' on this table: list its tags to see which there are.")

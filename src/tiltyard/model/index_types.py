@@ -97,7 +97,9 @@ def parameters(kind: IndexType, field: pa.Field, request: models.CreateTableInde
         raise InvalidInputError(f"{kind.value} takes no {wrong[0]}: {_listed(allowed)}.")
     if kind.is_vector:
         _check_graph(kind, given)
-        return given | VectorColumn.of(field).checked(kind.value, kind.quantizer, request.distance_type, given)
+        return given | VectorColumn.for_index(field).index_parameters(
+            kind.value, kind.quantizer, request.distance_type, given
+        )
     if not _FITS[kind](field.type):
         raise InvalidInputError(f"{kind.value} needs {_NEEDS[kind]}, and '{field.name}' is {field.type}.")
     return _checked_tokenizer(given, field) if kind is IndexType.FTS else given

@@ -1,7 +1,8 @@
-"""Columns of vectors: what their indices can be, and how to train one on too few of them."""
+"""Vector columns: find them in a schema, check the parameters of their indices, train an index on few vectors."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,93 +12,138 @@ import pyarrow.types as of
 from lance_namespace.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 DISTANCES = {"l2": "l2", "euclidean": "l2", "cosine": "cosine", "dot": "dot", "hamming": "hamming"}
 _BITS = {"SQ": (8,), "PQ": (4, 8), "RQ": tuple(range(1, 10)), "FLAT": ()}
-_LONGEST_SUB_VECTOR = 16
+_MAX_SUB_VECTOR = 16
 _RQ_STEP = 8
+_ELEMENTS = (pa.float16(), pa.float32(), pa.float64(), pa.uint8(), pa.int8())
+_PLAIN_NAME = re.compile(r"\w+")
 
 Matrix = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class VectorColumn:
-    """Fixed-size lists of numbers; `several` of them in each row for a multivector column."""
+    """A column of fixed-size lists of numbers; in a multivector column, each row has a list of them.
 
+    `path` is spelled as Lance does (see `quote_path`), `element` is the type of the numbers.
+    """
+
+    path: str
     dimension: int
     element: pa.DataType
-    several: bool
+    is_multivector: bool
 
     @classmethod
-    def of(cls, field: pa.Field) -> VectorColumn:
-        """What a field holds. Raises InvalidInputError if it holds no vectors."""
-        several = of.is_list(field.type)
-        vector = field.type.value_type if several else field.type
-        if isinstance(vector, pa.FixedShapeTensorType):
-            vector = vector.storage_type
-        if of.is_fixed_size_list(vector) and (of.is_floating(vector.value_type) or of.is_uint8(vector.value_type)):
-            return cls(vector.list_size, vector.value_type, several)
-        raise InvalidInputError(
-            f"A vector index needs a column of fixed-size lists of floats or uint8, and '{field.name}' is {field.type}."
-        )
+    def from_type(cls, path: str, type_: pa.DataType) -> VectorColumn | None:
+        """Return the vector column that a type is, None for other types. Extension types count as their storage."""
+        type_ = _storage_type(type_)
+        is_multivector = of.is_list(type_) and of.is_fixed_size_list(_storage_type(type_.value_type))
+        vector = _storage_type(type_.value_type) if is_multivector else type_
+        if of.is_fixed_size_list(vector) and (element := _storage_type(vector.value_type)) in _ELEMENTS:
+            return cls(path, vector.list_size, element, is_multivector)
+        return None
 
-    def checked(self, kind: str, quantizer: str, distance: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters that the request leaves open: distance and number of sub-vectors. Raises InvalidInputError."""
-        found: dict[str, Any] = {"distance_type": self._distance(kind, quantizer, distance)}
-        bits = given.get("num_bits")
+    @classmethod
+    def for_index(cls, field: pa.Field) -> VectorColumn:
+        """Return the vector column of a field. Raises InvalidInputError if no vector index can be built on it."""
+        column = cls.from_type(quote_path((field.name,)), field.type)
+        if column is None or of.is_int8(column.element):
+            raise InvalidInputError(
+                f"A vector index needs a column of fixed-size lists of floats or uint8, and '{field.name}' is "
+                f"{field.type}."
+            )
+        return column
+
+    def index_parameters(
+        self, kind: str, quantizer: str, distance: str | None, requested: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return parameters of an index that have defaults: distance type and, for PQ, the number of sub-vectors.
+
+        Raises InvalidInputError for parameters of the request that do not fit the column.
+        """
+        parameters: dict[str, Any] = {"distance_type": self._distance(kind, quantizer, distance)}
+        bits = requested.get("num_bits")
         if bits is not None and bits not in _BITS[quantizer]:
             raise InvalidInputError(f"num_bits of {kind} is {' or '.join(map(str, _BITS[quantizer]))}, not {bits}.")
         if quantizer == "RQ" and self.dimension % _RQ_STEP:
             raise InvalidInputError(f"{kind} needs vectors whose length is a multiple of 8, not {self.dimension}.")
         if quantizer == "PQ":
-            found["num_sub_vectors"] = self._sub_vectors(given.get("num_sub_vectors"), bits)
-        return found
+            parameters["num_sub_vectors"] = self._sub_vectors(requested.get("num_sub_vectors"), bits)
+        return parameters
 
     def _distance(self, kind: str, quantizer: str, distance: str | None) -> str:
-        bytewise = of.is_uint8(self.element)
-        default = "hamming" if bytewise else "cosine" if self.several else "l2"
-        found = DISTANCES.get((distance or default).lower())
-        if found is None:
+        is_binary = of.is_uint8(self.element)
+        default = "hamming" if is_binary else "cosine" if self.is_multivector else "l2"
+        name = DISTANCES.get((distance or default).lower())
+        if name is None:
             raise InvalidInputError(f"Unknown distance type '{distance}': choose l2, cosine, dot or hamming.")
-        if bytewise != (found == "hamming"):
+        if is_binary != (name == "hamming"):
             raise InvalidInputError("The distance of uint8 vectors is hamming, and hamming is for those alone.")
-        if bytewise and quantizer != "FLAT":
+        if is_binary and quantizer != "FLAT":
             raise InvalidInputError(f"{kind} cannot index uint8 vectors: use IVF_FLAT or IVF_HNSW_FLAT.")
-        if self.several and found != "cosine":
+        if self.is_multivector and name != "cosine":
             raise InvalidInputError("The distance of columns with several vectors a row is cosine.")
-        return found
+        return name
 
-    def _sub_vectors(self, asked: int | None, bits: int | None) -> int:
-        """The number asked for, or the fewest that divide the vector into parts of up to 16 numbers."""
+    def _sub_vectors(self, requested: int | None, bits: int | None) -> int:
+        """Return the requested number, or the smallest that divides the vector into parts of up to 16 numbers."""
         step = 2 if bits == 4 else 1  # two codes of four bits share a byte
-        if asked is not None:
-            if self.dimension % asked or asked % step:
+        if requested is not None:
+            if self.dimension % requested or requested % step:
                 even = " be even and" if step == 2 else ""
-                raise InvalidInputError(f"num_sub_vectors has to{even} divide {self.dimension}, and {asked} does not.")
-            return asked
-        fewest = -(-self.dimension // _LONGEST_SUB_VECTOR)
+                raise InvalidInputError(
+                    f"num_sub_vectors has to{even} divide {self.dimension}, and {requested} does not."
+                )
+            return requested
+        fewest = -(-self.dimension // _MAX_SUB_VECTOR)
         for count in range(fewest, self.dimension + 1):
             if self.dimension % count == 0 and count % step == 0:
                 return count
         raise InvalidInputError("num_bits=4 needs vectors of even length: use 8.")
 
     def matrix(self, column: pa.ChunkedArray) -> Matrix:
-        """The vectors of a column, one in each row; those that are null or not finite are left out."""
+        """Return the vectors of a column as rows of a matrix; vectors that are null or not finite are left out."""
         values = column.combine_chunks().drop_null()
-        if self.several:
+        if self.is_multivector:
             values = values.flatten().drop_null()
         flat = values.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
         rows = flat.reshape(-1, self.dimension)
-        kept: Matrix = rows[np.isfinite(rows).all(axis=1)]
-        return kept
+        finite: Matrix = rows[np.isfinite(rows).all(axis=1)]
+        return finite
 
 
-def model_of_few(column: VectorColumn, vectors: Matrix, options: Mapping[str, Any]) -> dict[str, Any]:
-    """One centroid and, for PQ, a codebook that holds every part of every vector: an exact model.
+def vector_columns(schema: pa.Schema) -> dict[str, VectorColumn]:
+    """Return the vector columns of a schema by path, those inside structs included."""
+    return {column.path: column for field in schema for column in _vector_fields(field, ())}
+
+
+def _vector_fields(field: pa.Field, parents: tuple[str, ...]) -> Iterator[VectorColumn]:
+    names = (*parents, field.name)
+    type_ = _storage_type(field.type)
+    if of.is_struct(type_):
+        for child in type_:
+            yield from _vector_fields(child, names)
+    elif column := VectorColumn.from_type(quote_path(names), type_):
+        yield column
+
+
+def quote_path(names: tuple[str, ...]) -> str:
+    """Spell a path as Lance does: names with other than word characters stand between backticks."""
+    return ".".join(name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`" for name in names)
+
+
+def _storage_type(type_: pa.DataType) -> pa.DataType:
+    return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+
+
+def train_exact_model(column: VectorColumn, vectors: Matrix, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an exact model of few vectors: one centroid and, for PQ, a codebook of every part of every vector.
 
     Lance trains a quantizer of 256 codes on 256 vectors or more, and an IVF on at least one; on fewer it records the
-    index as empty or fails, so that nobody could ever wait for it.
+    index as empty or fails, so that the index would never be ready.
     """
     rows = vectors if len(vectors) else np.zeros((1, column.dimension))
     if options["distance_type"] == "cosine":

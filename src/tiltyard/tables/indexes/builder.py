@@ -23,7 +23,7 @@ from lance.indices import IndexConfig
 from lance_namespace.errors import LanceNamespaceError, from_error_code
 
 from tiltyard.model.index_types import IndexType
-from tiltyard.model.vector_columns import VectorColumn, model_of_few
+from tiltyard.model.vector_columns import VectorColumn, train_exact_model
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.schema.field_paths import arrow_field
 
@@ -77,7 +77,7 @@ def build(dataset: lance.LanceDataset, order: IndexOrder, uuid: str) -> None:
     with lance_errors(dataset):
         if order.kind.is_vector:
             options = {_LANCE_NAMES.get(name, name): value for name, value in order.parameters.items()}
-            few = _model_of_few(dataset, order, VectorColumn.of(column))
+            few = _train_exact_model(dataset, order, VectorColumn.for_index(column))
             dataset.create_index(order.column, order.index_type, **{**options, **few, **common})
         else:
             kind: Any = order.index_type
@@ -86,7 +86,7 @@ def build(dataset: lance.LanceDataset, order: IndexOrder, uuid: str) -> None:
             dataset.create_scalar_index(order.column, kind, **common)
 
 
-def _model_of_few(dataset: lance.LanceDataset, order: IndexOrder, column: VectorColumn) -> dict[str, Any]:
+def _train_exact_model(dataset: lance.LanceDataset, order: IndexOrder, column: VectorColumn) -> dict[str, Any]:
     """A model made here, if the table has fewer vectors than Lance needs to train one; empty tables need none."""
     quantized = order.kind.quantizer == "PQ"
     needed = 1 << order.parameters.get("num_bits", 8) if quantized else _FEWEST
@@ -94,7 +94,7 @@ def _model_of_few(dataset: lance.LanceDataset, order: IndexOrder, column: Vector
     sample = dataset.to_table(columns=[order.column], filter=f"{path} IS NOT NULL", limit=needed)
     if sample.num_rows >= needed or dataset.count_rows() == 0:
         return {}
-    return model_of_few(column, column.matrix(sample.column(0)), order.parameters)
+    return train_exact_model(column, column.matrix(sample.column(0)), order.parameters)
 
 
 class _Response(dict[str, Any]):

@@ -20,9 +20,10 @@ import pyarrow as pa
 from lance.dataset import ColumnOrdering
 from lance_namespace.errors import InvalidInputError
 
+from tiltyard.model.vector_columns import VectorColumn, vector_columns
 from tiltyard.tables.query.batch_sizes import SMALL_ANSWER, batch_options, check_order
 from tiltyard.tables.query.full_text import FullText
-from tiltyard.tables.query.query_vectors import Vector, VectorColumns, find_column, vector_columns
+from tiltyard.tables.query.query_vectors import Vector, choose_column, to_array
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
@@ -70,7 +71,7 @@ class _Facts:
     """What planning asks of a table's version."""
 
     names: tuple[str, ...]
-    vectors: VectorColumns
+    vectors: Mapping[str, VectorColumn]
     rows: int
 
 
@@ -309,12 +310,12 @@ def _nearest(
     never asked for more than there are.
     """
     facts = _facts_of(dataset)
-    column = find_column(facts.vectors, facts.names, request.vector_column, len(vectors[0]))
+    column = choose_column(facts.vectors, facts.names, request.vector_column, len(vectors[0]))
     rows = max(1, facts.rows)
     wanted = max(1, min(request.k + (request.offset or 0), rows))
     common = {"column": column.path, "k": wanted, **_tuning(request, wanted, rows)}
-    values = [column.values(vector) for vector in vectors]
-    if column.several:
+    values = [to_array(vector, column) for vector in vectors]
+    if column.is_multivector:
         return ({**common, "q": values},), False
     if QUERY_INDEX in facts.names and len(values) > 1:
         raise InvalidInputError(f"This table has a column '{QUERY_INDEX}': search it with one vector at a time.")

@@ -10,19 +10,23 @@ RUN := .venv/.run
 DEV := .venv/.dev
 SPEC_FOLDER := ../shared/spec
 SECONDS ?= 600
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadgroup --max-worker-restart 1
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--group build --extra demo --extra spark --custom-compile-command "make lock" --quiet
 
-.PHONY: advisories help compatibility demo test soak lint format spec lock bench services clean
+.PHONY: advisories help compatibility demo test test-all soak lint format spec lock bench services clean
 
 help: ## Say what there is.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(RUN) ## Start a server, load 17,472 films, search them through the stock lancedb client, stop.
 	$(BIN)/python examples/films.py
 
-test: $(DEV) services lint ## Prepare everything the tests need, lint, then run the tests (PYTEST_ARGS="-k name").
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 1 $(PYTEST_ARGS)
+test: $(DEV) services lint ## Prepare all, lint, then test every behaviour, within minutes (PYTEST_ARGS="-k name").
+	$(PYTEST) -m "not extended" $(PYTEST_ARGS)
+
+test-all: test ## The same, then what multiplies it: PostgreSQL and S3, clusters, kills, fuzzing at length.
+	$(PYTEST) -m extended $(PYTEST_ARGS)
 
 lint: $(DEV) ## Style, types, direction of imports, and whether generated files are current.
 	$(BIN)/ruff check .

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
-
-if TYPE_CHECKING:
-    import pytest
 
 # The same examples in each run: what fails here fails there, and a suite that was green does not find by chance what
 # it never looked for. `HYPOTHESIS_PROFILE=default` looks further; how long an example may take is the machine's affair.
@@ -20,6 +17,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 # starts in the background ignores it, and so would all of its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SPARK = "spark"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group tests for xdist: a file stays on one process, and all files with the Spark session share one process."""
+    with_spark = {item.path for item in items if SPARK in getattr(item, "fixturenames", ())}
+    for item in items:
+        group = SPARK if item.path in with_spark else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -41,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if report.when == "teardown"
     }
     for report in sorted(reports, key=lambda report: report.nodeid):
-        attack = report.nodeid.removeprefix("tests/attacks/")
+        attack = report.nodeid.removeprefix("tests/attacks/").rsplit("@", 1)[0]
         terminalreporter.write_line(
             f"{report.outcome:7} {report.duration:6.1f} s  {memory.get(report.nodeid, ''):>14} MiB  {attack}"
         )

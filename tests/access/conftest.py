@@ -76,7 +76,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def catalog(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Catalog]:
     db = request.getfixturevalue("postgres").new_database() if request.param == "postgres" else None
     found = Catalog(tmp_path / "root", db)

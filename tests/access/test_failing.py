@@ -15,7 +15,7 @@ from tests.services.postgres import PostgresServer
 from tests.services.proxy import Proxy
 from tests.services.secured import secured_server
 from tests.services.server import ServerProcess
-from tiltyard.model.operations import Served
+from tiltyard.model.operations import Handler
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import operations
 
@@ -41,7 +41,7 @@ def port(proxy: Proxy) -> str:
     return proxy.url.rpartition(":")[2]
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def test_revoke_on_one_server_ends_the_grant_on_another_within_five_seconds(
     tmp_path: Path, request: pytest.FixtureRequest, database: str
 ) -> None:
@@ -96,7 +96,7 @@ def test_grants_that_cannot_be_looked_up_are_unavailable_not_allowed(
 
 
 def test_operation_without_a_declaration_is_for_administrators_alone(catalog: Catalog) -> None:
-    served = Served(lambda ctx, request: None, lambda ctx, request: False, None)
+    handler = Handler(lambda ctx, request: None, lambda ctx, request: False, None)
     ctx = type("Ctx", (), {"principal": Principal("ann")})()
     with pytest.raises(PermissionDeniedError):
-        served.admit(ctx, None)
+        handler.authorize(ctx, None)

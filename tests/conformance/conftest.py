@@ -22,7 +22,7 @@ from tests.services.server import ServerProcess
 numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session", params=["embedded", "production"])
+@pytest.fixture(scope="session", params=["embedded", pytest.param("production", marks=pytest.mark.extended)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server on SQLite and a local folder, then one on PostgreSQL and an object store."""
     with ExitStack() as stack:

@@ -69,7 +69,7 @@ class Struck:
         self.process.start()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def struck(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
     root = tmp_path_factory.mktemp("struck")
     if request.param == "sqlite":

@@ -88,7 +88,7 @@ def arm_once_reached(held: Path, armed: Path) -> None:
     held.unlink()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def databases(request: pytest.FixtureRequest) -> Iterator[Callable[[], list[str]]]:
     """Flags that give a server a new catalog."""
     if request.param == "sqlite":

@@ -12,7 +12,7 @@ from tests.services.postgres import postgres_server
 from tests.services.server import ServerProcess
 
 
-@pytest.fixture(scope="package", params=["sqlite", "postgres"])
+@pytest.fixture(scope="package", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server on each database; what it logs as an error is one."""
     root = tmp_path_factory.mktemp("property")

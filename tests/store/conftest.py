@@ -55,7 +55,7 @@ def new_url(tmp_path: Path, request: pytest.FixtureRequest, database_kind: str) 
         request.getfixturevalue("postgres").drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def database_kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind

@@ -26,7 +26,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, Store
 from tiltyard.tables.maintenance import garbage
-from tiltyard.tables.maintenance.garbage import Wish
+from tiltyard.tables.maintenance.garbage import CollectOptions
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.update_delete import delete_from_table
 from tiltyard.tables.versions import clone
@@ -48,7 +48,7 @@ def objects() -> Iterator[S3Server]:
         yield running
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.extended)])
 def careless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server that takes any file for garbage that no version needs, however young; on a folder, then on S3."""
     settings: dict[str, Any] = {"gc_safety_days": 0.0, "db": f"sqlite:///{tmp_path}/catalog.db"}
@@ -124,7 +124,7 @@ class Table:
 
 
 def collect(table: Table, **wish: Any) -> garbage.Collection:
-    return garbage.collect(table.server.ctx, table.record, Wish(**wish))
+    return garbage.collect(table.server.ctx, table.record, CollectOptions(**wish))
 
 
 def test_collect_removes_what_no_version_tag_or_branch_needs(careless: Server) -> None:
@@ -240,7 +240,7 @@ def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_betwe
         try:
             for _ in range(60):
                 time.sleep(0.03)
-                assert garbage.collect(ours.ctx, record, Wish()).notes == []
+                assert garbage.collect(ours.ctx, record, CollectOptions()).notes == []
         finally:
             done.set()
     left = ours.open("t")
@@ -337,7 +337,7 @@ def test_collect_spares_what_a_registered_table_keeps_in_the_folder_of_another(t
     lance.write_dataset(ROWS, two, initial_bases=[base], target_bases=["x"])
     for name, location in (("one", one), ("two", two)):
         tables.register_table(server.ctx, ask(models.RegisterTableRequest, id=name, location=location))
-    assert garbage.collect(server.ctx, server.services.store.describe_table(("one",)), Wish()).garbage == []
+    assert garbage.collect(server.ctx, server.services.store.describe_table(("one",)), CollectOptions()).garbage == []
     assert lance.dataset(two).to_table() == ROWS
     server.services.store.close()
 
@@ -435,7 +435,7 @@ def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Se
     written = careless.ctx.clock()
     while careless.ctx.clock() <= written + 1:
         pass  # a file of this very millisecond may still be in somebody's hands
-    found = garbage.collect(careless.ctx, record, Wish(keep_versions_days=0.0))
+    found = garbage.collect(careless.ctx, record, CollectOptions(keep_versions_days=0.0))
     assert [(file.kind, file.size) for file in found.garbage] == [("data", 10)]
     assert list(files.walk(record.location)) == []
 

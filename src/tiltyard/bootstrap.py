@@ -1,4 +1,4 @@
-"""Put a process together: register all operations, and open its services from the settings."""
+"""Assemble a process: register all operations, and open its services from the settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def register_operations() -> None:
 
 
 def open_services(settings: Settings) -> Services:
-    """Everything a server or a worker needs; the database is migrated if it is older than the code.
+    """Open the services of a server or a worker; the database is migrated if it is older than the code.
 
     Raises StorageError, StoreVersionError, ServiceUnavailableError, ConfigError: each one sentence for the operator.
     """

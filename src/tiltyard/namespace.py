@@ -1,7 +1,7 @@
-"""The server without a server: the operations as a `lance_namespace.LanceNamespace` in this process.
+"""The catalog in process: all operations as a `lance_namespace.LanceNamespace`, without a server.
 
-It runs the very functions that the server runs, on the same catalog and the same storage, next to running servers.
-What pylance, lancedb or a pipeline take as `namespace_client` it can be:
+It runs the same functions as a server, on the same catalog and storage, also next to running servers. It can be the
+`namespace_client` of pylance, lancedb or a pipeline:
 
     namespace = tiltyard.Namespace(root="./data")
     lance.write_dataset(rows, namespace_client=namespace, table_id=["films"])
@@ -34,7 +34,7 @@ from tiltyard.config import load_settings
 from tiltyard.context import Context
 from tiltyard.identity import named
 from tiltyard.model.arrow_bodies import ArrowAnswer
-from tiltyard.model.operations import Served, bound_operations
+from tiltyard.model.operations import Handler, bound_operations
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.spec import ARROW_FILE, Operation, Shape, models, operations
 from tiltyard.worker import Worker
@@ -51,8 +51,8 @@ class Namespace(upstream.LanceNamespace):
     """A catalog and its tables. `root`, `db` and further properties are the server's settings (docs/settings.md).
 
     Queued work (index builds, deletions) runs in `jobs` threads here; with `jobs=0` it is left to servers and workers.
-    With a `principal`, or the name of one, it does what that one may do; without, everything: whoever can open the
-    database could anyway. Raises ConfigError, StorageError, StoreVersionError, ServiceUnavailableError,
+    With a `principal`, or the name of one, it has the privileges of that one; without, all: whoever can open the
+    database has them anyway. Raises ConfigError, StorageError, StoreVersionError, ServiceUnavailableError,
     UnauthenticatedError for a principal that is disabled.
     """
 
@@ -73,19 +73,19 @@ class Namespace(upstream.LanceNamespace):
         except LanceNamespaceError:
             self._services.store.close()
             raise
-        # One that nobody closes: what became final a moment ago is noted when it is let go, or Python ends.
-        weakref.finalize(self, _note_final, self._services.finalized_log, os.getpid())
+        # Where nobody calls close(): records of finalized versions are written when this is collected, or Python ends.
+        weakref.finalize(self, _close_log, self._services.finalized_log, os.getpid())
         self._worker = Worker(self._services, self._services.settings.jobs)
         if self._services.settings.jobs:
             self._worker.start()
 
     def namespace_id(self) -> str:
-        """What tells this catalog from others: where its tables and its records are."""
+        """Return an identifier of this catalog: its root, and its database without credentials."""
         settings = self._services.settings
         return f"tiltyard {settings.root} {re.sub(r'//[^@/]*@', '//', settings.database_url)}"
 
     def close(self) -> None:
-        """Stop what runs in the background, and let go of the database."""
+        """Stop the background threads, and close the database."""
         if self._services.settings.jobs:
             self._worker.stop(STOP_SECONDS)
         self._services.finalized_log.close()
@@ -99,23 +99,23 @@ class Namespace(upstream.LanceNamespace):
         self.close()
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Namespace], tuple[dict[str, Any]]]:
-        """Pickled, it is its properties: another process opens the catalog anew."""
-        return _reopened, ({**self._properties, "principal": self._principal},)
+        """Pickle the properties alone: another process opens the catalog anew."""
+        return _reopen, ({**self._properties, "principal": self._principal},)
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
-        """ListTableVersions, as the specification has it.
+        """Run ListTableVersions, as the specification has it.
 
-        A branch that is about to be made has no version, for whoever asks for the latest as Lance does: the bridge of
-        lancedb hands it no errors but failures of the storage.
+        A branch that is not there has no versions, for a request for the latest one, which Lance sends before it creates
+        a branch: lancedb's bridge to Lance passes on no errors but failures of the storage.
         """
         try:
-            found: upstream.ListTableVersionsResponse = self.call("ListTableVersions", request)
+            response: upstream.ListTableVersionsResponse = self.call("ListTableVersions", request)
         except TableBranchNotFoundError:
-            asked = _request(operations()["ListTableVersions"], request)
-            if not (asked.descending and asked.limit == 1):
+            fields = _to_model(operations()["ListTableVersions"], request)
+            if not (fields.descending and fields.limit == 1):
                 raise
             return upstream.ListTableVersionsResponse(versions=[])
-        return found
+        return response
 
     def call(self, name: str, request: Any, data: bytes | None = None) -> Any:
         """Run the operation of this name (`CreateTable`); `data` is an Arrow IPC stream, where it takes one.
@@ -127,49 +127,49 @@ class Namespace(upstream.LanceNamespace):
             raise UnsupportedOperationError(f"{name} is not supported.")
         ctx = Context(self._services, uuid.uuid4().hex, principal=self._principal)
         try:
-            return _response(operation, self._run(ctx, operation, served, request, data))
+            return _to_upstream(operation, self._run(ctx, operation, served, request, data))
         except LanceNamespaceError:
             raise
         except Exception as error:
             raise InternalError(f"{name} failed: {error}") from error
 
     @staticmethod
-    def _run(ctx: Context, operation: Operation, served: Served, request: Any, data: bytes | None) -> Any:
-        asked = _request(operation, request)
-        ctx = served.admit(ctx, asked)
+    def _run(ctx: Context, operation: Operation, served: Handler, request: Any, data: bytes | None) -> Any:
+        model = _to_model(operation, request)
+        ctx = served.authorize(ctx, model)
         if operation.request_shape is not Shape.ARROW:
-            return served.function(ctx, asked)
+            return served.function(ctx, model)
         try:
             body = MemoryBody(bytes(memoryview(data or b"")))
         except TypeError:
             raise InvalidInputError(f"{operation.name} takes an Arrow IPC stream as bytes.") from None
         try:
-            return served.function(ctx, asked, body)
+            return served.function(ctx, model, body)
         except Exception as error:
             if body.failure in (None, error):
                 raise
             raise body.failure from error
 
 
-class Rows(bytes):
-    """An Arrow file: the answer to a query, as lancedb takes it; `data` is the same, as upstream's model has it."""
+class ArrowFile(bytes):
+    """The response to a query, an Arrow file, as lancedb reads it; `data` is the same, as upstream's model has it."""
 
     @property
     def data(self) -> bytes:
         return self
 
 
-def _note_final(finalized_log: FinalizedLog, process: int) -> None:
-    if os.getpid() == process:  # a fork has the notes, too, and none of the threads
+def _close_log(finalized_log: FinalizedLog, process: int) -> None:
+    if os.getpid() == process:  # a fork has the log's entries, too, but none of its threads
         finalized_log.close()
 
 
-def _reopened(properties: dict[str, Any]) -> Namespace:
+def _reopen(properties: dict[str, Any]) -> Namespace:
     return Namespace(**properties)
 
 
-def _request(operation: Operation, request: Any) -> Any:
-    """Upstream's request, or a mapping, as our model. Raises InvalidInputError."""
+def _to_model(operation: Operation, request: Any) -> Any:
+    """Convert upstream's request, or a mapping, to our model. Raises InvalidInputError."""
     if operation.request is None:
         return None
     if hasattr(request, "to_dict"):
@@ -190,10 +190,10 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _response(operation: Operation, result: Any) -> Any:
-    """Our response as upstream's model; plans are text, as in its other namespaces."""
+def _to_upstream(operation: Operation, result: Any) -> Any:
+    """Convert our response to upstream's model; plans are text, as in its other namespaces."""
     if isinstance(result, ArrowAnswer):
-        return Rows(b"".join(encode(result, ARROW_FILE)))
+        return ArrowFile(b"".join(encode(result, ARROW_FILE)))
     if operation.response_shape is Shape.STRING:
         return result
     if operation.response_shape is Shape.INTEGER:
@@ -210,7 +210,7 @@ def _method(name: str) -> Callable[..., Any]:
         return self.call(name, request, request_data)
 
     method.__name__ = operations()[name].function
-    method.__doc__ = f"{name}, as the specification has it."
+    method.__doc__ = f"Run {name}, as the specification has it."
     return method
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from lance_namespace.errors import ServiceUnavailableError
 from tests.services.clouds import Clouds, clouds
 
-from tiltyard.model.storage_settings import NamedStorage, Secrets
+from tiltyard.model.settings.storages import NamedStorage, Secrets
 from tiltyard.storage.vending import Folder
 from tiltyard.storage.vending.azure import AzureVendor
 from tiltyard.storage.vending.google import GoogleVendor

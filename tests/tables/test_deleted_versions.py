@@ -26,7 +26,7 @@ from tiltyard.catalog.undrop import undrop_table
 from tiltyard.model.spec import models
 from tiltyard.store.tables.deleted_versions import subtract
 from tiltyard.tables.commits.commit import batch_delete_table_versions
-from tiltyard.tables.maintenance.garbage import Wish, collect
+from tiltyard.tables.maintenance.garbage import CollectOptions, collect
 from tiltyard.tables.maintenance.repair import repair
 from tiltyard.tables.query.query import count_table_rows
 from tiltyard.tables.rows.create import create_table
@@ -164,21 +164,23 @@ def test_files_of_deleted_versions_stay_until_garbage_is_collected_a_retention_t
     def stored() -> list[int]:
         return sorted(one["version"] for one in lance.dataset(record.location).version_refs())
 
-    collect(ctx, record, Wish())
+    collect(ctx, record, CollectOptions())
     assert stored() == [1, 2, 3, 4, 5, 6]
     now = ctx.clock()
     far = now + 20 * DAY_MS
     services = dataclasses.replace(ctx.services, clock=lambda: now + 8 * DAY_MS)
     later = structs.replace(ctx, services=services)
-    assert [one.path for one in collect(later, record, Wish(dry_run=True)).garbage] == [
+    assert [one.path for one in collect(later, record, CollectOptions(dry_run=True)).garbage] == [
         f"_versions/{2**64 - 1 - version}.manifest" for version in (1, 2)
     ]
-    found = collect(later, record, Wish())
+    found = collect(later, record, CollectOptions())
     assert (found.versions, stored()) == (2, [3, 4, 5, 6])  # 4 is behind one that is still there
     assert {one.kind for one in found.garbage} == {"old version", "transaction"}  # 3 still needs the first rows
     assert listed(server) == [3, 5, 6]
     delete(server, (0, -1))
-    found = collect(structs.replace(later, services=dataclasses.replace(services, clock=lambda: far)), record, Wish())
+    found = collect(
+        structs.replace(later, services=dataclasses.replace(services, clock=lambda: far)), record, CollectOptions()
+    )
     assert (found.versions, stored(), listed(server)) == (3, [6], [6])
     assert sum(one.kind == "data" for one in found.garbage) == 5
     assert ctx.store.deleted_versions(record.id) == []

@@ -15,7 +15,7 @@ from tests.tables.test_version_commits import location, stage
 
 from tiltyard.store import NewVersion
 from tiltyard.tables.commits import finalizing
-from tiltyard.tables.commits.finalizing_backoff import FIRST_MS, LONGEST_MS, MOST_TABLES, Retries
+from tiltyard.tables.commits.process_state import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, MOST_TABLES, FinalizingBackoff
 from tiltyard.worker.sweeper import sweep_leftovers
 
 
@@ -59,7 +59,7 @@ def test_versions_that_cannot_be_finalized_starve_nobody(
 def test_version_behind_many_of_its_table_that_cannot_be_finalized_is_finalized(server: Server, tmp_path: Path) -> None:
     server.declare("t", managed=True)
     folder = location(server, "t")
-    for version in range(2, finalizing.MOST_PENDING + 10):
+    for version in range(2, finalizing.PENDING_PAGE + 10):
         pend(server, "t", version, f"{folder}/_versions/{2**64 - 1 - version}.manifest-staged")
     pend(server, "t", 1, stage(folder, 1, tmp_path))
     assert finalizing.finalize_pending(server.ctx, server.ctx.store.describe_table(("t",)).id) == 1
@@ -87,25 +87,25 @@ def test_table_that_cannot_be_finished_is_tried_after_longer_and_longer_pauses(
             now += 1000
     assert set(tries.values()) == {1}
     pauses = [later - sooner for sooner, later in zip(sorted(tries), sorted(tries)[1:], strict=False)]
-    assert pauses[0] <= FIRST_MS + 1000 and max(pauses) <= LONGEST_MS + 1000
+    assert pauses[0] <= FIRST_PAUSE_MS + 1000 and max(pauses) <= LONGEST_PAUSE_MS + 1000
     assert 15 <= len(tries) <= 30  # of 3,600 sweeps in an hour
     assert sum("tried again in" in line.message for line in caplog.records) == len(tries)
 
 
 def test_table_that_was_finished_is_tried_at_once_the_next_time() -> None:
-    retries, pending = Retries(), lambda after, limit: [7] if after < 7 else []
-    assert retries.next_tables(pending, 0) == [7]
-    pause = retries.failed(7, 0)
-    assert retries.next_tables(pending, pause - 1) == []
-    assert retries.next_tables(pending, pause) == [7]
-    retries.succeeded(7)
-    assert retries.failed(7, pause) <= FIRST_MS
+    backoff, pending = FinalizingBackoff(), lambda after, limit: [7] if after < 7 else []
+    assert backoff.next_tables(pending, 0) == [7]
+    pause = backoff.add_failure(7, 0)
+    assert backoff.next_tables(pending, pause - 1) == []
+    assert backoff.next_tables(pending, pause) == [7]
+    backoff.reset(7)
+    assert backoff.add_failure(7, pause) <= FIRST_PAUSE_MS
 
 
 def test_turns_go_round_all_tables() -> None:
-    retries, there = Retries(), range(1, 2 * MOST_TABLES + 51)
+    backoff, there = FinalizingBackoff(), range(1, 2 * MOST_TABLES + 51)
     turns = [
-        retries.next_tables(lambda after, limit: [one for one in there if one > after][:limit], 0) for _ in range(3)
+        backoff.next_tables(lambda after, limit: [one for one in there if one > after][:limit], 0) for _ in range(3)
     ]
     assert turns[0] + turns[1] == list(range(1, 2 * MOST_TABLES + 1))
     assert turns[2][:50] == list(range(2 * MOST_TABLES + 1, 2 * MOST_TABLES + 51))

@@ -228,12 +228,12 @@ def test_backfill_columns_of_a_branch_is_refused_before_anything_is_done(server:
     with pytest.raises(UnsupportedOperationError, match="fill them on main"):
         alter_table_alter_columns(server.ctx, alteration)
     assert server.open("t").checkout_version(("try", None)).version == 2
-    assert server.services.store.list_transactions(None, 10) == []
+    assert server.services.store.transaction_counts() == {}
 
 
 def test_add_columns_with_auto_backfill_queues_it_at_once(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap, auto_backfill=True))
-    (queued,) = server.services.store.list_transactions(None, 10)
+    (queued,) = server.services.store.list_jobs(["backfill"], None, None, 10)
     assert (queued.kind, queued.payload["arguments"]["column"]) == ("backfill", "v")
 
 
@@ -255,15 +255,15 @@ def test_add_columns_with_auto_backfill_struck_behind_its_commit_queues_it_when_
             patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))
             with pytest.raises(ServiceUnavailableError):
                 call(structs.replace(server.ctx, claims=(claimed.claim,)), request)
-        assert len(server.services.store.list_transactions(None, 10)) == version - 2
+        assert len(server.services.store.list_jobs(["backfill"], None, None, 10)) == version - 2
         record = server.ctx.store.describe_request(name)
         assert record is not None
         assert recovered(server.ctx, f"AlterTable{name}Columns", request, record).version == version
-        queued = server.services.store.list_transactions(None, 10)
+        queued = server.services.store.list_jobs(["backfill"], None, None, 10)
         assert [one.payload["arguments"] for one in queued] == [{"table": "kept", "column": "v"}] * (version - 1)
     alter_table_drop_columns(server.ctx, ask(models.AlterTableDropColumnsRequest, id="kept", columns=["v"]))
     assert recovered(server.ctx, "AlterTableAlterColumns", altered, record).version == 3
-    assert len(server.services.store.list_transactions(None, 10)) == 2
+    assert len(server.services.store.list_jobs(["backfill"], None, None, 10)) == 2
 
 
 @pytest.mark.parametrize(
@@ -281,4 +281,4 @@ def test_backfill_columns_that_cannot_be_queues_nothing(
     add(server, "double", computed="a * 2")
     with pytest.raises(error, match=message):
         backfill(server, column, **fields)
-    assert server.services.store.list_transactions(None, 10) == []
+    assert server.services.store.transaction_counts() == {}

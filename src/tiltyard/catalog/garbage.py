@@ -16,7 +16,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import TABLE_SUFFIX
-from tiltyard.tables.maintenance.garbage import Wish, checked_wish, try_collect
+from tiltyard.tables.maintenance.garbage import CollectOptions, collect_options, try_collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> mode
     With `unknown_folders`, folders of tables under the root that the catalog does not know go, too. Raises
     InvalidInputError.
     """
-    wish = checked_wish(bool(request.dry_run), request.keep_versions_days)
+    wish = collect_options(bool(request.dry_run), request.keep_versions_days)
     payload = {
         "dry_run": wish.dry_run,
         "keep_versions_days": wish.keep_versions_days,
@@ -56,7 +56,7 @@ def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> mode
 @job(COLLECT_GARBAGE)
 def collect_everywhere(ctx: Context, running: Job) -> Mapping[str, str]:
     """Go through all tables, then the folders; done twice, what is left is removed. Raises JobCanceledError."""
-    wish = Wish(running.payload["dry_run"], running.payload["keep_versions_days"])
+    wish = CollectOptions(running.payload["dry_run"], running.payload["keep_versions_days"])
     tables = files = size = left_alone = 0
     for _, table in all_tables(ctx):
         found = try_collect(ctx, table, wish)

@@ -41,12 +41,12 @@ def gc(
     """
     from tiltyard.cli.client import open_context
     from tiltyard.model.ids import display
-    from tiltyard.tables.maintenance.garbage import checked_wish, collect, try_collect
+    from tiltyard.tables.maintenance.garbage import collect_options, collect, try_collect
 
     if unknown_folders and table is not None:
         refuse("--unknown-folders is about all tables: leave out the table's name.")
     with open_context(settings) as ctx:
-        options = checked_wish(dry_run, keep_versions_days)
+        options = collect_options(dry_run, keep_versions_days)
         files = size = 0
         for path, record in _tables(ctx, () if table is None else (table,)):
             collection = try_collect(ctx, record, options) if table is None else collect(ctx, record, options)

@@ -1,1 +1,1 @@
-"""Commits of table versions: recorded in the catalog, finalized in storage, recovered after a crash."""
+"""Commits to managed tables: validate, record and finalize versions; recover interrupted requests."""

@@ -192,7 +192,7 @@ class FinalizingBackoff:
         return failure is None or failure.due_at <= now
 
     def _remove_old(self, now: int) -> None:
-        """Remove failures of tables not tried for long: other processes finalized their versions, or they were dropped."""
+        """Remove failures of tables not tried for long: other processes finished them, or they were dropped."""
         self._failures = {
             table_id: failure
             for table_id, failure in self._failures.items()

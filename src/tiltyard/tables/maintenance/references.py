@@ -172,8 +172,7 @@ def _add_tracked(units: set[str], dataset: lance.LanceDataset, location: str, br
 
 
 def _add_inherited(units: set[str], dataset: lance.LanceDataset, branch_names: list[str]) -> None:
-    """Add the indexes of a branch or a clone, wherever they are: Lance does not list those from elsewhere as tracked.
-    """
+    """Add the indexes of a branch or a clone, wherever they are: Lance tracks none of another location."""
     with lance_errors(dataset):
         uuids = [segment.uuid for index in dataset.describe_indices() for segment in index.segments]
     prefixes = ["", *(f"tree/{name}/" for name in branch_names)]

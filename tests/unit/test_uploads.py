@@ -195,8 +195,10 @@ def test_upload_that_drips_fills_its_window_by_what_its_pieces_take(monkeypatch:
         body = await open_upload(arriving(data, 2), 0)
         assert isinstance(body, StreamedBody)
         feeding = asyncio.get_running_loop().create_task(body.feed())
-        await asyncio.sleep(0.1)
-        pieces = len(body._chunks)
+        pieces = -1
+        while pieces != len(body._chunks):  # until it has stopped to read, however slow the machine is
+            pieces = len(body._chunks)
+            await asyncio.sleep(0.1)
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
         return pieces

@@ -16,8 +16,8 @@ from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.dataframes import write_frame
+from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check
-from tiltyard.pipeline.writing.recipes import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(spark: SparkSession, cat
     left = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
     frame = left.join(spark.range(500, 2000), "id")
     asked = WriteOptions(
-        chosen=ColumnSelection(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),)
+        columns=ColumnSelection(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),)
     )
     figures = write_frame(LocalRun(), frame, table, asked)
     assert (figures["rows"], figures["version"]) == (500, 1)

@@ -60,7 +60,7 @@ def test_find_job_with_a_name_that_none_has_says_which_there_are(told: dict[str,
 
 
 def test_checked_without_optional_arguments_fills_defaults(told: dict[str, Any]) -> None:
-    found = find_job("tell").checked({"source": "here", "table": "library$films"})
+    found = find_job("tell").validate({"source": "here", "table": "library$films"})
     assert found["on"] == [] and found["rename"] == {} and found["mode"] == "create" and found["limit"] is None
     assert find_job("tell").table(found) == ["library", "films"]
 
@@ -78,7 +78,7 @@ def test_checked_with_arguments_that_do_not_fit_names_the_one(
     told: dict[str, Any], arguments: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=named):
-        find_job("tell").checked(arguments)
+        find_job("tell").validate(arguments)
 
 
 def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], tmp_path: Any) -> None:

@@ -42,6 +42,6 @@ def _of_partition(going: Path, number: int, batches: Iterator[pa.RecordBatch]) -
 def test_run_partitions_tells_how_many_tasks_have_ended_while_others_run(spark: SparkSession, tmp_path: Path) -> None:
     run = Told(tmp_path / "going")
     frame = spark.range(0, 30, 1, 3)
-    assert run_partitions(spark, run, frame, partial(_of_partition, run.going), told=True) == [10, 10, 10]
+    assert run_partitions(spark, run, frame, partial(_of_partition, run.going), reports_tasks=True) == [10, 10, 10]
     assert any(0 < done < total for done, total in run.seen)
     assert run.figures["tasks"] == run.figures["tasks_total"]

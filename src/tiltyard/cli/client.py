@@ -40,7 +40,7 @@ def connect(settings: Settings, url: str, key: str) -> Iterator[Call]:
         if url:
             header = (("header.x-api-key", key),) if key else ()
             calls = OperationClient(Connection("rest", (("uri", url), *header)))
-            yield lambda name, /, **fields: calls.call(name, patience=PATIENCE_SECONDS, **fields)
+            yield lambda name, /, **fields: calls.call(name, retry_seconds=PATIENCE_SECONDS, **fields)
             return
         services = open_services_or_refuse(settings)
         try:

@@ -144,23 +144,23 @@ def _job_command(name: str) -> click.Command | None:
 
 
 def _option(parameter: Parameter) -> click.Parameter:
-    if parameter.positional and parameter.required:
+    if parameter.positional and parameter.is_required:
         return click.Argument([parameter.name])
     flag = f"--{parameter.name.replace('_', '-')}"
-    text = f"NAME=VALUE. {parameter.help}" if parameter.pairs else parameter.help
+    text = f"NAME=VALUE. {parameter.help}" if parameter.is_mapping else parameter.help
     if parameter.kind is bool:
         names = [f"{flag}/--no-{flag[2:]}" if parameter.default else flag, parameter.name]
         return click.Option(names, default=None, is_flag=True, help=text)
     kind = click.Choice(parameter.choices) if parameter.choices else {int: int, float: float}.get(parameter.kind, str)
-    multiple = parameter.many or parameter.pairs
-    return click.Option([flag, parameter.name], type=kind, required=parameter.required, multiple=multiple, help=text)
+    multiple = parameter.is_list or parameter.is_mapping
+    return click.Option([flag, parameter.name], type=kind, required=parameter.is_required, multiple=multiple, help=text)
 
 
 def _value(parameter: Parameter, value: Any) -> Any:
     """Return an option's value as the job takes it; None where the option is absent."""
-    if parameter.pairs:
+    if parameter.is_mapping:
         return parse_pairs(value) or None
-    return (list(value) or None) if parameter.many else value
+    return (list(value) or None) if parameter.is_list else value
 
 
 def run_job(
@@ -173,7 +173,7 @@ def run_job(
         queued = submit(target.calls(), job, arguments, spark=parse_pairs(target.conf) or None)
         click.echo(queued.id)
     elif untracked:
-        _run_untracked(job, job.checked(arguments), target)
+        _run_untracked(job, job.validate(arguments), target)
     else:
         _run_tracked(job, arguments, target)
 

@@ -1,4 +1,4 @@
-"""Tables through the namespace client: the driver's side. All commits go through here, and so through the server."""
+"""Open tables through the namespace client, in the driver. All commits go through it, and so through the server."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ class Table:
 
     @property
     def client(self) -> upstream.LanceNamespace:
-        """The namespace client of this process."""
+        """Return this process's namespace client."""
         return self.connection.client()
 
     @property
     def id(self) -> list[str]:
-        """The id, as requests carry it."""
+        """Return the id as a list, as requests have it."""
         return list(self.path)
 
     @property
     def _bound(self) -> str | None:
-        """Where it has to lie; None for wherever it does."""
+        """Return the location that the table must have; None for any."""
         return dict(self.connection.bound).get(str(self))
 
     def describe(self, **fields: Any) -> upstream.DescribeTableResponse:
-        """What the namespace says of it.
+        """Describe the table.
 
         Raises TableNotFoundError, ConcurrentModificationError if it is bound and has another name by now.
         """
         try:
-            told = self.client.describe_table(upstream.DescribeTableRequest(id=self.id, **fields))
+            response = self.client.describe_table(upstream.DescribeTableRequest(id=self.id, **fields))
         except TableNotFoundError as error:
             if self._bound is None:
                 raise
             raise self._renamed() from error
-        if self._bound not in (None, told.location):
+        if self._bound not in (None, response.location):
             raise self._renamed()
-        return told
+        return response
 
     def _renamed(self) -> ConcurrentModificationError:
         return ConcurrentModificationError(
@@ -74,15 +74,15 @@ class Table:
         client: upstream.LanceNamespace | None = None,
         block_size: int | None = None,
     ) -> lance.LanceDataset:
-        """Open it so that commits go through the namespace; `version` may be a tag.
+        """Open the table so that commits go through the namespace; `version` may be a tag.
 
-        `client` stands in for the namespace's own, `block_size` as in `building.block_size`. Raises as `describe` does,
+        `client` replaces the namespace's own, `block_size` as in `indexes.tasks.block_size`. Raises as `describe` does,
         InvalidTableStateError (it is only declared), TableVersionNotFoundError, TableTagNotFoundError,
         TableBranchNotFoundError.
         """
         options = dict(self.connection.storage) or None
         try:
-            found = lance.dataset(
+            newest = lance.dataset(
                 namespace_client=client or self.client, table_id=self.id, block_size=block_size, storage_options=options
             )
         except (OSError, ValueError) as error:
@@ -92,15 +92,17 @@ class Table:
                 f"{self} is only declared, and has neither columns nor rows yet: write to it first."
             ) from error
         if self._bound is not None:
-            self.describe()  # what was opened by its name is what has the name still
+            self.describe()  # the dataset was opened by name: check that the name still is the bound table's
         if branch:
-            at = version if isinstance(version, int) else None
-            return _checkout(found, (branch, at), TableBranchNotFoundError(f"{self} has no branch '{branch}'."))
+            branch_version = version if isinstance(version, int) else None
+            return _checkout(
+                newest, (branch, branch_version), TableBranchNotFoundError(f"{self} has no branch '{branch}'.")
+            )
         if version is None:
-            return found
-        missing = TableVersionNotFoundError(f"There is no version {version} of {self}.")
-        tag = TableTagNotFoundError(f"{self} has no tag '{version}'.")
-        return _checkout(found, version, tag if isinstance(version, str) else missing)
+            return newest
+        missing_version = TableVersionNotFoundError(f"There is no version {version} of {self}.")
+        missing_tag = TableTagNotFoundError(f"{self} has no tag '{version}'.")
+        return _checkout(newest, version, missing_tag if isinstance(version, str) else missing_version)
 
     def latest_version(self) -> int:
         """Return the number of the newest version; 0 for a table that is only declared."""
@@ -109,14 +111,14 @@ class Table:
         return int(versions[0].version) if versions else 0
 
     def location(self) -> TableLocation:
-        """Where its files are, for tasks. Raises TableNotFoundError."""
-        told = self.describe()
-        if not told.location:
+        """Return where its files are, for tasks. Raises TableNotFoundError."""
+        response = self.describe()
+        if not response.location:
             raise InvalidInputError(f"The namespace does not say where {self} lies.")
-        return self.location_at(told.location, told.storage_options)
+        return self.location_at(response.location, response.storage_options)
 
     def location_at(self, uri: str, options: Mapping[str, str] | None) -> TableLocation:
-        """A place that a response named."""
+        """Return the location that a response of the namespace named."""
         return TableLocation(uri, {**(options or {}), **dict(self.connection.storage)}, self.connection, self.path)
 
     def __str__(self) -> str:
@@ -124,7 +126,7 @@ class Table:
 
 
 def _checkout(dataset: lance.LanceDataset, version: Any, missing: Exception) -> lance.LanceDataset:
-    """Another version of a dataset. Raises `missing` if it is not there, else what Lance raises."""
+    """Check out another version of a dataset. Raises `missing` if it does not exist, else what Lance raises."""
     try:
         return dataset.checkout_version(version)
     except (OSError, ValueError) as error:
@@ -136,23 +138,23 @@ def _checkout(dataset: lance.LanceDataset, version: Any, missing: Exception) -> 
 def connection(
     uri: str, properties: Mapping[str, str] | None = None, storage: Mapping[str, str] | None = None
 ) -> Connection:
-    """How to reach a catalog: `http(s)://…` is a server, all else the root of a catalog in this process.
+    """Describe the connection to a catalog: `http(s)://…` is a server, all else the root of a catalog in this process.
 
     `properties` are those of the client (`header.Authorization`, `db`, …).
     """
-    given = dict(properties or {})
+    all_properties = dict(properties or {})
     if uri.startswith(("http://", "https://")):
-        return Connection("rest", _to_pairs({"uri": uri, **given}), _to_pairs(storage or {}))
-    return Connection(TWIN, _to_pairs({"root": uri, "jobs": "0", **given}), _to_pairs(storage or {}))
+        return Connection("rest", _to_pairs({"uri": uri, **all_properties}), _to_pairs(storage or {}))
+    return Connection(TWIN, _to_pairs({"root": uri, "jobs": "0", **all_properties}), _to_pairs(storage or {}))
 
 
 def table(where: Connection | str, name: str | tuple[str, ...]) -> Table:
-    """A table by its id (`films`, `library$books`). Raises InvalidInputError."""
-    found = where if isinstance(where, Connection) else connection(where)
+    """Return a table by its id (`films`, `library$books`). Raises InvalidInputError."""
+    catalog = where if isinstance(where, Connection) else connection(where)
     path = parse_id(name, DEFAULT_DELIMITER) if isinstance(name, str) else name
     if not path:
         raise InvalidInputError("Name a table.")
-    return Table(found, path)
+    return Table(catalog, path)
 
 
 def _to_pairs(options: Mapping[str, str]) -> Pairs:

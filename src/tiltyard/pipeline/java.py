@@ -1,6 +1,6 @@
-"""Whether PySpark and Java are there, which no session starts without.
+"""Check that PySpark and Java are available, without which no session starts, and detect the end of the JVM.
 
-Apart from `session`, which Spark's Python workers import: errors of the namespace bring its client along.
+Separate from `session`, which Spark's Python workers import: the namespace's errors import its client.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 class SparkMissingError(InvalidInputError):
-    """PySpark or Java is not there; the message is one sentence that says how to get it."""
+    """PySpark or Java is missing; the message says how to install it."""
 
 
 class SparkEndedError(ServiceUnavailableError):
-    """Spark's JVM is gone: this process can drive no job with it any more, and another one may."""
+    """Spark's JVM has ended: this process can drive no job with it any more, but another one can."""
 
     attempts = 2
-    """After how many of them a job fails: one that ended the JVM itself would end the next one, too."""
+    """Attempts after which a job fails: a job that ended the JVM would end the next one, too."""
 
 
 @contextmanager
 def detect_jvm_end() -> Iterator[None]:
-    """Raise SparkEndedError for whatever fails in the block because the JVM of this process has ended."""
+    """Raise SparkEndedError for any error of the block that arises because this process's JVM has ended."""
     try:
         yield
     except RunCanceledError:
@@ -50,7 +50,7 @@ def detect_jvm_end() -> Iterator[None]:
 
 
 def _is_jvm_alive() -> bool:
-    """Tell whether the JVM of this process, if it has one, still does what it is told."""
+    """Return whether this process's JVM, if it has one, still responds."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415  # no types; an extra
     from pyspark import SparkContext  # noqa: PLC0415  # an extra: the rest of the package does without
 
@@ -69,13 +69,13 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     needed = f"Spark needs Java {MIN_JAVA_VERSION} or newer"
-    get = f"install it (Debian: `apt install openjdk-{MIN_JAVA_VERSION}-jre-headless`) or set JAVA_HOME"
+    hint = f"install it (Debian: `apt install openjdk-{MIN_JAVA_VERSION}-jre-headless`) or set JAVA_HOME"
     if java is None or not Path(java).exists():
-        raise SparkMissingError(f"{needed}, and there is none: {get}.")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the operator's own Java
-    found = _VERSION.search(told)
-    if found is None or int(found[1]) < MIN_JAVA_VERSION:
-        raise SparkMissingError(f"{needed}, and {java} is {found[1] if found else 'none'}: {get}.")
+        raise SparkMissingError(f"{needed}, and there is none: {hint}.")
+    version_text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # the operator's own Java
+    match = _VERSION.search(version_text)
+    if match is None or int(match[1]) < MIN_JAVA_VERSION:
+        raise SparkMissingError(f"{needed}, and {java} is {match[1] if match else 'none'}: {hint}.")
 
 
 def pyspark_sql() -> Any:

@@ -1,6 +1,6 @@
-"""Tiltyard's own operations, called as a client: on a server by HTTP, or on a catalog in this process.
+"""Call Tiltyard's own operations as a client: on a server by HTTP, or on a catalog in this process.
 
-lance_namespace's clients know upstream's operations only. What is called here, and where, is in `tiltyard.model.spec`.
+lance_namespace's clients know upstream's operations only. Paths and methods are those of `tiltyard.model.spec`.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 
 RESPONSE_TIMEOUT = 60.0
 RETRY_SECONDS = 120.0
-"""How long a server that does not answer is asked again: longer than one takes to be replaced."""
+"""Seconds for which requests to a server that does not answer are retried: longer than its replacement takes."""
 KEYED = frozenset({"SubmitJob", "ClaimJob", "FinishJob"})
-"""What is not the same if it is done twice: it goes under a key, and then it is."""
+"""Operations that are idempotent only with a key: their requests carry one."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "ca_certs"}
-"""The files that a client's `tls.…` properties name, as urllib3 calls them."""
+"""A client's `tls.…` properties with files, and urllib3's arguments for them."""
 
 
 class OperationClient:
-    """The operations of a catalog, by their names, with mappings for requests and answers."""
+    """Calls the operations of a catalog by name, with mappings for requests and responses."""
 
-    def __init__(self, where: Connection, patience: float = RETRY_SECONDS) -> None:
-        """Calls on a catalog; a server that does not answer is asked again for `patience` seconds."""
+    def __init__(self, where: Connection, retry_seconds: float = RETRY_SECONDS) -> None:
+        """Create a client of a catalog; requests that get no answer are retried for `retry_seconds`."""
         self.connection = where
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._properties = dict(where.properties)
 
-    def call(self, name: str, /, *, patience: float | None = None, **request: Any) -> dict[str, Any]:
-        """Call an operation that takes and answers JSON (`SubmitJob`); fields that are None are left out.
+    def call(self, name: str, /, *, retry_seconds: float | None = None, **request: Any) -> dict[str, Any]:
+        """Call an operation with a JSON request and response (`SubmitJob`); fields that are None are left out.
 
-        A server that cannot be reached is asked again for `patience` seconds, if not as long as for all calls; a key
-        makes sure that a change is made once. Raises lance_namespace.errors, ServiceUnavailableError for a server that
-        stays away.
+        Where the server cannot be reached, the request is retried for `retry_seconds` instead of the client's
+        default; its key makes a change happen once. Raises lance_namespace.errors, ServiceUnavailableError for a server
+        that stays unreachable.
         """
         fields = {key: value for key, value in request.items() if value is not None}
         deadline, pause, key = (
-            time.monotonic() + (self._patience if patience is None else patience),
+            time.monotonic() + (self._retry_seconds if retry_seconds is None else retry_seconds),
             _FIRST_PAUSE,
             uuid.uuid4().hex,
         )
         while True:
             try:
-                return self._once(name, fields, key)
+                return self._send(name, fields, key)
             except ServiceUnavailableError:
                 if time.monotonic() + pause > deadline:
                     raise
@@ -64,7 +64,7 @@ class OperationClient:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def pages(self, name: str, /, **request: Any) -> Iterator[dict[str, Any]]:
-        """Call an operation that answers in pages, to the last one; each page. Raises as `call` does."""
+        """Yield all pages of an operation that answers in pages. Raises as `call` does."""
         token: str | None = None
         while True:
             page = self.call(name, page_token=token, **request)
@@ -73,9 +73,9 @@ class OperationClient:
             if not token:
                 return
 
-    def _once(self, name: str, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
+    def _send(self, name: str, fields: Mapping[str, Any], key: str) -> dict[str, Any]:
         if self._pool is None:
-            return _to_mapping(self.connection.client().call(name, fields))  # type: ignore[attr-defined]  # the twin's own
+            return _to_mapping(self.connection.client().call(name, fields))  # type: ignore[attr-defined]  # upstream has no such method
         operation = operations()[name]
         path = operation.path.replace("{id}", quote("$".join(fields.get("id", ())), safe=""))
         url = f"{self._properties['uri'].rstrip('/')}{path}?delimiter=%24"
@@ -84,35 +84,37 @@ class OperationClient:
             if operation.method == "GET":
                 url = f"{url}&{urlencode({name: value for name, value in fields.items() if name != 'id'})}"
             body = {} if operation.method == "GET" else {"json": fields}
-            answer = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_TIMEOUT, **body)
+            response = self._pool.request(operation.method, url, headers=headers, timeout=RESPONSE_TIMEOUT, **body)
         except HTTPError as error:
-            told = f"{self._properties['uri']} did not answer: {error}. Is it the address of a server that runs?"
-            raise ServiceUnavailableError(told) from error
-        if answer.status >= 300:
-            raise _response_error(answer.status, answer.data)
-        found: dict[str, Any] = json.loads(answer.data or b"{}")
-        return found
+            message = f"{self._properties['uri']} did not answer: {error}. Is it the address of a server that runs?"
+            raise ServiceUnavailableError(message) from error
+        if response.status >= 300:
+            raise _response_error(response.status, response.data)
+        result: dict[str, Any] = json.loads(response.data or b"{}")
+        return result
 
     @cached_property
     def _pool(self) -> PoolManager | None:
-        """The connections to a server; None where the catalog is in this process."""
+        """Return the connections to a server; None where the catalog is in this process."""
         if "uri" not in self._properties:
             return None
-        files: dict[str, Any] = {urllib3s: self._properties.get(f"tls.{own}") for own, urllib3s in _TLS_FILES.items()}
+        files: dict[str, Any] = {
+            argument: self._properties.get(f"tls.{property_name}") for property_name, argument in _TLS_FILES.items()
+        }
         return PoolManager(retries=False, **{name: file for name, file in files.items() if file})
 
 
 def _response_error(status: int, body: bytes) -> Exception:
-    """The error that an answer carries."""
+    """Return the error that a response carries."""
     try:
-        found = json.loads(body)
-        return from_error_code(int(found["code"]), str(found["error"]))
+        problem = json.loads(body)
+        return from_error_code(int(problem["code"]), str(problem["error"]))
     except (ValueError, KeyError, TypeError):
         kind = ServiceUnavailableError if status in (502, 503, 504) else InternalError
         return kind(f"The server answered {status}.")
 
 
-def _to_mapping(answer: Any) -> dict[str, Any]:
-    """An answer of the twin, which is a model where upstream has one."""
-    found: dict[str, Any] = answer.model_dump(by_alias=True) if hasattr(answer, "model_dump") else answer
-    return found
+def _to_mapping(response: Any) -> dict[str, Any]:
+    """Return a response of the catalog in process as a mapping; it is a model where upstream has one."""
+    result: dict[str, Any] = response.model_dump(by_alias=True) if hasattr(response, "model_dump") else response
+    return result

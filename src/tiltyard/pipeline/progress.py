@@ -1,4 +1,4 @@
-"""What a run tells of itself: figures, how far it is, and how long it will take."""
+"""The figures of a run, and its progress and remaining time, which follow from them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ TOTAL = "_total"
 
 
 class Figures:
-    """Figures by name. Where there is `rows` and `rows_total`, `progress` (0 to 1) and `eta_seconds` follow from them.
+    """Figures by name. From `rows` and `rows_total` follow `progress` (0 to 1) and `eta_seconds`.
 
-    With several such pairs it is the first one that was told since `stage` changed, else the first of all. Safe to use
-    from several threads.
+    Of several such pairs, the first one that was set since `stage` changed counts, else the first of all. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,12 +32,12 @@ class Figures:
             self._figures.update({name: str(value) for name, value in figures.items()})
 
     def texts(self) -> dict[str, str]:
-        """All figures, and what follows from them."""
+        """Return all figures as text, with progress and remaining time."""
         with self._lock:
             return {**self._figures, **self._derived()}
 
     def share(self) -> float | None:
-        """How far it is, 0 to 1; None if that is not known."""
+        """Return the progress, 0 to 1; None if unknown."""
         with self._lock:
             return self._share()[1]
 
@@ -48,14 +47,14 @@ class Figures:
             return {}
         now = self._clock()
         if self._start is None or self._start[0] != name or share < self._start[2]:
-            self._start = (name, now, share)  # what was done before, by another driver or stage, says nothing of speed
-        _, since, first = self._start
-        told = {"progress": f"{share:.4f}"}
-        if first < share < 1:
-            told["eta_seconds"] = f"{(now - since) * (1 - share) / (share - first):.0f}"
+            self._start = (name, now, share)  # work of another driver or stage says nothing about the speed
+        _, started_at, first_share = self._start
+        figures = {"progress": f"{share:.4f}"}
+        if first_share < share < 1:
+            figures["eta_seconds"] = f"{(now - started_at) * (1 - share) / (share - first_share):.0f}"
         elif share >= 1:
-            told["eta_seconds"] = "0"
-        return told
+            figures["eta_seconds"] = "0"
+        return figures
 
     def _share(self) -> tuple[str, float | None]:
         for name in (*self._totals, *self._figures):

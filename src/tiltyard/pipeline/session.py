@@ -1,4 +1,4 @@
-"""The Spark session that jobs run in: `local[*]` unless told, a cluster or Spark Connect by configuration."""
+"""Get the Spark session that jobs run in: `local[*]` by default, a cluster or Spark Connect by configuration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 LOCAL_MASTER = "local[*]"
 TASK_ATTEMPTS = 4
-"""How often a task may be tried in local mode, too, where Spark itself tries once: a worker that dies ends nothing."""
+"""Attempts of a task in local mode, where Spark's default is one: the death of a worker does not fail the job."""
 
 DEFAULTS: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",  # what Arrow batches from Python carry, whatever the machine's zone
+    "spark.sql.session.timeZone": "UTC",  # of Arrow batches from Python, whatever the machine's zone
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.variable.substitute": "false",  # else SQL reads the driver's environment: ${env:…}
 }
@@ -44,17 +44,17 @@ def spark_session(
     (`sc://…`); without either, SPARK_REMOTE and spark-submit's configuration decide, and then it is `local[*]`.
     `config` are Spark's own properties. Raises SparkMissingError.
     """
-    from tiltyard.pipeline.java import check_java, pyspark_sql  # noqa: PLC0415  # tasks import this module: see there
+    from tiltyard.pipeline.java import check_java, pyspark_sql  # noqa: PLC0415  # tasks import this module
 
     sql = pyspark_sql()
     remote = remote or (None if master else os.environ.get("SPARK_REMOTE"))
-    ours = False
+    is_new = False
     builder = sql.SparkSession.builder.appName(name)
     if remote:
         builder = builder.remote(remote)
     else:
-        ours = sql.SparkSession.getActiveSession() is None  # a session that is there keeps its own log level
-        if ours:
+        is_new = sql.SparkSession.getActiveSession() is None  # an existing session keeps its log level
+        if is_new:
             with withheld():
                 check_java()
         master = _with_retries(master or _submitted_master() or LOCAL_MASTER)
@@ -64,30 +64,30 @@ def spark_session(
         if master != _SUBMITTED:
             builder = builder.master(master)
         builder = builder.config(map=dict(DEFAULTS))
-        if ours:
+        if is_new:
             _start_jvm({**({"spark.master": master} if master != _SUBMITTED else {}), **DEFAULTS, **(config or {})})
     session: SparkSession = builder.config(map=dict(config or {})).getOrCreate()
-    if ours:
+    if is_new:
         session.sparkContext.setLogLevel("ERROR")
     return session
 
 
 def _start_jvm(config: Mapping[str, str]) -> None:
-    """Start the JVM of this process, unless there is one: its properties in a file that is gone when it runs.
+    """Start the JVM of this process, unless it exists, with its properties in a file that is deleted once it runs.
 
     PySpark itself would put them on its command line, which everybody on the machine can read.
     """
     from pyspark import SparkContext  # noqa: PLC0415  # an extra
 
-    given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    if SparkContext._gateway is not None or _submitted_master() or "--properties-file" in given:
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    if SparkContext._gateway is not None or _submitted_master() or "--properties-file" in arguments:
         return
     with withheld(), tempfile.TemporaryDirectory(prefix="tiltyard-spark-") as folder, _restored("PYSPARK_SUBMIT_ARGS"):
         file = Path(folder) / "spark.properties"
         file.touch(0o600)
         file.write_text(properties_text(config))
-        own = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{own} {given}"
+        properties_argument = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{properties_argument} {arguments}"
         SparkContext._ensure_initialized()
 
 
@@ -103,14 +103,14 @@ def _restored(name: str) -> Iterator[None]:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect, which has no `sparkContext`."""
+    """Return whether a session is one of Spark Connect, which has no `sparkContext`."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def task_slots(spark: SparkSession | None) -> int:
-    """How many tasks run at once, at least one; without a session, the machine's CPUs.
+    """Return how many tasks run at once, at least one; without a session, the machine's CPUs.
 
-    Asks Spark Connect by a small query.
+    On Spark Connect, a small query finds out.
     """
     if spark is None:
         return os.cpu_count() or 1
@@ -126,11 +126,11 @@ _SUBMITTED = "submitted"
 
 
 def _submitted_master() -> str | None:
-    """spark-submit has chosen a master, and tells the process by its variable: leave it."""
+    """Return a marker where spark-submit started the process, as its variable says: the master is chosen already."""
     return _SUBMITTED if os.environ.get("PYSPARK_GATEWAY_PORT") else None
 
 
 def _with_retries(master: str) -> str:
-    """A local master with attempts."""
-    found = _LOCAL_MASTER.fullmatch(master)
-    return f"local[{found[2] or 1},{TASK_ATTEMPTS}]" if found else master
+    """Return a local master with attempts per task."""
+    match = _LOCAL_MASTER.fullmatch(master)
+    return f"local[{match[2] or 1},{TASK_ATTEMPTS}]" if match else master

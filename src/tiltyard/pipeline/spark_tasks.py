@@ -1,15 +1,15 @@
-"""The one way in which jobs use Spark: run a function once for each payload, and hear of each result as it comes.
+"""Run a function once per payload in Spark tasks, and collect each result as it arrives: jobs use Spark only this way.
 
-Rows never pass through here: a payload says what to read and where to write (a few kilobytes), a result says what was
-written. Spark may run a task twice (a retry, speculation): its files then lie there twice, but exactly one result per
+Rows never pass through here: a payload says what to read and where to write (a few kilobytes), a result what was
+written. Spark may run a task twice (a retry, speculation): its files are then written twice, but exactly one result per
 payload reaches the driver, and only what results name is committed.
 
-Results arrive while others still run, so that a job can keep them (`run.save_checkpoint`) and a driver that dies loses little:
-payloads go to Spark in waves of half the slots there are, three at a time, and the tasks of one wave fill the slots
-that the last tasks of another leave.
+Results arrive while other tasks still run, so that a job can save them as checkpoints (`run.save_checkpoint`) and loses
+little when its driver dies: payloads go to Spark in waves of half the slots, three waves at a time, and the tasks of
+one wave fill the slots that the last tasks of another leave.
 
-Spark's Python workers import this module, and those of the functions and payloads that they are sent. So none of these
-imports the namespace client: that would take a worker longer than many a task.
+Spark's Python workers import this module, and those of the functions and payloads that they receive. So none of these
+imports the namespace client: importing it would take a worker longer than many a task.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ R = TypeVar("R")
 
 WAVES = 3
 POLL_SECONDS = 0.2
-"""How often a job that waits for its tasks looks whether it is canceled."""
+"""Seconds after which a job that waits for its tasks checks again whether it is canceled."""
 
 _POLLS_PER_COUNT = 5
-"""How many looks come to one count of Spark's tasks, which takes some calls of the JVM for each stage."""
+"""Polls per count of Spark's tasks, which takes several JVM calls per stage."""
 
 _RESULT_SCHEMA = pa.schema([("i", pa.int64()), ("o", pa.binary())])
 
 
 def call_task(task: Callable[[], R]) -> R:
-    """The work of payloads that are functions themselves."""
+    """Call a payload that is a function itself."""
     return task()
 
 
 @dataclass(frozen=True, slots=True)
 class _Wave:
-    """Some payloads, pickled: `first` is the position of the first one among all."""
+    """A wave of pickled payloads: `first` is the position of its first one among all."""
 
     first: int
     payloads: tuple[bytes, ...]
@@ -73,15 +73,15 @@ def run_tasks(
     name: str = "tiltyard",
     wave: int | None = None,
 ) -> list[R]:
-    """`work(payload)` for each payload, in Spark tasks; the results in the order of the payloads.
+    """Run `work(payload)` for each payload in Spark tasks; return the results in the order of the payloads.
 
-    `work` and payloads are pickled (cloudpickle: closures too). `on_result(position, result)` is called in the
-    caller's thread as results come, in any order. `wave` is how many payloads one Spark job takes. Raises
-    RunCanceledError within a second of the run's cancel, RefusedError if a task raised that, Spark's own error if a
-    task failed as often as Spark tries it; all tasks have ended by then.
+    `work` and payloads are pickled (cloudpickle: closures too). `on_result(position, result)` is called in the caller's
+    thread as results arrive, in any order. `wave` is the number of payloads of one Spark job. Raises RunCanceledError
+    within a second of the run's cancellation, RefusedError if a task raised it, Spark's own error if a task failed in
+    all its attempts; all tasks have ended by then.
 
-    Without a session they run in threads of this process: small work is done sooner than Spark has started a task.
-    Code of a caller's own never runs this way.
+    Without a session, payloads run in threads of this process: small work is done before Spark has started a task.
+    Users' code never runs this way.
     """
     if not payloads:
         return []
@@ -90,25 +90,25 @@ def run_tasks(
     size = wave or max(1, task_slots(spark) // 2)
     tag = f"tiltyard-{uuid.uuid4().hex}"
     dumps = _cloudpickle().dumps
-    found: dict[int, R] = {}
-    waiting = iter(range(0, len(payloads), size))
-    flying: set[Future[list[tuple[int, bytes]]]] = set()
+    results: dict[int, R] = {}
+    offsets = iter(range(0, len(payloads), size))
+    pending: set[Future[list[tuple[int, bytes]]]] = set()
     with ThreadPoolExecutor(WAVES, thread_name_prefix="wave") as pool:
         try:
-            while len(found) < len(payloads):
-                while len(flying) < WAVES and (first := next(waiting, None)) is not None:
-                    part = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
-                    flying.add(pool.submit(_run_wave, spark, tag, name, work, part))
-                landed, flying = wait(flying, POLL_SECONDS, FIRST_COMPLETED)
-                for position, result in (_unpickle_result(row) for future in landed for row in future.result()):
-                    found[position] = result
+            while len(results) < len(payloads):
+                while len(pending) < WAVES and (first := next(offsets, None)) is not None:
+                    next_wave = _Wave(first, tuple(dumps(payload) for payload in payloads[first : first + size]))
+                    pending.add(pool.submit(_run_wave, spark, tag, name, work, next_wave))
+                finished, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+                for position, result in (_unpickle_result(row) for future in finished for row in future.result()):
+                    results[position] = result
                     if on_result is not None:
                         on_result(position, result)
                 run.check()
         except BaseException:
-            _cancel(spark, tag, flying)
+            _cancel(spark, tag, pending)
             raise
-    return [found[position] for position in range(len(payloads))]
+    return [results[position] for position in range(len(payloads))]
 
 
 def run_partitions(
@@ -118,75 +118,78 @@ def run_partitions(
     work: Callable[[int, Iterator[pa.RecordBatch]], R],
     *,
     name: str = "tiltyard",
-    told: bool = False,
+    reports_tasks: bool = False,
 ) -> list[R]:
-    """`work(partition, batches)` for each partition of a DataFrame, in Spark tasks; results in their order.
+    """Run `work(partition, batches)` for each partition of a DataFrame in Spark tasks; return results in their order.
 
-    Here rows do pass, from the JVM to Python as Arrow batches. With `told` the run is told how many of Spark's tasks
-    have ended, of those that Spark knows so far and one more: all of them when it is done. Raises what `run_tasks`
-    raises.
+    Here rows do pass, from the JVM to Python as Arrow batches. With `reports_tasks` the run's figures count the ended
+    tasks of Spark, of those that it knows so far and one more: all of them at the end. Raises what `run_tasks` raises.
     """
     tag = f"tiltyard-{uuid.uuid4().hex}"
     mapped = frame.mapInArrow(_partition_worker(work, task_variables(spark)), "i bigint, o binary")
     with ThreadPoolExecutor(1, thread_name_prefix="frame") as pool:
-        flying = {pool.submit(_collect, spark, mapped, tag, name)}
+        pending = {pool.submit(_collect, spark, mapped, tag, name)}
         try:
-            looks = itertools.count(1)
-            while not (landed := wait(flying, POLL_SECONDS)[0]):
+            polls = itertools.count(1)
+            while not (finished := wait(pending, POLL_SECONDS)[0]):
                 run.check()
-                if told and next(looks) % _POLLS_PER_COUNT == 0 and (counted := counted_tasks(spark, tag)) is not None:
-                    run.progress(tasks=counted[0], tasks_total=counted[1] + 1)
+                if (
+                    reports_tasks
+                    and next(polls) % _POLLS_PER_COUNT == 0
+                    and (counts := count_spark_tasks(spark, tag)) is not None
+                ):
+                    run.progress(tasks=counts[0], tasks_total=counts[1] + 1)
         except BaseException:
-            _cancel(spark, tag, flying)
+            _cancel(spark, tag, pending)
             raise
-    if told and (counted := counted_tasks(spark, tag)) is not None:
-        run.progress(tasks=counted[1], tasks_total=counted[1])
-    [answer] = landed
-    return [result for _, result in sorted((_unpickle_result(row) for row in answer.result()), key=lambda row: row[0])]
+    if reports_tasks and (counts := count_spark_tasks(spark, tag)) is not None:
+        run.progress(tasks=counts[1], tasks_total=counts[1])
+    [future] = finished
+    return [result for _, result in sorted((_unpickle_result(row) for row in future.result()), key=lambda row: row[0])]
 
 
 def _run_in_threads(
     run: Run, work: Callable[[P], R], payloads: Sequence[P], on_result: Callable[[int, R], None] | None
 ) -> list[R]:
-    found: dict[int, R] = {}
+    results: dict[int, R] = {}
     with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="task") as pool:
-        flying = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
+        pending = {pool.submit(work, payload): position for position, payload in enumerate(payloads)}
         try:
-            while len(found) < len(payloads):
-                landed, _ = wait(flying, POLL_SECONDS, FIRST_COMPLETED)
-                for future in landed:
-                    position = flying.pop(future)
-                    found[position] = future.result()
+            while len(results) < len(payloads):
+                finished, _ = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+                for future in finished:
+                    position = pending.pop(future)
+                    results[position] = future.result()
                     if on_result is not None:
-                        on_result(position, found[position])
+                        on_result(position, results[position])
                 run.check()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return [found[position] for position in range(len(payloads))]
+    return [results[position] for position in range(len(payloads))]
 
 
 def _run_wave(spark: SparkSession, tag: str, name: str, work: Any, wave: _Wave) -> list[tuple[int, bytes]]:
-    """One Spark job with a task per payload: positions and pickled outcomes."""
+    """Run one Spark job with a task per payload; return positions and pickled outcomes."""
     count = len(wave.payloads)
     _tag(spark, tag, name)
     run = _payload_worker(work, wave.payloads, task_variables(spark))
     frame = spark.range(0, count, 1, count).mapInArrow(run, "i bigint, o binary")
-    return [(wave.first + position, outcome) for position, outcome in _rows(frame)]
+    return [(wave.first + position, outcome) for position, outcome in _collect_rows(frame)]
 
 
 def _collect(spark: SparkSession, frame: DataFrame, tag: str, name: str) -> list[tuple[int, bytes]]:
     _tag(spark, tag, name)
-    return _rows(frame)
+    return _collect_rows(frame)
 
 
-def _rows(frame: DataFrame) -> list[tuple[int, bytes]]:
-    answer = frame.toArrow()
-    return list(zip(answer["i"].to_pylist(), answer["o"].to_pylist(), strict=True))
+def _collect_rows(frame: DataFrame) -> list[tuple[int, bytes]]:
+    table = frame.toArrow()
+    return list(zip(table["i"].to_pylist(), table["o"].to_pylist(), strict=True))
 
 
 def _tag(spark: SparkSession, tag: str, name: str) -> None:
-    """Mark the jobs of this thread, to be found by who cancels them."""
+    """Tag the Spark jobs of this thread, so that they can be canceled."""
     if is_connect(spark):
         spark.addTag(tag)
     else:
@@ -200,7 +203,10 @@ def task_variables(spark: SparkSession) -> Mapping[str, str]:
 
 
 def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
-    """What runs in Spark's Python worker. A refusal would be one again: it is a result, not something to retry."""
+    """Return the function that runs payloads in Spark's Python worker.
+
+    A RefusedError is returned as a result: raised, Spark would retry it.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         set_in_task(variables)
@@ -218,7 +224,7 @@ def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[s
 
 
 def _partition_worker(work: Any, variables: Mapping[str, str]) -> Any:
-    """The same for a partition of a DataFrame, whose rows it is given."""
+    """Return the function that runs a partition of a DataFrame in Spark's Python worker."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  # an extra
@@ -244,7 +250,7 @@ def _row(position: int, outcome: Any) -> pa.RecordBatch:
 
 
 def _unpickle_result(row: tuple[int, bytes]) -> tuple[int, Any]:
-    """A result by its position. Raises RefusedError if it is one."""
+    """Return a result with its position. Raises RefusedError if the task did."""
     position, pickled = row
     outcome = pickle.loads(pickled)  # noqa: S301  # from our own tasks
     if isinstance(outcome, RefusedError):
@@ -252,16 +258,16 @@ def _unpickle_result(row: tuple[int, bytes]) -> tuple[int, Any]:
     return position, outcome
 
 
-def _cancel(spark: SparkSession, tag: str, flying: set[Future[list[tuple[int, bytes]]]]) -> None:
-    """End all tasks; again and again, for a wave may start just now and not be known yet."""
-    for future in flying:
+def _cancel(spark: SparkSession, tag: str, pending: set[Future[list[tuple[int, bytes]]]]) -> None:
+    """Cancel all tasks, repeatedly: a wave may be starting just now and be unknown to Spark yet."""
+    for future in pending:
         future.cancel()
-    while flying:
+    while pending:
         if is_connect(spark):
             spark.interruptTag(tag)
         else:
             spark.sparkContext.cancelJobsWithTag(tag)
-        _, flying = wait(flying, POLL_SECONDS)
+        _, pending = wait(pending, POLL_SECONDS)
 
 
 def _cloudpickle() -> Any:
@@ -270,46 +276,46 @@ def _cloudpickle() -> Any:
     return cloudpickle
 
 
-def counted_tasks(spark: SparkSession, tag: str) -> tuple[int, int] | None:
-    """How many tasks of the Spark jobs with this tag have ended, and how many are known so far.
+def count_spark_tasks(spark: SparkSession, tag: str) -> tuple[int, int] | None:
+    """Return how many tasks of the Spark jobs with this tag have ended, and how many are known so far.
 
-    Spark learns of later stages as it goes, so both grow. None through Spark Connect, which tells no such thing.
+    Spark learns of later stages as it goes, so both grow. None on Spark Connect, which has no such counts.
     """
     if is_connect(spark):
         return None
     tracker = spark.sparkContext.statusTracker()
-    known = spark.sparkContext._jsc.sc().statusTracker()  # PySpark's own finds jobs by their group alone
-    done = total = 0
-    for job in known.getJobIdsForTag(tag):
+    jvm_tracker = spark.sparkContext._jsc.sc().statusTracker()  # PySpark's own tracker finds jobs only by their group
+    ended = total = 0
+    for job in jvm_tracker.getJobIdsForTag(tag):
         info = tracker.getJobInfo(job)
         for stage in info.stageIds if info else ():
-            if (one := tracker.getStageInfo(stage)) is not None:
-                done, total = done + one.numCompletedTasks, total + one.numTasks
-    return done, total
+            if (stage_info := tracker.getStageInfo(stage)) is not None:
+                ended, total = ended + stage_info.numCompletedTasks, total + stage_info.numTasks
+    return ended, total
 
 
-_OWN_MAPPING = 32 << 20
-"""Bytes from which a buffer has pages of its own: the most that every glibc takes."""
-_KEPT = 128 << 20
-"""Bytes that stay with the process after they were freed."""
+_MMAP_THRESHOLD = 32 << 20
+"""Bytes from which a buffer gets a mapping of its own: the maximum of glibc."""
+_TRIM_THRESHOLD = 128 << 20
+"""Bytes that the process retains after they are freed."""
 
 
 @lru_cache(maxsize=1)
 def tune_allocator() -> None:
-    """Have glibc keep what Lance frees for the next batch, where it would give it back and ask for it anew.
+    """Configure glibc to retain memory that Lance frees for the next batch, instead of requesting it anew.
 
-    Batches and pages of columns are some megabytes each: half of the page faults of a task that writes are these. For
-    a process that is ours alone.
+    Batches and pages of columns are some megabytes each: they cause half of the page faults of a task that writes. Only
+    for processes of our own.
     """
-    retain_freed_memory(_KEPT, _OWN_MAPPING)
+    retain_freed_memory(_TRIM_THRESHOLD, _MMAP_THRESHOLD)
 
 
 @lru_cache(maxsize=64)
 def freeze_imports(kind: str) -> None:
-    """Spare this process the look at what is imported, after the first task of a kind; later calls do nothing.
+    """Exclude imported objects from garbage collection after the first task of a kind; later calls do nothing.
 
     PySpark collects garbage after each task. With pylance, pandas and PySpark imported that is a tenth of a second of
-    walking through objects that stay for as long as the process does: many tasks take less.
+    walking through objects that live as long as the process: many tasks take less.
     """
     gc.collect()
     gc.freeze()

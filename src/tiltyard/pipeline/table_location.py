@@ -1,7 +1,8 @@
-"""Where a table's files are, as tasks need to know it. Nothing here imports the namespace client: that costs a second.
+"""Where a table's files are, and how tasks open them.
 
-Tasks open tables straight on storage, at a version that the driver pinned: data files and manifests are the same for
-all. Only where credentials run out a task asks the namespace for new ones, as pylance does by itself.
+Nothing here imports the namespace client, which takes a second. Tasks open tables directly on storage, at a version
+that the driver pinned: data files and manifests are the same for all. Only where credentials expire, a task requests
+new ones from the namespace, through pylance.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ if TYPE_CHECKING:
     import lance_namespace
 
 EXPIRES_OPTION = "expires_at_millis"
-"""The storage option that says until when the others hold."""
+"""The storage option that holds the expiry of the credentials."""
 
 _BLOB_ENCODING = b"lance-encoding:blob"
-"""The key of a field's metadata that says that its values lie apart."""
+"""The key of a field's metadata that marks blobs, whose values are stored apart."""
 
 _HEADER_PREFIX = "header."
-"""What the client's properties that are headers begin with."""
+"""The prefix of client properties that are HTTP headers."""
 
 Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A namespace client, described: it can be pickled, and each process connects once.
+    """A description of a namespace client: it can be pickled, and each process connects once.
 
-    `implementation` and `properties` are what `lance_namespace.connect` takes; `storage` are options of the object
-    store that this client brings along, over those that the namespace tells. `bound` are tables by their ids that have
-    to lie where it says: another one that has such a name by now is none of this client's.
+    `implementation` and `properties` are the arguments of `lance_namespace.connect`; `storage` are the client's own
+    options of the object store, which override those of the namespace. `bound` maps ids of tables to the locations that
+    they must have: another table that has taken such a name is refused.
     """
 
     implementation: str
@@ -47,13 +48,13 @@ class Connection:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that the client sends to a server."""
+        """Return the headers that the client sends to a server."""
         return {
             name.removeprefix(_HEADER_PREFIX): text for name, text in self.properties if name.startswith(_HEADER_PREFIX)
         }
 
     def client(self) -> lance_namespace.LanceNamespace:
-        """The client of this process."""
+        """Return this process's client."""
         return _connect(self.implementation, self.properties)
 
 
@@ -66,7 +67,7 @@ def _connect(implementation: str, properties: Pairs) -> lance_namespace.LanceNam
 
 @dataclass(frozen=True, slots=True)
 class TableLocation:
-    """A table's folder and the options that open it, with the way to ask again."""
+    """A table's folder and the options that open it, and the connection that renews them."""
 
     uri: str
     options: Mapping[str, str]
@@ -75,17 +76,17 @@ class TableLocation:
 
     @property
     def refresh_arguments(self) -> dict[str, Any]:
-        """Arguments by which pylance renews credentials that run out; none where they do not."""
+        """Return arguments by which pylance renews credentials that expire; none where they do not."""
         if EXPIRES_OPTION not in self.options:
             return {}
         return {"namespace_client": self.connection.client(), "table_id": list(self.table)}
 
     def open(self, version: int | None, branch: str | None = None, block_size: int | None = None) -> lance.LanceDataset:
-        """The table at a version (None: the newest) of a branch: to read, and to make fragments of.
+        """Open the table at a version (None: the newest) of a branch, to read it or to write fragments.
 
-        `block_size` as in `building.block_size`. Never commit on it.
+        `block_size` as in `indexes.tasks.block_size`. Never commit on it.
         """
-        first = None if branch else version  # looking for the newest one first would be a request more
+        first = None if branch else version  # opening the newest version first would cost another request
         options = dict(self.options) or None
         dataset = lance.dataset(
             self.uri, first, block_size=block_size, storage_options=options, **self.refresh_arguments
@@ -93,16 +94,19 @@ class TableLocation:
         return dataset.checkout_version((branch, version)) if branch else dataset
 
     def scan(self, version: int, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
-        """Rows of some fragments of the table at a version; `options` are those of pylance's scanner."""
+        """Yield the rows of some fragments at a version; `options` are those of pylance's scanner."""
         yield from scan_fragments(self.open(version), fragments, **options)
 
     def write_arguments(self) -> dict[str, Any]:
-        """Arguments of `lance.fragment.write_fragments`, besides the data."""
+        """Return the arguments of `lance.fragment.write_fragments`, besides the data."""
         return {"dataset_uri": self.uri, "storage_options": dict(self.options) or None, **self.refresh_arguments}
 
 
 def check_no_blobs(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
-    """Raise RefusedError for a column of blobs among these (None: all): a scan has their places, not their bytes."""
+    """Raise RefusedError for a column of blobs among these (None: all).
+
+    A scan returns the positions of blobs, not their bytes.
+    """
     for field in schema:
         if (columns is None or field.name in columns) and _holds_blobs(field):
             raise RefusedError(f"Column '{field.name}' holds blobs, which jobs do not read: name the others alone.")
@@ -117,8 +121,8 @@ def _holds_blobs(field: pa.Field) -> bool:
 
 
 def scan_fragments(dataset: lance.LanceDataset, fragments: Sequence[int], **options: Any) -> Iterator[pa.RecordBatch]:
-    """Rows of some fragments, by their numbers; `options` are those of pylance's scanner. Raises RefusedError."""
+    """Yield the rows of some fragments, by id; `options` are those of pylance's scanner. Raises RefusedError."""
     check_no_blobs(dataset.schema, options.get("columns"))
-    wanted = frozenset(fragments)
-    parts = [part for part in dataset.get_fragments() if part.fragment_id in wanted]
-    yield from dataset.scanner(fragments=parts, **options).to_batches()
+    fragment_ids = frozenset(fragments)
+    selected = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id in fragment_ids]
+    yield from dataset.scanner(fragments=selected, **options).to_batches()

@@ -1,4 +1,4 @@
-"""Types as people write them: pyarrow's names, and those that need numbers or other types."""
+"""Parse and format Arrow types as users write them: pyarrow's names, and those with parameters or nested types."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _BINARY = re.compile(r"fixed_size_binary\((\d+)\)")
 
 
 def parse_type(text: str) -> pa.DataType:
-    """A type from its name. Raises RefusedError for one that is none.
+    """Parse a type's name. Raises RefusedError for an invalid one.
 
     `int64`, `float32`, `string`, `bool`, `date32`, … are pyarrow's names; besides `float32[128]` (a vector),
     `decimal(10, 2)`, `timestamp[us, UTC]`, `list<string>`, `large_list<…>`, `struct<a: int64, b: string>`,
     `fixed_size_binary(16)`.
     """
     text = text.strip()
-    if found := _TIMESTAMP.fullmatch(text):
-        return pa.timestamp(found[1], found[2])
-    if found := _DECIMAL.fullmatch(text):
-        kind = pa.decimal256 if found[1] == "256" else pa.decimal128
-        return kind(int(found[2]), int(found[3]))
-    if found := _BINARY.fullmatch(text):
-        return pa.binary(int(found[1]))
-    if found := _LIST.fullmatch(text):
-        return pa.large_list(parse_type(found[2])) if found[1] else pa.list_(parse_type(found[2]))
-    if (found := _STRUCT.fullmatch(text)) and all(
-        fields := [_FIELD.fullmatch(part.strip()) for part in _split_at_commas(found[1])]
+    if match := _TIMESTAMP.fullmatch(text):
+        return pa.timestamp(match[1], match[2])
+    if match := _DECIMAL.fullmatch(text):
+        kind = pa.decimal256 if match[1] == "256" else pa.decimal128
+        return kind(int(match[2]), int(match[3]))
+    if match := _BINARY.fullmatch(text):
+        return pa.binary(int(match[1]))
+    if match := _LIST.fullmatch(text):
+        return pa.large_list(parse_type(match[2])) if match[1] else pa.list_(parse_type(match[2]))
+    if (match := _STRUCT.fullmatch(text)) and all(
+        fields := [_FIELD.fullmatch(part.strip()) for part in _split_at_commas(match[1])]
     ):
-        return pa.struct([(one[1], parse_type(one[2])) for one in fields if one])
+        return pa.struct([(field[1], parse_type(field[2])) for field in fields if field])
     try:
         return pa.type_for_alias(text)
     except ValueError:
-        if found := _VECTOR.fullmatch(text):
-            return pa.list_(parse_type(found[1]), int(found[2]))
+        if match := _VECTOR.fullmatch(text):
+            return pa.list_(parse_type(match[1]), int(match[2]))
         raise RefusedError(
             f"'{text}' is no type: write int64, float32, string, float32[128], decimal(10, 2), timestamp[us, UTC], "
             "list<string>, … (pyarrow's names)."
@@ -51,7 +51,7 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def format_type(dtype: pa.DataType) -> str:
-    """A type as `parse_type` reads it."""
+    """Return a type as `parse_type` reads it."""
     if pa.types.is_list(dtype):
         return f"list<{format_type(dtype.value_type)}>"
     if pa.types.is_struct(dtype):
@@ -60,12 +60,12 @@ def format_type(dtype: pa.DataType) -> str:
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """Split at commas that are in no brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
-    for sign in text:
-        depth += (sign in _OPEN) - (sign in _CLOSE)
-        if sign == "," and not depth:
+    for character in text:
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if character == "," and not depth:
             parts.append("")
         else:
-            parts[-1] += sign
+            parts[-1] += character
     return parts

@@ -1,4 +1,4 @@
-"""A caller's own function, found by name: `module:function`, or `file.py:function`, whose text travels with the job."""
+"""Load a user's function by name: `module:function`, or `file.py:function`, whose text travels with the job."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tiltyard.pipeline.task_errors import RefusedError
 
 
 class Loadable(Protocol):
-    """What has a function that tasks call: a caller's own code, or that of a view."""
+    """A function that tasks call: a user's own, or that of a view."""
 
     def load(self) -> Callable[..., Any]:
-        """The function. Raises RefusedError if there is none."""
+        """Load the function. Raises RefusedError if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """Where a function is: in a module that executors have, or in the text of a file."""
+    """The location of a function: in a module that executors have, or in the text of a file."""
 
     module: str
     name: str
     text: str | None = None
 
     def load(self) -> Callable[..., Any]:
-        """The function, once a process. Raises RefusedError if there is none, and what its module raises."""
+        """Load the function, once per process. Raises RefusedError if it does not exist, and what its module raises."""
         return _load(self)
 
 
@@ -45,11 +45,11 @@ class PickledFunction:
         return _unpickle(self.code)
 
 
-def parse_user_function(where: str) -> UserFunction:
-    """A function's code by `module:function` or `file.py:function`; nothing is run. Raises RefusedError."""
-    module, colon, name = where.rpartition(":")
+def parse_user_function(path: str) -> UserFunction:
+    """Parse `module:function` or `file.py:function`, without running any code. Raises RefusedError."""
+    module, colon, name = path.rpartition(":")
     if not colon or not module or not name:
-        raise RefusedError(f"'{where}' names no function: write module:function or file.py:function.")
+        raise RefusedError(f"'{path}' names no function: write module:function or file.py:function.")
     if not module.endswith(".py"):
         return UserFunction(module, name)
     try:
@@ -59,16 +59,16 @@ def parse_user_function(where: str) -> UserFunction:
 
 
 @lru_cache(maxsize=64)
-def _load(code: UserFunction) -> Callable[..., Any]:
-    if code.text is None:
-        found = getattr(importlib.import_module(code.module), code.name, None)
+def _load(source: UserFunction) -> Callable[..., Any]:
+    if source.text is None:
+        loaded = getattr(importlib.import_module(source.module), source.name, None)
     else:
-        names: dict[str, Any] = {"__name__": Path(code.module).stem, "__file__": code.module}
-        exec(compile(code.text, code.module, "exec"), names)  # noqa: S102  # the caller's own file, in a task
-        found = names.get(code.name)
-    if not callable(found):
-        raise RefusedError(f"{code.module} has no function '{code.name}'.")
-    function: Callable[..., Any] = found
+        namespace: dict[str, Any] = {"__name__": Path(source.module).stem, "__file__": source.module}
+        exec(compile(source.text, source.module, "exec"), namespace)  # noqa: S102  # the caller's own file, in a task
+        loaded = namespace.get(source.name)
+    if not callable(loaded):
+        raise RefusedError(f"{source.module} has no function '{source.name}'.")
+    function: Callable[..., Any] = loaded
     return function
 
 

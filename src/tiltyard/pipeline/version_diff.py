@@ -1,4 +1,4 @@
-"""What changed between two versions of a table, fragment by fragment."""
+"""Compare two versions of a table, fragment by fragment."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ _MAX_TRANSACTIONS_READ = 16
 
 @dataclass(frozen=True, slots=True)
 class FragmentChanges:
-    """Fragments that differ: those of the newer version (`came`: new or altered), and those that it lost (`gone`)."""
+    """Fragments that differ: `changed` are new or altered ones of the newer version, `removed` those that it lacks."""
 
     changed: Mapping[int, FragmentMetadata]
     removed: tuple[int, ...]
 
 
 def get_fragment(dataset: lance.LanceDataset, number: int) -> lance.LanceFragment:
-    """A fragment that is known to be there."""
-    found = dataset.get_fragment(number)
-    assert found is not None
-    return found
+    """Return a fragment that exists."""
+    fragment = dataset.get_fragment(number)
+    assert fragment is not None
+    return fragment
 
 
 def fragments_by_id(dataset: lance.LanceDataset) -> dict[int, FragmentMetadata]:
-    """The fragments of a version, by their number."""
-    return {one.fragment_id: one.metadata for one in dataset.get_fragments()}
+    """Return the fragments of a version, by id."""
+    return {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
 
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> frozenset[int]:
-    """The id of a column's field, and of all inside it; none if there is no such column."""
-    return frozenset(number for one in dataset.lance_schema.fields() if one.name() == column for number in _ids(one))
+    """Return the ids of a column's field and its descendants; empty for a missing column."""
+    return frozenset(
+        number for field in dataset.lance_schema.fields() if field.name() == column for number in _ids(field)
+    )
 
 
 def path_ids(dataset: lance.LanceDataset, path: str) -> frozenset[int]:
-    """The ids of the field at a path (`a`, `a.b`, "`a.b`.c") that there is, and of all inside it."""
+    """Return the ids of the field at an existing path (`a`, `a.b`, "`a.b`.c") and of its descendants."""
     return frozenset(_ids(dataset.lance_schema.field(path)))
 
 
@@ -52,33 +54,35 @@ def _ids(field: Any) -> list[int]:
 
 
 def diff_fragments(old: lance.LanceDataset, new: lance.LanceDataset) -> FragmentChanges:
-    """How `new` differs from `old`."""
+    """Return how `new` differs from `old`."""
     before, after = fragments_by_id(old), fragments_by_id(new)
     changed = {
-        number: one
-        for number, one in after.items()
-        if number not in before or not is_same_fragment(before[number], one)
+        number: fragment
+        for number, fragment in after.items()
+        if number not in before or not is_same_fragment(before[number], fragment)
     }
     return FragmentChanges(changed, tuple(number for number in before if number not in after))
 
 
 def fragments_with_new_rows(old: lance.LanceDataset, new: lance.LanceDataset) -> list[FragmentMetadata] | None:
-    """The fragments in which rows came in, were moved or copied since `old`; None if values changed in place.
+    """Return the fragments with rows that were added, moved or copied since `old`; None if values changed in place.
 
-    Told by the few commits in between, or else by the two lists of fragments.
+    Reads the transactions in between if they are few, else compares the two lists of fragments.
     """
     if old.schema != new.schema:
         return None
     if new.version - old.version <= _MAX_TRANSACTIONS_READ:
-        told = [_new_rows_of(entry.operation) for _, entry in read_transactions(new, old.version)]
-        if len(told) < new.version - old.version or None in told:
+        added = [_new_rows_of(entry.operation) for _, entry in read_transactions(new, old.version)]
+        if len(added) < new.version - old.version or None in added:
             return None
-        return [one for found in told for one in found or ()]
-    changed = diff_fragments(old, new)
+        return [fragment for fragments in added for fragment in fragments or ()]
+    difference = diff_fragments(old, new)
     before = fragments_by_id(old)
-    if any(number in before and before[number].files != one.files for number, one in changed.changed.items()):
+    if any(
+        number in before and before[number].files != fragment.files for number, fragment in difference.changed.items()
+    ):
         return None
-    return [one for number, one in changed.changed.items() if number not in before]
+    return [fragment for number, fragment in difference.changed.items() if number not in before]
 
 
 def _new_rows_of(operation: LanceOperation.BaseOperation) -> list[FragmentMetadata] | None:
@@ -86,26 +90,27 @@ def _new_rows_of(operation: LanceOperation.BaseOperation) -> list[FragmentMetada
         return list(operation.fragments)
     if isinstance(operation, LanceOperation.Update):
         return list(operation.new_fragments) if operation.update_mode != "rewrite_columns" else None
-    harmless = (LanceOperation.Delete, LanceOperation.Rewrite, LanceOperation.CreateIndex)
-    return [] if isinstance(operation, harmless) else None
+    without_new_rows = (LanceOperation.Delete, LanceOperation.Rewrite, LanceOperation.CreateIndex)
+    return [] if isinstance(operation, without_new_rows) else None
 
 
-def is_same_fragment(one: FragmentMetadata, other: FragmentMetadata) -> bool:
-    """Whether two fragments of one number hold the same: their files, and what is deleted of them."""
-    return one.files == other.files and one.deletion_file == other.deletion_file
+def is_same_fragment(left: FragmentMetadata, right: FragmentMetadata) -> bool:
+    """Return whether two fragments of one id have the same content: the same files, and the same deleted rows."""
+    return left.files == right.files and left.deletion_file == right.deletion_file
 
 
-def group_fragments(rows: Mapping[int, int], most: int, tasks: int) -> list[tuple[int, ...]]:
-    """Neighbouring fragments (their rows by their number) in groups of about the same rows.
+def group_fragments(rows: Mapping[int, int], max_rows: int, tasks: int) -> list[tuple[int, ...]]:
+    """Group neighbouring fragments (rows by id) into groups of similar row counts.
 
-    They hold about `most` rows at most, and are as many as fill so many slots evenly; fewer if there are few fragments.
+    A group has about `most` rows at most; there are as many groups as fill `tasks` slots evenly, fewer for few
+    fragments.
     """
     total = max(1, sum(rows.values()))
-    count = -(-total // (most * tasks)) * tasks
+    count = -(-total // (max_rows * tasks)) * tasks
     groups: dict[int, list[int]] = {}
-    seen = 0
-    for number, held in rows.items():
-        middle = seen + held // 2
+    rows_before = 0
+    for number, row_count in rows.items():
+        middle = rows_before + row_count // 2
         groups.setdefault(middle * count // total, []).append(number)
-        seen += held
+        rows_before += row_count
     return [tuple(group) for group in groups.values()]

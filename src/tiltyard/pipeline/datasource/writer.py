@@ -155,12 +155,12 @@ def _check_key(on: Sequence[str], landing: TargetTable) -> None:
 def _recipe(run: str, landing: TargetTable, schema: StructType, options: Options) -> WriteSpec:
     """From Spark's batches to the table's columns."""
     rows_per_file = options.number("rows_per_file") or ROWS_PER_FILE
-    target = landing.target(arrow_schema(schema), rows_per_file)
+    target = landing.fragment_target(arrow_schema(schema), rows_per_file)
     landing.check_names(target.schema)
     check_lance_types(target.schema)
     carried = batch_schema(schema)
     columns = tuple(ColumnMapping(field.with_nullable(True), field.name) for field in carried)
-    return WriteSpec(run, target, columns, fitted=tuple(map_to_table(carried.names, target.schema, ())))
+    return WriteSpec(run, target, columns, table_columns=tuple(map_to_table(carried.names, target.schema, ())))
 
 
 def _fragments(messages: Sequence[WriterCommitMessage | None]) -> list[str]:

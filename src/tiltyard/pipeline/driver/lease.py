@@ -65,7 +65,7 @@ class QueuedJob:
     def work(self, run: Run, where: Connection, spark: SparkSession | None) -> Mapping[str, object]:
         """Do it, for no other table than its own; the last figures. Raises what the job raises."""
         job = find_job(self.name)
-        arguments = job.checked(self.arguments)
+        arguments = job.validate(self.arguments)
         if self.location and "table" in arguments:
             where = replace(where, bound=((str(arguments["table"]), self.location),))
         return job.function(run, where, spark, **arguments)
@@ -174,7 +174,7 @@ class CatalogRun:
             try:
                 if news or silent > self._lease_ms / 3000:
                     self._beat()
-                elif self._calls.call("DescribeTransaction", id=[self.id], patience=0)["status"] != "Running":
+                elif self._calls.call("DescribeTransaction", id=[self.id], retry_seconds=0)["status"] != "Running":
                     self._lost.set()
             except LanceNamespaceError as error:
                 log.warning("cannot ask for job %s: %s", self.id, error)
@@ -197,7 +197,7 @@ def _parts(calls: OperationClient, job_id: str) -> list[tuple[str, str]]:
 
 def submit(calls: OperationClient, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
     """Queue a job; with `owner`, begin it. `fields` are those of SubmitJob. Raises InvalidInputError."""
-    checked = job.checked(arguments)
+    checked = job.validate(arguments)
     told = calls.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
     return QueuedJob.of(told["job"])
 

@@ -153,7 +153,7 @@ def _shares(run: Run) -> dict[str, WriteResult]:
 def for_landing(run: Run, source: Source, landing: TargetTable, asked: WriteOptions) -> Source:
     """A source of text in the types of the table that it is added to; the run is told which types are guesses."""
     if landing.schema is not None and asked.udf is None:
-        source = replace(source, reader=adapt_to_table(source.reader, landing.schema, asked.chosen))
+        source = replace(source, reader=adapt_to_table(source.reader, landing.schema, asked.columns))
     run.progress(**told_types(source))
     return source
 
@@ -168,12 +168,12 @@ def source_recipe(
     run: Run, spark: SparkSession, source: Source, landing: TargetTable, asked: WriteOptions
 ) -> WriteSpec:
     """How tasks make rows. Where a function decides on the columns, a task tries it on the first rows."""
-    chosen = select_columns(source.reader.schema, asked.chosen)
+    chosen = select_columns(source.reader.schema, asked.columns)
     made_schema = pa.schema([column.field for column in chosen])
     storage = source.reader.storage
     if asked.udf is not None:
         trial = WriteSpec(
-            run.id, landing.target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage
+            run.id, landing.fragment_target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage
         )
         work = partial(infer_piece_schema, trial, source.reader)
         made_schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]

@@ -72,7 +72,8 @@ def list_files(path: str, options: Mapping[str, str], *, missing_ok: bool = Fals
         )
     except BaseError as error:
         raise RefusedError(
-            f"{path} cannot be listed: {clean_message(error)}. Look at the address, and at its store's options (--storage)."
+            f"{path} cannot be listed: {clean_message(error)}. Look at the address, and at its store's options "
+            "(--storage)."
         ) from error
     if not files and not missing_ok:
         raise RefusedError(f"There is no file at {path}.")

@@ -1,4 +1,4 @@
-"""From the rows of a source to the rows of a table: columns chosen, renamed, cast; rows that do not fit put aside."""
+"""Convert rows of a source to rows of a table: select, rename and cast columns; reject rows that do not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """A column to make: its field, and the column of the source that it comes from (None: nulls)."""
+    """A column to produce: its field, and the source column that it is cast from (None: nulls)."""
 
     field: pa.Field
     source: str | None
@@ -25,9 +25,9 @@ class ColumnMapping:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSelection:
-    """What a caller says of columns: `names` to take (empty: all), `renamed` old → new, `types` by new name.
+    """The caller's choice of columns: `names` (empty: all), `renamed` old → new, `types` by new name.
 
-    `nulls` are columns of the table that the source has not, and that shall be null.
+    `nulls` are columns of the table that the source lacks, and that become null.
     """
 
     names: tuple[str, ...] = ()
@@ -36,14 +36,14 @@ class ColumnSelection:
     nulls: tuple[str, ...] = ()
 
 
-def select_columns(source: pa.Schema, chosen: ColumnSelection) -> list[ColumnMapping]:
-    """The columns that a choice makes of a source. Raises RefusedError for a name that the source lacks."""
-    renamed, types = chosen.renamed or {}, chosen.types or {}
-    for name in (*chosen.names, *renamed):
+def select_columns(source: pa.Schema, selection: ColumnSelection) -> list[ColumnMapping]:
+    """Return the columns that a selection takes from a source. Raises RefusedError for a name that the source lacks."""
+    renamed, types = selection.renamed or {}, selection.types or {}
+    for name in (*selection.names, *renamed):
         if name not in source.names:
             raise RefusedError(f"The source has no column '{name}'; it has {', '.join(source.names)}.")
     columns = []
-    for name in chosen.names or source.names:
+    for name in selection.names or source.names:
         field = source.field(name).with_name(renamed.get(name, name)).remove_metadata()
         columns.append(ColumnMapping(field.with_type(types.get(field.name, field.type)), name))
     names = [column.field.name for column in columns]
@@ -55,35 +55,35 @@ def select_columns(source: pa.Schema, chosen: ColumnSelection) -> list[ColumnMap
     return columns
 
 
-def map_to_table(made: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -> list[ColumnMapping]:
-    """The columns of a table, each from what was made under its name. Raises RefusedError for what does not match."""
-    if unknown := [name for name in made if name not in table.names]:
+def map_to_table(names: Sequence[str], table: pa.Schema, nulls: Iterable[str]) -> list[ColumnMapping]:
+    """Map source columns to a table's columns by name. Raises RefusedError for columns that do not match."""
+    if unknown := [name for name in names if name not in table.names]:
         raise RefusedError(f"The table has no column '{unknown[0]}': select or rename the columns of the source.")
     columns = []
     for field in table:
-        if field.name not in made and field.name not in nulls:
+        if field.name not in names and field.name not in nulls:
             raise RefusedError(
                 f"The source has no column '{field.name}' of the table: rename one to it, or say that it shall be null."
             )
-        columns.append(ColumnMapping(field, field.name if field.name in made else None))
+        columns.append(ColumnMapping(field, field.name if field.name in names else None))
     return columns
 
 
-def check_time_zones(made: pa.Schema, table: pa.Schema) -> None:
-    """Raise RefusedError where times would lose their zone in a table, or get one, and no cast says so."""
-    for field in made:
-        wanted = table.field(field.name).type if field.name in table.names else field.type
-        if not (pa.types.is_timestamp(field.type) and pa.types.is_timestamp(wanted)):
+def check_time_zones(source: pa.Schema, table: pa.Schema) -> None:
+    """Raise RefusedError where times would lose or gain a time zone in a table without a cast that says so."""
+    for field in source:
+        dtype = table.field(field.name).type if field.name in table.names else field.type
+        if not (pa.types.is_timestamp(field.type) and pa.types.is_timestamp(dtype)):
             continue
-        if bool(field.type.tz) != bool(wanted.tz):
+        if bool(field.type.tz) != bool(dtype.tz):
             raise RefusedError(
-                f"Column '{field.name}' is {field.type}, and the table's is {wanted}: a time without a zone stands for "
-                f"UTC if --cast '{field.name}={wanted}' says so."
+                f"Column '{field.name}' is {field.type}, and the table's is {dtype}: a time without a zone stands for "
+                f"UTC if --cast '{field.name}={dtype}' says so."
             )
 
 
 def cast_batch(batch: pa.RecordBatch, columns: Sequence[ColumnMapping]) -> Iterator[pa.RecordBatch | RejectedRow]:
-    """A batch with these columns; first the rows that cannot have them, each with all its reasons."""
+    """Cast a batch to these columns; yields first the rows that cannot be cast, each with all its reasons."""
     reasons: dict[int, str] = {}
     arrays = []
     for column in columns:
@@ -98,34 +98,34 @@ def cast_batch(batch: pa.RecordBatch, columns: Sequence[ColumnMapping]) -> Itera
     if not reasons:
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
     elif len(reasons) < batch.num_rows:
-        good = pa.array([row for row in range(batch.num_rows) if row not in reasons])
-        yield pa.RecordBatch.from_arrays([array.take(good) for array in arrays], schema=schema)
+        valid = pa.array([row for row in range(batch.num_rows) if row not in reasons])
+        yield pa.RecordBatch.from_arrays([array.take(valid) for array in arrays], schema=schema)
 
 
 def cast_batches(
     batches: Iterable[pa.RecordBatch], columns: Sequence[ColumnMapping], refusal: str
 ) -> Iterator[pa.RecordBatch]:
-    """Batches with these columns, all rows of them. Raises RefusedError, in the words of `refusal` for a value."""
+    """Cast batches to these columns. Raises RefusedError with the message `refusal` for a value that cannot be cast."""
     for batch in batches:
-        for fitted in cast_batch(batch, columns):
-            if isinstance(fitted, RejectedRow):
-                raise RefusedError(refusal.format(reason=fitted.reason))
-            yield fitted
+        for result in cast_batch(batch, columns):
+            if isinstance(result, RejectedRow):
+                raise RefusedError(refusal.format(reason=result.reason))
+            yield result
 
 
 def apply_function(
-    batch: pa.RecordBatch, function: BatchFunction, *, alone: bool = True
+    batch: pa.RecordBatch, function: BatchFunction, *, isolates_rows: bool = True
 ) -> Iterator[pa.RecordBatch | RejectedRow]:
-    """What a function makes of a batch. Rows that it fails on are found by halving the batch, if `alone`.
+    """Apply a user's function to a batch; with `alone`, find rows that it fails on by halving the batch.
 
-    Raises RefusedError if it fails otherwise, or gives something else.
+    Raises RefusedError if it fails otherwise, or returns something else than a batch.
     """
     try:
-        made = function(batch)
+        result = function(batch)
     except RefusedError:
         raise
     except Exception as error:
-        if not alone:
+        if not isolates_rows:
             raise RefusedError(
                 f"The UDF failed: {type(error).__name__}: {error}. Mend it, or name a folder for rows that it fails on "
                 "(--rejects)."
@@ -137,33 +137,33 @@ def apply_function(
         yield from apply_function(batch.slice(0, middle), function)
         yield from apply_function(batch.slice(middle), function)
         return
-    if not isinstance(made, pa.RecordBatch):
-        raise RefusedError(f"The UDF gave a {type(made).__name__}: it takes a pyarrow.RecordBatch and gives one.")
-    yield made
+    if not isinstance(result, pa.RecordBatch):
+        raise RefusedError(f"The UDF gave a {type(result).__name__}: it takes a pyarrow.RecordBatch and gives one.")
+    yield result
 
 
 def _cast_column(array: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array:
-    """An array of the field's type; rows that do not fit are null in it, and have a reason."""
-    found = array
+    """Cast an array to the field's type; values that do not fit become null, and their rows get a reason."""
+    values = array
     if not is_same_type(array.type, field.type):
         parts = list(_cast_halves(array, field, 0, reasons))
-        found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    if not field.nullable and found.null_count:
-        for row in pc.indices_nonzero(found.is_null()).to_pylist():
+        values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    if not field.nullable and values.null_count:
+        for row in pc.indices_nonzero(values.is_null()).to_pylist():
             reasons.setdefault(row, f"{field.name} is null")
-    return found
+    return values
 
 
 def _cast_halves(array: pa.Array, field: pa.Field, first: int, reasons: dict[int, str]) -> Iterator[pa.Array]:
-    """Parts of the array, cast; halved until what cannot be cast stands alone."""
+    """Cast an array; it is halved until each value that cannot be cast stands alone."""
     try:
         yield cast_array(array, field.type)
     except pa.ArrowNotImplementedError as error:
         raise RefusedError(f"Column '{field.name}': {array.type} cannot become {field.type}: {error}") from error
     except pa.ArrowInvalid as error:
         if len(array) <= 1:
-            known = f"{reasons[first]}; " if first in reasons else ""
-            reasons[first] = f"{known}{field.name}: {error}"
+            previous = f"{reasons[first]}; " if first in reasons else ""
+            reasons[first] = f"{previous}{field.name}: {error}"
             yield pa.nulls(1, field.type)
             return
         middle = len(array) // 2

@@ -1,4 +1,4 @@
-"""Any DataFrame (SQL, JDBC, a join) into a table: Arrow batches from Spark's partitions, Lance files, one commit."""
+"""Write any DataFrame (SQL, JDBC, a join) to a table: Arrow batches of Spark's partitions, Lance files, one commit."""
 
 from __future__ import annotations
 
@@ -23,50 +23,54 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TRIAL_ROWS = 100
-"""Rows on which a function is tried, to learn which columns it makes."""
+"""Rows on which a user's function is tried, to learn its columns."""
 
 
-def write_frame(run: Run, frame: DataFrame, table: Table, asked: WriteOptions) -> Mapping[str, object]:
-    """Write a DataFrame's rows to a table; the figures. Each partition becomes a fragment, or several if it is large.
+def write_frame(run: Run, frame: DataFrame, table: Table, options: WriteOptions) -> Mapping[str, object]:
+    """Write a DataFrame's rows to a table; return the figures.
 
-    Nothing is visible until all is written and checked. Raises InvalidInputError, RunCanceledError, what `prepare_target` and
-    the commit raise.
+    Each partition becomes a fragment, or several if it is large.
+
+    Nothing is visible until all rows are written and checked. Raises InvalidInputError, RunCanceledError, what
+    `prepare_target` and the commit raise.
     """
-    landing = prepare_target(run, table, asked.mode)
+    target = prepare_target(run, table, options.mode)
     written: list[WriteResult] = []
     try:
-        recipe = frame_write_spec(run, frame, landing, asked)
+        spec = frame_write_spec(run, frame, target, options)
         spark = frame.sparkSession
-        written += write_partitions(run, frame, recipe)
+        written += write_partitions(run, frame, spec)
         run.progress(
-            rows=sum(part.rows for part in written),
-            fragments=sum(len(part.fragments) for part in written),
-            bytes=sum(part.size for part in written),
+            rows=sum(result.rows for result in written),
+            fragments=sum(len(result.fragments) for result in written),
+            bytes=sum(result.size for result in written),
         )
-        return commit_checked(run, spark, landing, recipe, written)
+        return commit_checked(run, spark, target, spec, written)
     except (RefusedError, InvalidInputError, RunCanceledError) as error:
-        landing.discard_writes([fragment for part in written for fragment in part.fragments])
+        target.discard_writes([fragment for result in written for fragment in result.fragments])
         if isinstance(error, RefusedError):
             raise InvalidInputError(str(error)) from error
         raise
 
 
-def write_partitions(run: Run, frame: DataFrame, recipe: WriteSpec) -> list[WriteResult]:
-    """Write the rows of each partition; no version names them yet. Raises RefusedError, RunCanceledError."""
-    work = partial(write_partition, recipe)
-    return run_partitions(frame.sparkSession, run, frame, work, name=f"write {run.id}", told=True)
+def write_partitions(run: Run, frame: DataFrame, spec: WriteSpec) -> list[WriteResult]:
+    """Write the rows of each partition, without a version that names them. Raises RefusedError, RunCanceledError."""
+    work = partial(write_partition, spec)
+    return run_partitions(frame.sparkSession, run, frame, work, name=f"write {run.id}", reports_tasks=True)
 
 
-def frame_write_spec(run: Run, frame: DataFrame, landing: TargetTable, asked: WriteOptions) -> WriteSpec:
-    """How batches become rows of the table. A function is tried on the first rows."""
-    columns = tuple(select_columns(arrow_schema(frame.schema), asked.chosen))
+def frame_write_spec(run: Run, frame: DataFrame, target: TargetTable, options: WriteOptions) -> WriteSpec:
+    """Return how a DataFrame's rows become rows of the table. A user's function is tried on the first rows."""
+    columns = tuple(select_columns(arrow_schema(frame.schema), options.columns))
     schema = pa.schema([column.field for column in columns])
-    if asked.udf is not None:
-        trial = WriteSpec(run.id, landing.target(schema), columns, asked.udf, rejects=asked.rejects)
-        few = frame.limit(_TRIAL_ROWS).coalesce(1)
-        found = run_partitions(frame.sparkSession, run, few, partial(infer_partition_schema, trial), name="try the UDF")
-        schema = next((one for one in found if one is not None), None)
+    if options.udf is not None:
+        trial = WriteSpec(run.id, target.fragment_target(schema), columns, options.udf, rejects=options.rejects)
+        first_rows = frame.limit(_TRIAL_ROWS).coalesce(1)
+        schemas = run_partitions(
+            frame.sparkSession, run, first_rows, partial(infer_partition_schema, trial), name="try the UDF"
+        )
+        schema = next((inferred for inferred in schemas if inferred is not None), None)
         if schema is None:
             raise RefusedError(f"The UDF takes none of the first {_TRIAL_ROWS} rows.")
-    storage = dict(landing.table.connection.storage)
-    return make_write_spec(run, landing, asked, chosen_schema=schema, columns=columns, storage=storage)
+    storage = dict(target.table.connection.storage)
+    return make_write_spec(run, target, options, chosen_schema=schema, columns=columns, storage=storage)

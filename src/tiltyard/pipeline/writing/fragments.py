@@ -1,4 +1,4 @@
-"""Lance files written by tasks, that no version names until the driver commits them."""
+"""Write, read and delete Lance files of fragments that no version names until the driver commits them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lance.file import LanceFileReader
 from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
-from tiltyard.model.arrow_compat import aligned, with_decimals
+from tiltyard.model.schemas.arrow_compat import aligned, with_decimals
 from tiltyard.pipeline.sources.filesystem import delete_files, file_exists
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
@@ -23,9 +23,9 @@ BATCH_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class FragmentTarget:
-    """How tasks write a table: `schema` of all columns; `fresh` if the files are for a new table, or all of it.
+    """How tasks write fragments: `schema` of all columns; `fresh` for a new table, or one that is overwritten.
 
-    Files that are added to a table take its field ids and its file format (`storage_version`).
+    Fragments that are appended take the table's field ids and its file format (`storage_version`).
     """
 
     location: TableLocation
@@ -36,7 +36,7 @@ class FragmentTarget:
 
 
 def check_lance_types(schema: pa.Schema) -> None:
-    """Raise RefusedError for a column that Lance cannot store: its own error would not name it."""
+    """Raise RefusedError for a column that Lance cannot store: its own error would not name the column."""
     for field in schema:
         try:
             LanceSchema.from_pyarrow(pa.schema([field]))
@@ -47,17 +47,20 @@ def check_lance_types(schema: pa.Schema) -> None:
 
 
 def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> list[str]:
-    """Write batches of the target's schema; the fragments as JSON, [] for no rows. Raises what the batches raise."""
+    """Write batches of the target's schema; return the fragments as JSON, [] for no rows.
+
+    Raises what the batches raise.
+    """
     failure: list[BaseException] = []
 
-    def passed() -> Iterator[pa.RecordBatch]:
+    def recorded() -> Iterator[pa.RecordBatch]:
         try:
             yield from batches
         except BaseException as error:
-            failure.append(error)  # Lance makes a text of it
+            failure.append(error)  # Lance reports only its text
             raise
 
-    rows = passed()
+    rows = recorded()
     first = next(rows, None)
     if first is None:
         return []
@@ -85,36 +88,36 @@ def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> 
 
 
 def parse_fragments(fragments: Iterable[str]) -> list[lance.FragmentMetadata]:
-    """Fragments from their JSON."""
+    """Parse fragments from JSON."""
     return [lance.FragmentMetadata.from_json(fragment) for fragment in fragments]
 
 
 def data_files(fragments: Iterable[str]) -> list[str]:
-    """The data files of fragments, in their order, below the table's folder."""
+    """Return the data files of fragments, in order, relative to the table's folder."""
     return [f"data/{file['path']}" for fragment in fragments for file in json.loads(fragment)["files"]]
 
 
 def delete_fragment_files(location: TableLocation, fragments: Iterable[str]) -> None:
-    """Delete the files of fragments that nobody will commit."""
+    """Delete the files of fragments that will not be committed."""
     delete_files([f"{location.uri}/{file}" for file in data_files(fragments)], location.options)
 
 
 def fragment_files_exist(location: TableLocation, fragments: Iterable[str]) -> bool:
-    """Whether all files of fragments that a run has kept are still there: nobody but `gc` takes them."""
+    """Return whether all files of a run's checkpointed fragments still exist: only `gc` deletes them."""
     return all(file_exists(f"{location.uri}/{file}", location.options) for file in data_files(fragments))
 
 
 def read_fragments(
     location: TableLocation, fragments: Sequence[str], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of fragments that are not committed."""
+    """Yield the rows of fragments that are not committed."""
     return read_data_files(location, data_files(fragments), columns)
 
 
 def read_data_files(
     location: TableLocation, files: Iterable[str], columns: Sequence[str], batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of files below the table's folder (`data/…`); credentials that run out meanwhile are renewed."""
+    """Yield the rows of files below the table's folder (`data/…`); credentials that expire meanwhile are renewed."""
     for file in files:
         reader = LanceFileReader(
             f"{location.uri}/{file}", dict(location.options) or None, list(columns), **location.refresh_arguments
@@ -124,7 +127,7 @@ def read_data_files(
 
 @dataclass(frozen=True, slots=True)
 class FragmentRows:
-    """A task: rows of fragments of a version, by their numbers, or else those of fragments that no version names."""
+    """A task's input: rows of fragments of a version, by their ids, or of uncommitted fragments (`files`)."""
 
     location: TableLocation
     version: int = 0
@@ -132,7 +135,7 @@ class FragmentRows:
     files: tuple[str, ...] = ()
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows, with these columns."""
+        """Yield the rows, with these columns."""
         if self.files:
             yield from read_fragments(self.location, self.files, columns)
         else:

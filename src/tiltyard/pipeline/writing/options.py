@@ -1,4 +1,4 @@
-"""What a caller asks of the rows that a job writes, the recipe that tasks make them by, and the end of the job."""
+"""The options of a job that writes rows, the specification that its tasks follow, and its checked commit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What becomes of rows on their way, and what they must be like in the end; the same for files and DataFrames."""
+    """How rows are selected, transformed, checked and written; the same for files and DataFrames."""
 
     mode: WriteMode = WriteMode.CREATE
-    chosen: ColumnSelection = field(default_factory=ColumnSelection)
+    columns: ColumnSelection = field(default_factory=ColumnSelection)
     udf: UserFunction | None = None
     checks: tuple[QualityCheck, ...] = ()
     rejects: str | None = None
@@ -40,52 +40,54 @@ class WriteOptions:
 
 def make_write_spec(
     run: Run,
-    landing: TargetTable,
-    asked: WriteOptions,
+    target_table: TargetTable,
+    options: WriteOptions,
     *,
     chosen_schema: pa.Schema,
     columns: tuple[ColumnMapping, ...],
     storage: Mapping[str, str],
 ) -> WriteSpec:
-    """The recipe for rows that are chosen, and maybe computed, to have `chosen_schema`. Raises RefusedError."""
-    target = landing.target(chosen_schema, asked.rows_per_file)
-    landing.check_names(target.schema)
-    check_lance_types(target.schema)
-    fitted = tuple(map_to_table(chosen_schema.names, target.schema, asked.chosen.nulls))
-    validate_checks(asked.checks, target.schema)
-    return WriteSpec(run.id, target, columns, asked.udf, fitted, asked.checks, asked.rejects, storage)
+    """Return the specification for rows that have `chosen_schema` after selection and function. Raises RefusedError."""
+    fragment_target = target_table.fragment_target(chosen_schema, options.rows_per_file)
+    target_table.check_names(fragment_target.schema)
+    check_lance_types(fragment_target.schema)
+    table_columns = tuple(map_to_table(chosen_schema.names, fragment_target.schema, options.columns.nulls))
+    validate_checks(options.checks, fragment_target.schema)
+    return WriteSpec(
+        run.id, fragment_target, columns, options.udf, table_columns, options.checks, options.rejects, storage
+    )
 
 
 def commit_checked(
-    run: Run, spark: SparkSession, landing: TargetTable, recipe: WriteSpec, written: Sequence[WriteResult]
+    run: Run, spark: SparkSession, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]
 ) -> Mapping[str, object]:
-    """Check what was written, and commit it; the figures of the job. Raises InvalidInputError for a failed check."""
-    check_written(spark, landing, recipe, written)
-    fragments = [fragment for part in written for fragment in part.fragments]
-    version = landing.commit(run, fragments, recipe.target.schema)
-    return {**count_written(written), "version": version}
+    """Check the written rows and commit them; return the job's figures. Raises InvalidInputError for a failed check."""
+    check_written(spark, target, spec, results)
+    fragments = [fragment for result in results for fragment in result.fragments]
+    version = target.commit(run, fragments, spec.target.schema)
+    return {**count_written(results), "version": version}
 
 
-def count_written(written: Sequence[WriteResult]) -> dict[str, int]:
-    """How much was written."""
+def count_written(results: Sequence[WriteResult]) -> dict[str, int]:
+    """Return totals of the results."""
     return {
-        "rows": sum(part.rows for part in written),
-        "rejected": sum(part.rejected for part in written),
-        "fragments": sum(len(part.fragments) for part in written),
-        "bytes": sum(part.size for part in written),
+        "rows": sum(result.rows for result in results),
+        "rejected": sum(result.rejected for result in results),
+        "fragments": sum(len(result.fragments) for result in results),
+        "bytes": sum(result.size for result in results),
     }
 
 
-def check_written(spark: SparkSession, landing: TargetTable, recipe: WriteSpec, written: Sequence[WriteResult]) -> None:
-    """Raise InvalidInputError if rows that were written fail a check."""
-    rows, rejected = sum(part.rows for part in written), sum(part.rejected for part in written)
-    fragments = [fragment for part in written for fragment in part.fragments]
-    failed = find_failed_checks(recipe.checks, rows, rejected, [part.wrong for part in written])
-    old = 0 if recipe.target.fresh else landing.base
-    for one in recipe.checks if not failed else ():
-        if one.kind == "unique" and (
-            more := count_duplicate_keys(spark, landing.location, one.columns, fragments, old)
+def check_written(spark: SparkSession, target: TargetTable, spec: WriteSpec, results: Sequence[WriteResult]) -> None:
+    """Raise InvalidInputError if written rows fail a check."""
+    rows, rejected = sum(result.rows for result in results), sum(result.rejected for result in results)
+    fragments = [fragment for result in results for fragment in result.fragments]
+    failed = find_failed_checks(spec.checks, rows, rejected, [result.failures for result in results])
+    committed_version = 0 if spec.target.fresh else target.base
+    for check in spec.checks if not failed else ():
+        if check.kind == "unique" and (
+            duplicates := count_duplicate_keys(spark, target.location, check.columns, fragments, committed_version)
         ):
-            failed.append(f"{one.text}: {more} keys are there more than once")
+            failed.append(f"{check.text}: {duplicates} keys are there more than once")
     if failed:
         raise InvalidInputError(f"Nothing was published: {'; '.join(failed)}.")

@@ -1,8 +1,9 @@
-"""Checks before publishing: what the new rows must be like, measured in tasks, judged by the driver.
+"""Check new rows before they are published: counts are taken in tasks, and the driver decides.
 
     rows >= 1000        rejected <= 10      not_null(id)      between(score, 0, 1)      unique(id)      unique(a, b)
 
-`unique` looks at the table with the new rows in it. Rows with a null in the key are never equal to others.
+`unique` covers the table with the new rows in it: tasks read only the key columns, and a Spark aggregation counts them,
+which spills and shuffles as needed. Keys that contain a null are never equal.
 """
 
 from __future__ import annotations
@@ -36,33 +37,33 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class QualityCheck:
-    """One check: its text, its kind, and what stands in its brackets (or sign and number)."""
+    """A check: its text, its kind, and its arguments (or operator and number)."""
 
     text: str
     kind: str
-    given: tuple[str, ...]
+    arguments: tuple[str, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it looks at."""
-        return {"not_null": self.given, "between": self.given[:1], "unique": self.given}.get(self.kind, ())
+        """Return the columns that it checks."""
+        return {"not_null": self.arguments, "between": self.arguments[:1], "unique": self.arguments}.get(self.kind, ())
 
 
 def parse_check(text: str) -> QualityCheck:
-    """A check from its text. Raises RefusedError."""
-    if found := _COUNT_CHECK.fullmatch(text.strip()):
-        return QualityCheck(text, found[1], (found[2], found[3]))
-    if found := _FUNCTION_CHECK.fullmatch(text.strip()):
-        given = tuple(part.strip() for part in found[2].split(","))
-        if found[1] != "between" or len(given) == 3:
-            return QualityCheck(text, found[1], given)
+    """Parse a check. Raises RefusedError."""
+    if match := _COUNT_CHECK.fullmatch(text.strip()):
+        return QualityCheck(text, match[1], (match[2], match[3]))
+    if match := _FUNCTION_CHECK.fullmatch(text.strip()):
+        arguments = tuple(part.strip() for part in match[2].split(","))
+        if match[1] != "between" or len(arguments) == 3:
+            return QualityCheck(text, match[1], arguments)
     raise RefusedError(
         f"'{text}' is no check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1) or unique(id)."
     )
 
 
 def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
-    """Raise RefusedError for a check of a column that the table does not have, or bounds that it cannot have."""
+    """Raise RefusedError for a check of a column that the table lacks, or with bounds that are not of its type."""
     for check in checks:
         for name in check.columns:
             if name not in schema.names:
@@ -70,81 +71,81 @@ def validate_checks(checks: Sequence[QualityCheck], schema: pa.Schema) -> None:
             if check.kind == "unique" and pa.types.is_nested(schema.field(name).type):
                 raise RefusedError(f"The check {check.text}: '{name}' is {schema.field(name).type}, no key.")
         if check.kind == "between":
-            _bounds(check, schema.field(check.given[0]).type)
+            _bounds(check, schema.field(check.arguments[0]).type)
 
 
 @dataclass(slots=True)
 class CheckCounter:
-    """What the checks found wrong in some rows: how many by the check's text."""
+    """Counts the rows that fail each check, by the check's text."""
 
     checks: tuple[QualityCheck, ...]
-    wrong: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
 
-    def look(self, batch: pa.RecordBatch) -> None:
-        """Count what is wrong in a batch."""
+    def count(self, batch: pa.RecordBatch) -> None:
+        """Count the failures in a batch."""
         for check in self.checks:
             if check.kind == "not_null":
-                bad = sum(batch.column(name).null_count for name in check.given)
+                bad = sum(batch.column(name).null_count for name in check.arguments)
             elif check.kind == "between":
-                column = batch.column(check.given[0])
+                column = batch.column(check.arguments[0])
                 low, high = _bounds(check, column.type)
                 inside = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
                 bad = pc.sum(pc.invert(inside)).as_py() or 0
             else:
                 continue
             if bad:
-                self.wrong[check.text] = self.wrong.get(check.text, 0) + bad
+                self.failures[check.text] = self.failures.get(check.text, 0) + bad
 
 
 def find_failed_checks(
-    checks: Sequence[QualityCheck], rows: int, rejected: int, wrong: Sequence[Mapping[str, int]]
+    checks: Sequence[QualityCheck], rows: int, rejected: int, failures: Sequence[Mapping[str, int]]
 ) -> list[str]:
-    """What fails, in words; [] if all is well. `unique` is judged elsewhere."""
+    """Return a sentence for each failed check, except for `unique`."""
     failed = []
     for check in checks:
         if check.kind in ("rows", "rejected"):
             number = rows if check.kind == "rows" else rejected
-            if not _COMPARE[check.given[0]](number, int(check.given[1])):
+            if not _COMPARE[check.arguments[0]](number, int(check.arguments[1])):
                 failed.append(f"{check.text}: {number} {check.kind}")
-        elif count := sum(part.get(check.text, 0) for part in wrong):
+        elif count := sum(counts.get(check.text, 0) for counts in failures):
             failed.append(f"{check.text}: {count} rows are not")
     return failed
 
 
 def _bounds(check: QualityCheck, dtype: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
-    """The bounds, as the column's type. Raises RefusedError."""
+    """Return the bounds, cast to the column's type. Raises RefusedError."""
     try:
-        low, high = (_bound(text, dtype) for text in check.given[1:])
+        low, high = (_bound(text, dtype) for text in check.arguments[1:])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RefusedError(f"The check {check.text}: {error}") from error
     return low, high
 
 
 def _bound(text: str, dtype: pa.DataType) -> pa.Scalar:
-    plain = json.loads(text) if text.startswith('"') else text
-    return pa.scalar(plain).cast(pa.float64() if pa.types.is_floating(dtype) else dtype)
+    value = json.loads(text) if text.startswith('"') else text
+    return pa.scalar(value).cast(pa.float64() if pa.types.is_floating(dtype) else dtype)
 
 
-_TASKS = 64
+_MAX_SCAN_TASKS = 64
 
 
 def count_duplicate_keys(
     spark: SparkSession, location: TableLocation, columns: Sequence[str], fresh: Sequence[str], version: int
 ) -> int:
-    """How many keys are there more than once, in the fragments `fresh` and the table at `version` (0: none)."""
-    old = [part.fragment_id for part in location.open(version).get_fragments()] if version else []
+    """Count the keys that occur more than once in the fragments `fresh` and the table at `version` (0: none)."""
+    committed = [part.fragment_id for part in location.open(version).get_fragments()] if version else []
     tasks = [FragmentRows(location, files=part) for part in _split(fresh)]
-    tasks += [FragmentRows(location, version, part) for part in _split(old)]
+    tasks += [FragmentRows(location, version, part) for part in _split(committed)]
     if not tasks:
         return 0
     count = len(tasks)
     keys = spark.range(0, count, 1, count).mapInArrow(_read_keys(tasks, columns, task_variables(spark)), "k binary")
-    found = keys.groupBy("k").count().where("count > 1").count()
-    return int(found)
+    duplicates = keys.groupBy("k").count().where("count > 1").count()
+    return int(duplicates)
 
 
 def _split(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
-    size = -(-len(parts) // _TASKS)
+    size = -(-len(parts) // _MAX_SCAN_TASKS)
     return [tuple(parts[first : first + size]) for first in range(0, len(parts), size)] if parts else []
 
 
@@ -160,21 +161,21 @@ def _read_keys(tasks: Sequence[FragmentRows], columns: Sequence[str], variables:
 
 
 def _to_binary(keys: pa.RecordBatch) -> pa.Array:
-    """Keys as bytes, without those that have a null. Two keys are the same bytes only if they are the same.
+    """Encode keys as bytes, equal only for equal keys; keys with a null are left out.
 
-    Of several columns, each text but the last has its length before it.
+    Of several columns, each text but the last is preceded by its length.
     """
     valid = [column.is_valid() for column in keys.columns]
     keys = keys.filter(functools.reduce(pc.and_, valid))
     texts = [_to_text(column) for column in keys.columns]
-    found = texts[-1]
+    encoded = texts[-1]
     for text in reversed(texts[:-1]):
         length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
-        found = pc.binary_join_element_wise(length, text, found, b":")
-    return found
+        encoded = pc.binary_join_element_wise(length, text, encoded, b":")
+    return encoded
 
 
 def _to_text(column: pa.Array) -> pa.Array:
-    """Values as the bytes of their text; bytes as they are."""
-    plain = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-    return (column if plain else column.cast(pa.string())).cast(pa.binary())
+    """Return values as the bytes of their text; binary values as they are."""
+    is_binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    return (column if is_binary else column.cast(pa.string())).cast(pa.binary())

@@ -1,8 +1,8 @@
-"""Where the files of a job land: the table is found or declared first, and told of them by one commit at the end.
+"""The table that a job writes: found or declared before its tasks start, changed by one commit at the end.
 
-A new table is declared, which makes its name ours and shows no rows; its first version is the commit. The commit is
-made once, whoever tries it again: it carries the run's id, and is let pass only if no version since the beginning has
-it (`JobTable`).
+A new table is declared, which reserves its name without rows; its first version is the commit. The commit is made once,
+also when the job is resumed: it carries the run's id, and is accepted only if no version since the beginning has it
+(`JobTable`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CHECKPOINT_KEY = "landing"
 
 
 class WriteMode(StrEnum):
-    """What becomes of a table that is there."""
+    """What happens to a table that exists."""
 
     CREATE = "create"
     APPEND = "append"
@@ -56,10 +56,10 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table that a job is about to write. `base` is its version at the beginning; 0 if it had none.
+    """A table that a job writes. `base` is its version at the beginning; 0 if it had none.
 
-    `declared` is whether this run gave it its name; `schema` and `storage_version` are those of the table that is
-    added to, None for one that is made anew.
+    `declared` says whether this run has declared it; `schema` and `storage_version` are those of a table that is
+    appended to, None for one that is created or overwritten.
     """
 
     table: Table
@@ -69,8 +69,8 @@ class TargetTable:
     schema: pa.Schema | None
     storage_version: str | None
 
-    def target(self, schema: pa.Schema, rows_per_file: int = ROWS_PER_FILE) -> FragmentTarget:
-        """How tasks write it; a new one has Arrow's names for what is in its maps."""
+    def fragment_target(self, schema: pa.Schema, rows_per_file: int = ROWS_PER_FILE) -> FragmentTarget:
+        """Return how tasks write it; a new table gets Arrow's standard field names within maps."""
         return FragmentTarget(
             self.location,
             self.schema or with_standard_maps(schema),
@@ -80,7 +80,7 @@ class TargetTable:
         )
 
     def check_names(self, schema: pa.Schema) -> None:
-        """Raise RefusedError for a column that a new table could not be asked for by its name."""
+        """Raise RefusedError for a column of a new table whose name queries could not use."""
         if self.schema is not None:
             return
         try:
@@ -89,51 +89,51 @@ class TargetTable:
             raise RefusedError(f"{error} Rename it on the way (--rename OLD=NEW).") from error
 
     def commit(self, run: Run, fragments: Sequence[str], schema: pa.Schema) -> int:
-        """Make the fragments visible, once in the life of the run; the version.
+        """Make the fragments visible, once in the life of the run; return the version.
 
-        Raises RunCanceledError, TableAlreadyExistsError (somebody else filled a new table),
-        ConcurrentModificationError (others keep changing it), what Lance raises.
+        Raises RunCanceledError, TableAlreadyExistsError (another writer filled a new table),
+        ConcurrentModificationError (too many conflicts), what Lance raises.
         """
         if not self.base:
-            return self._first(run, lance.LanceOperation.Overwrite(schema, parse_fragments(fragments)))
-        strict = JobTable(self.table)
+            return self._commit_new_table(run, lance.LanceOperation.Overwrite(schema, parse_fragments(fragments)))
+        job_table = JobTable(self.table)
         for _ in range(_MAX_COMMITS):
-            if (version := strict.done(run, self.base)) is not None:
+            if (version := job_table.find_commit(run, self.base)) is not None:
                 return version
-            newest = strict.latest()
+            newest = job_table.latest()
             run.check()
             try:
-                return strict.commit(
+                return job_table.commit(
                     newest, self.operation(fragments, schema), run, verify=verify_run_uncommitted(run, newest)
                 )
             except CommitConflictError:
                 continue
-        raise ConcurrentModificationError(f"{self.table} changes all the time: {_MAX_COMMITS} commits were overtaken.")
+        raise ConcurrentModificationError(f"{self.table} changes all the time: {_MAX_COMMITS} commits lost to others.")
 
     def last_run_suffix(self, prefix: str) -> str | None:
-        """What follows `prefix` in the newest run's id in the table's history that begins with it."""
+        """Return what follows `prefix` in the id of the newest run in the table's history that begins with it."""
         if not self.table.latest_version():
             return None
         for _, entry in read_transactions(self.table.dataset(), 0):
-            told = (entry.transaction_properties or {}).get(RUN_PROPERTY, "")
-            if told.startswith(prefix):
-                return told.removeprefix(prefix)
+            run_id = (entry.transaction_properties or {}).get(RUN_PROPERTY, "")
+            if run_id.startswith(prefix):
+                return run_id.removeprefix(prefix)
         return None
 
     def discard_writes(self, fragments: Sequence[str]) -> None:
-        """Leave nothing behind: delete the files, and the name if it was declared by this run and is still empty."""
+        """Delete the files, and drop the table if this run declared it and it is still empty."""
         delete_fragment_files(self.location, fragments)
         if self.declared and not self.table.latest_version():
             self.table.client.drop_table(upstream.DropTableRequest(id=self.table.id))
 
     def operation(self, fragments: Sequence[str], schema: pa.Schema) -> lance.LanceOperation.BaseOperation:
-        """What a commit of the fragments does to the table."""
+        """Return the Lance operation that commits the fragments."""
         if self.schema is None:
             return lance.LanceOperation.Overwrite(schema, parse_fragments(fragments))
         return lance.LanceOperation.Append(parse_fragments(fragments))
 
-    def _first(self, run: Run, operation: lance.LanceOperation.BaseOperation) -> int:
-        """Commit version 1, which nobody else has: then it is looked whether that was an earlier driver of this run."""
+    def _commit_new_table(self, run: Run, operation: lance.LanceOperation.BaseOperation) -> int:
+        """Commit version 1; where it exists already, return it if an earlier driver of this run committed it."""
         guard = NextVersionNamespace(self.table.client)
         run.check()
         try:
@@ -150,36 +150,36 @@ class TargetTable:
 
 
 def commit_first_version(
-    landing: TargetTable, client: upstream.LanceNamespace, transaction: Transaction
+    target: TargetTable, client: upstream.LanceNamespace, transaction: Transaction
 ) -> lance.LanceDataset:
     """Commit the first version of a table, through `client`. Raises what Lance raises."""
     return lance.LanceDataset.commit(
-        landing.location.uri,
+        target.location.uri,
         transaction,
-        storage_options=dict(landing.location.options) or None,
+        storage_options=dict(target.location.options) or None,
         enable_v2_manifest_paths=True,
         namespace_client=client,
-        table_id=landing.table.id,
+        table_id=target.table.id,
         namespace_client_managed_versioning=True,
     )
 
 
 def prepare_target(run: Run, table: Table, mode: WriteMode) -> TargetTable:
-    """Find or declare the table that a job writes; a resumed run goes on where it began.
+    """Find or declare the table that a job writes; a resumed run continues with the same one.
 
     Raises TableAlreadyExistsError, TableNotFoundError (to append to), NamespaceNotFoundError, InvalidTableStateError
     (the run began with another table).
     """
-    told = json.loads(run.checkpoints().get(_CHECKPOINT_KEY, "null")) or _inspect_target(table, mode)
-    if "uri" in told:
-        location = _resolve_location(table, told["uri"])
+    state = json.loads(run.checkpoints().get(_CHECKPOINT_KEY, "null")) or _inspect_target(table, mode)
+    if "uri" in state:
+        location = _resolve_location(table, state["uri"])
     else:
         run.save_checkpoint(
-            _CHECKPOINT_KEY, json.dumps(told)
-        )  # before the name is taken: the next driver knows whose it is
-        location = _declare(table) if told["declared"] else table.location()
-        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({**told, "uri": location.uri}))
-    base, declared = int(told["base"]), bool(told["declared"])
+            _CHECKPOINT_KEY, json.dumps(state)
+        )  # before the table is declared: the next driver knows that it is this run's
+        location = _declare(table) if state["declared"] else table.location()
+        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({**state, "uri": location.uri}))
+    base, declared = int(state["base"]), bool(state["declared"])
     if not base or mode is WriteMode.OVERWRITE:
         return TargetTable(table, location, base, declared, None, None)
     dataset = table.dataset(base)
@@ -189,7 +189,7 @@ def prepare_target(run: Run, table: Table, mode: WriteMode) -> TargetTable:
 
 
 def _standardize_maps(table: Table) -> None:
-    """Give a table's maps Arrow's names for what is in them, as its writer did not: no rows could join them else.
+    """Rename the fields within a table's maps to Arrow's names: else no rows could be appended to them.
 
     A commit of metadata, once in a table's life.
     """
@@ -199,14 +199,17 @@ def _standardize_maps(table: Table) -> None:
 
 
 def forget_location(run: Run) -> None:
-    """Forget where a run's table lay, once nothing is left of what it wrote there: the next driver lands anew."""
+    """Remove the table's location from the checkpoint once its files are deleted: the next driver prepares it anew."""
     if _CHECKPOINT_KEY in run.checkpoints():
-        told = json.loads(run.checkpoints()[_CHECKPOINT_KEY])
-        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({name: told[name] for name in ("base", "declared")}))
+        state = json.loads(run.checkpoints()[_CHECKPOINT_KEY])
+        run.save_checkpoint(_CHECKPOINT_KEY, json.dumps({name: state[name] for name in ("base", "declared")}))
 
 
 def _resolve_location(table: Table, uri: str) -> TableLocation:
-    """Where a table lies that this run has begun to write. Raises InvalidTableStateError: that one is not there now."""
+    """Return the location of a table that this run has begun to write.
+
+    Raises InvalidTableStateError if it is another now.
+    """
     try:
         location = table.location()
     except TableNotFoundError as error:
@@ -236,18 +239,18 @@ def _inspect_target(table: Table, mode: WriteMode) -> dict[str, Any]:
 
 
 def _declare(table: Table) -> TableLocation:
-    """Where a table lies that is declared now, or was by an earlier driver of this run."""
+    """Declare the table, unless an earlier driver of this run did; return its location."""
     try:
-        told = table.client.declare_table(upstream.DeclareTableRequest(id=table.id))
+        response = table.client.declare_table(upstream.DeclareTableRequest(id=table.id))
     except TableAlreadyExistsError:
         return table.location()
-    return table.location_at(str(told.location), told.storage_options)
+    return table.location_at(str(response.location), response.storage_options)
 
 
 def verify_run_uncommitted(run: Run, base: lance.LanceDataset) -> Callable[[lance.LanceDataset], bool]:
-    """Whether no version after `base` is a commit of this run, made by another driver of it."""
+    """Return a check that no version after `base` is a commit of this run by another driver."""
 
-    def verify(seen: lance.LanceDataset) -> bool:
-        return find_run_version(seen, int(base.version), run.id) is None
+    def verify(dataset: lance.LanceDataset) -> bool:
+        return find_run_version(dataset, int(base.version), run.id) is None
 
     return verify

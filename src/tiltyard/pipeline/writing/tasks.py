@@ -1,6 +1,6 @@
-"""What a task does with rows: choose, cast, run the caller's function, put bad rows aside, check, write Lance files.
+"""Tasks that write a table: select, cast, apply the user's function, collect rejects, check, write Lance files.
 
-This is all that runs in Spark's Python workers when a table is written, from files and from DataFrames alike.
+This runs in Spark's Python workers, for files and DataFrames alike.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -30,122 +30,126 @@ RowStream = Iterable[pa.RecordBatch | RejectedRow]
 
 @dataclass(frozen=True, slots=True)
 class WriteSpec:
-    """How rows become rows of the table: `columns` of the source, then the function `udf`, then columns of the table.
+    """How rows of a source become rows of the table: select `columns`, apply `udf`, map to `table_columns`.
 
-    `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without one, such a
-    row ends the job, and is quoted unless `discreet`: a job's error is seen by more people than its source.
+    `rejects` is a folder for rows that do not fit, with the run's id in the names of its files; without it, such a row
+    ends the job, and is quoted in the error unless `hides_rows`: a job's error has more readers than its source.
     """
 
     run: str
     target: FragmentTarget
     columns: tuple[ColumnMapping, ...]
     udf: Loadable | None = None
-    fitted: tuple[ColumnMapping, ...] | None = None
+    table_columns: tuple[ColumnMapping, ...] | None = None
     checks: tuple[QualityCheck, ...] = ()
     rejects: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
-    discreet: bool = False
+    hides_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a task has written; `wrong` counts rows that fail checks, by the check's text."""
+    """The output of a task; `failures` counts rows that fail checks, by the check's text."""
 
     fragments: tuple[str, ...]
     rows: int
     rejected: int
     size: int
-    wrong: Mapping[str, int]
+    failures: Mapping[str, int]
 
     def to_json(self) -> str:
-        """As text, for the run to keep."""
-        return json.dumps(asdict(self))
+        """Serialize for the run's checkpoint."""
+        fields = {"fragments": self.fragments, "rows": self.rows, "rejected": self.rejected, "size": self.size}
+        return json.dumps({**fields, "wrong": self.failures})
 
     @classmethod
     def from_json(cls, text: str) -> WriteResult:
-        """From that text."""
-        told = json.loads(text)
-        return cls(tuple(told["fragments"]), told["rows"], told["rejected"], told["size"], told["wrong"])
+        """Deserialize from a checkpoint."""
+        fields = json.loads(text)
+        return cls(tuple(fields["fragments"]), fields["rows"], fields["rejected"], fields["size"], fields["wrong"])
 
 
 @dataclass(frozen=True, slots=True)
 class PieceGroup:
-    """A task: neighbouring pieces of a source, and the key of how they are read."""
+    """A task's input: neighbouring pieces of a source, and the key of its reader."""
 
     pieces: tuple[Piece, ...]
-    reading: str = ""
+    reader_key: str = ""
 
     @property
     def key(self) -> str:
-        """The same for the same pieces of the same files, read alike: what is kept of it is found by this."""
-        digest = hashlib.sha256(json.dumps([self.reading, *(piece.key for piece in self.pieces)]).encode())
+        """Return the checkpoint key: equal for the same pieces of unchanged files, read the same way."""
+        digest = hashlib.sha256(json.dumps([self.reader_key, *(piece.key for piece in self.pieces)]).encode())
         return f"share-{digest.hexdigest()[:32]}"
 
 
-def write_pieces(recipe: WriteSpec, reading: SourceReader, share: PieceGroup) -> WriteResult:
-    """Read the pieces of a share and write them. Runs in a task. Raises RefusedError."""
-    rows = (row for piece in share.pieces for row in _add_path(reading.read(piece), piece))
-    return write_rows(recipe, rows, share.key)
+def write_pieces(spec: WriteSpec, reader: SourceReader, group: PieceGroup) -> WriteResult:
+    """Read a group of pieces and write their rows. Runs in a task. Raises RefusedError."""
+    rows = (row for piece in group.pieces for row in _add_path(reader.read(piece), piece))
+    return write_rows(spec, rows, group.key)
 
 
-def write_rows(recipe: WriteSpec, rows: RowStream, key: str) -> WriteResult:
-    """Write rows; `key` is unique in the run, and the same if this is tried again. Raises RefusedError."""
-    tally = CheckCounter(recipe.checks)
-    aside = _RejectWriter(recipe, key)
+def write_rows(spec: WriteSpec, rows: RowStream, key: str) -> WriteResult:
+    """Write rows; `key` is unique in the run, and the same when the task is retried. Raises RefusedError."""
+    counter = CheckCounter(spec.checks)
+    rejects = _RejectWriter(spec, key)
     count = 0
 
-    def good() -> Iterator[pa.RecordBatch]:
+    def valid_rows() -> Iterator[pa.RecordBatch]:
         nonlocal count
-        for found in transform_rows(recipe, rows):
-            if isinstance(found, RejectedRow):
-                aside.put(found)
-            elif found.num_rows:
-                tally.look(found)
-                count += found.num_rows
-                yield found
+        for batch in transform_rows(spec, rows):
+            if isinstance(batch, RejectedRow):
+                rejects.add(batch)
+            elif batch.num_rows:
+                counter.count(batch)
+                count += batch.num_rows
+                yield batch
 
-    fragments = write_batches(recipe.target, good())
+    fragments = write_batches(spec.target, valid_rows())
     try:
-        aside.flush()
+        rejects.flush()
     except BaseException:
-        delete_fragment_files(recipe.target.location, fragments)
+        delete_fragment_files(spec.target.location, fragments)
         raise
-    size = sum(file.get("file_size_bytes") or 0 for one in fragments for file in json.loads(one)["files"])
-    return WriteResult(tuple(fragments), count, aside.count, size, tally.wrong)
+    size = sum(file.get("file_size_bytes") or 0 for fragment in fragments for file in json.loads(fragment)["files"])
+    return WriteResult(tuple(fragments), count, rejects.count, size, counter.failures)
 
 
-def write_partition(recipe: WriteSpec, number: int, batches: Iterator[pa.RecordBatch]) -> WriteResult:
+def write_partition(spec: WriteSpec, number: int, batches: Iterator[pa.RecordBatch]) -> WriteResult:
     """Write a partition of a DataFrame. Runs in a task. Raises RefusedError."""
-    return write_rows(recipe, batches, f"partition-{number}")
+    return write_rows(spec, batches, f"partition-{number}")
 
 
-def infer_piece_schema(recipe: WriteSpec, reading: SourceReader, piece: Piece) -> pa.Schema:
-    """What the function makes of the first rows of a piece. Runs in a task. Raises RefusedError if it takes none."""
-    for found in transform_rows(recipe, reading.read(piece)):
-        if not isinstance(found, RejectedRow):
-            return found.schema
+def infer_piece_schema(spec: WriteSpec, reader: SourceReader, piece: Piece) -> pa.Schema:
+    """Return what the user's function makes of a piece's first rows. Runs in a task.
+
+    Raises RefusedError if it takes none.
+    """
+    for batch in transform_rows(spec, reader.read(piece)):
+        if not isinstance(batch, RejectedRow):
+            return batch.schema
     raise RefusedError(f"The UDF takes none of the rows of {piece.path}.")
 
 
-def infer_partition_schema(recipe: WriteSpec, _: int, batches: Iterator[pa.RecordBatch]) -> pa.Schema | None:
-    """What the function makes of the first rows of a partition; None if it takes none. Runs in a task.
+def infer_partition_schema(spec: WriteSpec, _: int, batches: Iterator[pa.RecordBatch]) -> pa.Schema | None:
+    """Return what the user's function makes of a partition's first rows; None if it takes none. Runs in a task.
 
-    All rows are taken: Spark ends a worker that leaves some.
+    All rows are consumed: Spark ends a worker that leaves some.
     """
-    schemas = [found.schema for found in transform_rows(recipe, batches) if not isinstance(found, RejectedRow)]
+    schemas = [batch.schema for batch in transform_rows(spec, batches) if not isinstance(batch, RejectedRow)]
     return schemas[0] if schemas else None
 
 
-def transform_rows(recipe: WriteSpec, rows: RowStream) -> Iterator[pa.RecordBatch | RejectedRow]:
-    """The rows of the table that rows of the source become, and those that become none."""
-    function = recipe.udf.load() if recipe.udf else None
+def transform_rows(spec: WriteSpec, rows: RowStream) -> Iterator[pa.RecordBatch | RejectedRow]:
+    """Yield the rows of the table that rows of the source become, and those that are rejected."""
+    function = spec.udf.load() if spec.udf else None
     for row in rows:
-        for chosen in _map_columns(row, recipe.columns):
-            if function is None or isinstance(chosen, RejectedRow):
-                yield from _map_columns(chosen, recipe.fitted)
+        for selected in _map_columns(row, spec.columns):
+            if function is None or isinstance(selected, RejectedRow):
+                yield from _map_columns(selected, spec.table_columns)
                 continue
-            for computed in apply_function(chosen, function, alone=recipe.rejects is not None):
-                yield from _map_columns(computed, recipe.fitted)
+            for computed in apply_function(selected, function, isolates_rows=spec.rejects is not None):
+                yield from _map_columns(computed, spec.table_columns)
 
 
 def _map_columns(
@@ -158,7 +162,7 @@ def _map_columns(
 
 
 def _add_path(rows: RowStream, piece: Piece) -> Iterator[pa.RecordBatch | RejectedRow]:
-    """Rows as they are; bad ones say which file they are of."""
+    """Yield rows unchanged; add to rejected ones the path of their file."""
     for row in rows:
         if not isinstance(row, RejectedRow):
             yield row
@@ -168,37 +172,37 @@ def _add_path(rows: RowStream, piece: Piece) -> Iterator[pa.RecordBatch | Reject
 
 @dataclass(slots=True)
 class _RejectWriter:
-    """Rows put aside, in files of JSON lines: {"reason": …, "row": …}."""
+    """Writes rejected rows to files of JSON lines: {"reason": …, "row": …}."""
 
-    recipe: WriteSpec
+    spec: WriteSpec
     key: str
     count: int = 0
-    _waiting: list[str] = field(default_factory=list)
+    _buffer: list[str] = field(default_factory=list)
     _files: int = 0
 
-    def put(self, bad: RejectedRow) -> None:
-        if self.recipe.discreet:
+    def add(self, rejected: RejectedRow) -> None:
+        if self.spec.hides_rows:
             raise RefusedError(
                 "A row does not fit the table: a value is none of its column's type, or null where none may be."
             )
-        if self.recipe.rejects is None:
-            shown = json.dumps(bad.row, default=_to_text)[:_MAX_ROW_TEXT]
+        if self.spec.rejects is None:
+            text = json.dumps(rejected.row, default=_to_text)[:_MAX_ROW_TEXT]
             raise RefusedError(
-                f"A row does not fit: {bad.reason}. The row: {shown}. Name a folder for such rows (--rejects), "
+                f"A row does not fit: {rejected.reason}. The row: {text}. Name a folder for such rows (--rejects), "
                 "and the others are taken."
             )
         self.count += 1
-        self._waiting.append(json.dumps({"reason": bad.reason, "row": bad.row}, default=_to_text))
-        if len(self._waiting) == REJECTS_PER_FILE:
+        self._buffer.append(json.dumps({"reason": rejected.reason, "row": rejected.row}, default=_to_text))
+        if len(self._buffer) == REJECTS_PER_FILE:
             self.flush()
 
     def flush(self) -> None:
-        if self._waiting:
-            name = f"{self.recipe.rejects}/{self.recipe.run}-{self.key}-{self._files}.jsonl"
-            write_file(name, ("\n".join(self._waiting) + "\n").encode(), self.recipe.storage)
-            self._files, self._waiting = self._files + 1, []
+        if self._buffer:
+            name = f"{self.spec.rejects}/{self.spec.run}-{self.key}-{self._files}.jsonl"
+            write_file(name, ("\n".join(self._buffer) + "\n").encode(), self.spec.storage)
+            self._files, self._buffer = self._files + 1, []
 
 
 def _to_text(value: Any) -> str:
-    """What JSON has no form for, as text."""
+    """Return text for values that JSON cannot represent."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

@@ -16,13 +16,13 @@ import lance_namespace as upstream
 import pytest
 
 from tests.services.server import ServerProcess
-from tests.spark.dying import ROWS_OF_A_PART
+from tests.spark.dying import ROWS_PER_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tests.spark.watching import wait_for
 from tiltyard.pipeline.catalog_client import Connection, connection, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim, drive, new_owner, submit
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
 
@@ -48,8 +48,8 @@ def killable(server: ServerProcess) -> Connection:
 def of_three_fragments(catalog: Connection, fresh: Fresh, query: str, **code: Any) -> tuple[str, str]:
     """A table of three fragments, and a view of it."""
     source, view = fresh("source"), fresh("view")
-    for first in range(0, 3 * ROWS_OF_A_PART, ROWS_OF_A_PART):
-        write(catalog, source, numbers(first, first + ROWS_OF_A_PART), "append" if first else "create")
+    for first in range(0, 3 * ROWS_PER_PART, ROWS_PER_PART):
+        write(catalog, source, numbers(first, first + ROWS_PER_PART), "append" if first else "create")
     create_view(catalog, view, query.format(source), **code)
     return source, view
 
@@ -65,15 +65,15 @@ class Noting(CatalogRun):
 
     noted: list[str]
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         """Keep a part."""
-        super().keep(key, value)
+        super().save_checkpoint(key, value)
         self.noted.append(key)
 
 
 def driven(catalog: Connection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
     """Drive a job here to its end: its figures, and what was kept meanwhile."""
-    calls, owner = Calls(catalog), new_owner()
+    calls, owner = OperationClient(catalog), new_owner()
     told = claim(calls, job_id, owner)
     run = Noting(calls, told, owner)
     run.noted = []
@@ -92,11 +92,11 @@ def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
     figures, kept = driven(killable, spark, job_id)
     assert figures is not None
     assert [key for key in kept if key.startswith("part-")] == ["part-1-2"]
-    assert (figures["rows"], figures["parts"], figures["version"]) == (str(3 * ROWS_OF_A_PART), "3", "2")
-    assert contents(killable, view).equals(numbers(0, 3 * ROWS_OF_A_PART))
+    assert (figures["rows"], figures["parts"], figures["version"]) == (str(3 * ROWS_PER_PART), "3", "2")
+    assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))
     figures, _ = driven(killable, spark, asked(killable, view))
     assert (figures or {})["mode"] == "incremental"
-    assert contents(killable, view)["id"].to_pylist() == [*range(3 * ROWS_OF_A_PART), 1000]
+    assert contents(killable, view)["id"].to_pylist() == [*range(3 * ROWS_PER_PART), 1000]
 
 
 def test_refresh_whose_python_worker_is_killed_has_each_row_once(
@@ -106,7 +106,7 @@ def test_refresh_whose_python_worker_is_killed_has_each_row_once(
     _, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}", kind="chunker", udtf_spec=code)
     refresh(LocalRun(), killable, spark, view)
     assert (tmp_path / "died").exists()
-    assert contents(killable, view).equals(numbers(0, 3 * ROWS_OF_A_PART))
+    assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))
 
 
 def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_the_view(
@@ -120,11 +120,11 @@ def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_th
     driver.start()
     wait_for((tmp_path / "at").exists)
     action = {"setStatusAction": {"status": "Canceled"}}
-    Calls(killable).call("AlterTransaction", id=[job_id], actions=[action])
+    OperationClient(killable).call("AlterTransaction", id=[job_id], actions=[action])
     driver.join(60)
     assert (driver.is_alive(), ended, table(killable, view).dataset().version) == (False, [None], 1)
     (tmp_path / "go").touch()
-    own = submit(Calls(killable), find_job("refresh"), {"table": view}).id
+    own = submit(OperationClient(killable), find_job("refresh"), {"table": view}).id
     figures, _ = driven(killable, spark, own)
     assert (figures or {})["mode"] == "full"
-    assert contents(killable, view).equals(numbers(0, 3 * ROWS_OF_A_PART))
+    assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))

@@ -29,9 +29,9 @@ class Watched(LocalRun):
         super().__init__()
         self.happens, self.parts = happens, 0
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         """Keep, and then let it happen, once."""
-        super().keep(key, value)
+        super().save_checkpoint(key, value)
         if key.startswith("part-"):
             self.parts += 1
             if self.parts == 1:
@@ -41,7 +41,7 @@ class Watched(LocalRun):
 @pytest.fixture
 def view(catalog: Connection, fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
     """A view of a table of three fragments, each of which is a part."""
-    monkeypatch.setattr(planning, "ROWS_OF_A_PART", 10)
+    monkeypatch.setattr(planning, "ROWS_PER_PART", 10)
     source, name = fresh("source"), fresh("view")
     for first in (0, 10, 20):
         write(catalog, source, numbers(first, first + 10), "append" if first else "create")

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.datasource.lance_frames import shown
-from tiltyard.pipeline.sql.sessions import own_session
-from tiltyard.pipeline.table_location import Connection, Place
-from tiltyard.pipeline.views.query_analysis import check_reads_only, needed_columns, planned, why_not_by_rows
-from tiltyard.pipeline.writing.fragments import Rows
+from tiltyard.pipeline.datasource.fragment_frames import shown
+from tiltyard.pipeline.sql.isolated_session import own_session
+from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only, needed_columns, why_not_incremental
+from tiltyard.pipeline.writing.fragments import FragmentRows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("vector", pa.list_(pa.float32(), 2))])
-NOWHERE = Rows(Place("/nowhere", {}, Connection("rest", ()), ("films",)), 0)
+NOWHERE = FragmentRows(TableLocation("/nowhere", {}, Connection("rest", ()), ("films",)), 0)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def session(spark: SparkSession) -> SparkSession:
 )
 def test_query_of_rows_one_by_one_is_told_so(session: SparkSession, query: str) -> None:
     check_reads_only(session, query, ["films", "shop$orders"])
-    assert why_not_by_rows(planned(session, query), query) == ""
+    assert why_not_incremental(analyze_query(session, query), query) == ""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_query_of_rows_one_by_one_is_told_so(session: SparkSession, query: str) 
 )
 def test_query_that_needs_all_rows_says_what_needs_them(session: SparkSession, query: str, why: str) -> None:
     check_reads_only(session, query, ["films", "shop$orders"])
-    assert why in why_not_by_rows(planned(session, query), query)
+    assert why in why_not_incremental(analyze_query(session, query), query)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_query_that_makes_too_much_is_refused_before_anything_is_evaluated(
 )
 def test_query_whose_sizes_are_known_passes(session: SparkSession, query: str) -> None:
     check_reads_only(session, query, ["films"])
-    planned(session, query)
+    analyze_query(session, query)
 
 
 @pytest.mark.parametrize("keyword", ["CURRENT_USER", "USER", "SESSION_USER", "CURRENT_CATALOG", "CURRENT_DATABASE"])
@@ -202,13 +202,13 @@ def test_word_that_is_a_function_only_to_the_analyser_is_refused(session: SparkS
     query = f"SELECT {keyword} AS a FROM films"
     check_reads_only(session, query, ["films"])  # a column, as far as it is known then
     with pytest.raises(InvalidInputError, match=r"may not use Current|UNRESOLVED_COLUMN"):
-        planned(session, query)
+        analyze_query(session, query)
 
 
 @pytest.mark.parametrize("query", ["SELECT nothing FROM films", "SELECT id, text AS id FROM films"])
 def test_query_that_cannot_be_planned_is_invalid_input(session: SparkSession, query: str) -> None:
     with pytest.raises(InvalidInputError, match=r"nothing|one name"):
-        planned(session, query)
+        analyze_query(session, query)
 
 
 @pytest.mark.parametrize(
@@ -223,4 +223,4 @@ def test_query_that_cannot_be_planned_is_invalid_input(session: SparkSession, qu
     ],
 )
 def test_query_needs_the_columns_that_it_uses(session: SparkSession, query: str, needed: set[str]) -> None:
-    assert needed_columns(planned(session, query)) == needed
+    assert needed_columns(analyze_query(session, query)) == needed

@@ -1,4 +1,4 @@
-"""Materialized views: what changed since they were made, which rows that asks for, and the code that makes them.
+"""Materialized views: find what changed since the last refresh, compute the rows that need it, and commit them once.
 
-sources (pinned versions) → what came in since → Spark SQL over those rows → code → Lance files → one commit
+sources (pinned versions) → fragments added since → Spark SQL over their rows → a view's code → Lance files → one commit
 """

@@ -1,8 +1,8 @@
-"""A view's query, as Spark understands it: whether it only reads, and whether it works row by row.
+"""Analyze a view's query with Spark: whether it only reads, and whether a refresh can be incremental.
 
-A query that is made of projections, filters, generators and UNION ALL alone distributes over its tables' rows: its
-answer for old and new rows together is that for the old ones with that for the new ones behind it. Then new rows are
-enough. Spark's own analysed plan decides it, so a name that hides something else is no way round.
+A query of projections, filters, generators and UNION ALL alone distributes over its tables' rows: its result for old
+and new rows together is its result for the old ones followed by that for the new ones. So the rows that were added are
+enough. Spark's own analyzed plan decides that, in which no name can hide another node.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from tiltyard.pipeline.sql.spark_plans import ROWS, expressions, kind, sequence,
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BY_ROWS = frozenset(
+_DISTRIBUTIVE_NODES = frozenset(
     {
         "CTERelationDef", "CTERelationRef", "Filter", "Generate", "PipeOperator", "Project", "SubqueryAlias", "Union",
         "View", "WithCTE",
     }
 )  # fmt: skip
-_TIME = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-"""Words that Spark replaces by the time it is when they stand in a literal (`DATE 'today'`)."""
+_TIME_WORD = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""Words that Spark replaces by the current time where they stand in a literal (`DATE 'today'`)."""
 
 
 def check_reads_only(spark: SparkSession, text: str, tables: Collection[str]) -> None:
     """Raise InvalidInputError unless a query only reads, and only these tables; nothing of it is run.
 
-    Raises UnsupportedOperationError for a session of Spark Connect, which does not tell what a query would do.
+    Raises UnsupportedOperationError for a session of Spark Connect, which does not show what a query would do.
     """
     check_parsed(spark, text, tables)
 
 
-def planned(spark: SparkSession, text: str) -> DataFrame:
-    """A query over tables that are shown. Raises InvalidInputError for one that Spark does not understand."""
+def analyze_query(spark: SparkSession, text: str) -> DataFrame:
+    """Analyze a query over tables that are registered. Raises InvalidInputError for one that Spark cannot analyze."""
     frame = analysed(spark, text)
     check_analysed(frame)
     if len(set(frame.columns)) < len(frame.columns):
@@ -46,34 +46,34 @@ def planned(spark: SparkSession, text: str) -> DataFrame:
     return frame
 
 
-def why_not_by_rows(frame: DataFrame, text: str) -> str:
-    """Why a query does not work row by row; "" if it does."""
-    if word := _TIME.search(text):
+def why_not_incremental(frame: DataFrame, text: str) -> str:
+    """Return why a query does not work row by row; "" if it does."""
+    if word := _TIME_WORD.search(text):
         return f"the query may ask for the time ('{word[0]}')"
     for node in upper_nodes(frame._jdf.queryExecution().analyzed()):  # PySpark has no other way
-        found = kind(node)
-        if found == ROWS:
+        node_kind = kind(node)
+        if node_kind == ROWS:
             continue
-        if found not in _BY_ROWS:
-            return f"the query has more than rows one by one ({found})"
+        if node_kind not in _DISTRIBUTIVE_NODES:
+            return f"the query has more than rows one by one ({node_kind})"
         if node.subqueries().size():
             return "the query has a subquery within an expression"
         for expression in expressions(node):
             name = kind(expression)
-            below = sequence(expression.children())
-            varies = not expression.deterministic() and all(child.deterministic() for child in below)
-            if varies or name.startswith(("Current", "Now", "LocalTimestamp")):
+            children = sequence(expression.children())
+            is_random = not expression.deterministic() and all(child.deterministic() for child in children)
+            if is_random or name.startswith(("Current", "Now", "LocalTimestamp")):
                 return f"the query's answer is another each time ({name})"
     return ""
 
 
 def needed_columns(frame: DataFrame) -> frozenset[str]:
-    """The names of the columns that Spark reads of any table to answer a query."""
+    """Return the names of the columns that Spark reads, of any table, to run a query."""
     plan = frame._jdf.queryExecution().optimizedPlan()  # PySpark has no other way
     nodes = list(upper_nodes(plan))
-    used = {one.exprId().id() for one in sequence(plan.output())}
+    used = {column.exprId().id() for column in sequence(plan.output())}
     for node in nodes:
         if kind(node) != ROWS:
-            used |= {one.exprId().id() for one in sequence(node.references().toSeq())}
-    rows = (column for node in nodes if kind(node) == ROWS for column in sequence(node.output()))
-    return frozenset(column.name() for column in rows if column.exprId().id() in used)
+            used |= {column.exprId().id() for column in sequence(node.references().toSeq())}
+    columns = (column for node in nodes if kind(node) == ROWS for column in sequence(node.output()))
+    return frozenset(column.name() for column in columns if column.exprId().id() in used)

@@ -1,11 +1,20 @@
-"""A view's rows, made by Spark: tables are shown to its SQL, and what comes of that is written as Lance files."""
+"""Compute a view's rows with Spark: register the sources for its SQL, run the query and the view's code, write files.
+
+A view's code comes in the envelope that Lance's own clients send: JSON with the pickled callable (`chunker_payload`,
+`udtf_payload`, base64) and the schema of its output. It is loaded in tasks only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind
 from tiltyard.pipeline.datasource.fragment_frames import rows_of_version, shown
@@ -13,113 +22,148 @@ from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.sql.isolated_session import quoted
-from tiltyard.pipeline.views.code import code_of
+from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.views.planning import Part
-from tiltyard.pipeline.views.query_analysis import planned
-from tiltyard.pipeline.views.sources import Source
-from tiltyard.pipeline.views.tasks import Chunker, first_rows, write_groups
+from tiltyard.pipeline.views.query_analysis import analyze_query
+from tiltyard.pipeline.views.sources import SourceTable
+from tiltyard.pipeline.views.tasks import Chunker, TableFunction, rewrite_first_rows, write_groups
 from tiltyard.pipeline.writing.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.writing.dataframes import write_partitions
-from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, delete_fragment_files, parse_fragments
+from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_CHUNKED_ROWS = "1000"
-"""How many rows a chunker is given at once, for each may become many."""
+_CHUNKER_BATCH_ROWS = "1000"
+"""How many rows a chunker is called with at once, for each may become many."""
 
 
-def show_nothing(spark: SparkSession, sources: Mapping[str, Source]) -> None:
-    """Show the tables to the planner alone: nothing is read, and nothing can be."""
+def register_schemas(spark: SparkSession, sources: Mapping[str, SourceTable]) -> None:
+    """Register the sources as views of Spark for planning alone: nothing is read, and nothing can be."""
     for name, source in sources.items():
-        _show(name, shown(spark, source.dataset.schema, [FragmentRows(source.location, 0)]))
+        _register(name, shown(spark, source.dataset.schema, [FragmentRows(source.location, 0)]))
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """Makes rows of parts of tables. `target` is how they are written."""
+class ViewWriter:
+    """Compute and write the rows of parts of the sources; of the sources, only the columns `needed` are read."""
 
     run: Run
     spark: SparkSession
     definition: ViewDefinition
-    sources: Mapping[str, Source]
+    sources: Mapping[str, SourceTable]
     target: FragmentTarget
     needed: frozenset[str]
 
-    def make(self, part: Part, number: int) -> WriteResult:
-        """Write the rows of a part, which no version names yet. Raises RefusedError, RunCanceledError."""
+    def write_part(self, part: Part, number: int) -> WriteResult:
+        """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
         for name, source in self.sources.items():
-            only = frozenset(part.get(name, ()))
-            tasks = rows_of_version(self.spark, source.location, source.dataset, only)
-            _show(name, shown(self.spark, source.dataset.schema, tasks, self.needed))
-        written = self._written(planned(self.spark, self.definition.query), number)
+            fragments = frozenset(part.get(name, ()))
+            tasks = rows_of_version(self.spark, source.location, source.dataset, fragments)
+            _register(name, shown(self.spark, source.dataset.schema, tasks, self.needed))
+        results = self._write_query(analyze_query(self.spark, self.definition.query), number)
         return WriteResult(
-            tuple(fragment for one in written for fragment in one.fragments),
-            sum(one.rows for one in written),
+            tuple(fragment for result in results for fragment in result.fragments),
+            sum(result.rows for result in results),
             0,
-            sum(one.size for one in written),
+            sum(result.size for result in results),
             {},
         )
 
-    def _written(self, frame: DataFrame, number: int) -> list[WriteResult]:
-        columns = tuple(select_columns(arrow_schema(frame.schema), ColumnSelection()))
-        view = self.target.schema
+    def _write_query(self, frame: DataFrame, number: int) -> list[WriteResult]:
+        """Write the rows of the query, after the view's code if it has any."""
+        query_columns = tuple(select_columns(arrow_schema(frame.schema), ColumnSelection()))
+        schema = self.target.schema
         if self.definition.kind is ViewKind.QUERY:
-            fitted = tuple(map_to_table(frame.columns, view, ()))
-            return write_partitions(self.run, frame, self._recipe(columns, None, fitted))
-        code = code_of(self.definition, view, frame.columns)
-        whole = tuple(map_to_table(view.names, view, ()))
+            table_columns = tuple(map_to_table(frame.columns, schema, ()))
+            return write_partitions(self.run, frame, self._write_spec(query_columns, None, table_columns))
+        code = parse_view_code(self.definition, schema, frame.columns)
+        view_columns = tuple(map_to_table(schema.names, schema, ()))
         if isinstance(code, Chunker):
-            self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKED_ROWS)
-            return write_partitions(self.run, frame, self._recipe(columns, code, whole))
-        grouped = _grouped(frame, code.partition_by)
-        work = partial(write_groups, self._recipe(whole, None, None), code, columns)
-        return run_partitions(self.spark, self.run, grouped, work, name=f"refresh {number}", told=True)
+            self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _CHUNKER_BATCH_ROWS)
+            return write_partitions(self.run, frame, self._write_spec(query_columns, code, view_columns))
+        groups = _partition_by_group(frame, code.partition_by)
+        work = partial(write_groups, self._write_spec(view_columns, None, None), code, query_columns)
+        return run_partitions(self.spark, self.run, groups, work, name=f"refresh {number}", reports_tasks=True)
 
-    def _recipe(
-        self, columns: tuple[ColumnMapping, ...], code: Chunker | None, fitted: tuple[ColumnMapping, ...] | None
+    def _write_spec(
+        self, columns: tuple[ColumnMapping, ...], code: Chunker | None, table_columns: tuple[ColumnMapping, ...] | None
     ) -> WriteSpec:
-        return WriteSpec(self.run.id, self.target, columns, code, fitted, discreet=True)
+        return WriteSpec(self.run.id, self.target, columns, code, table_columns, hides_rows=True)
 
 
-def _grouped(frame: DataFrame, by: str | None) -> DataFrame:
-    """The rows of each group in one partition, one after the other; without groups, all in one."""
-    if by is None:
+def _partition_by_group(frame: DataFrame, column: str | None) -> DataFrame:
+    """Put the rows of each group into one partition, next to each other; without a column, all rows into one."""
+    if column is None:
         return frame.repartition(1)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # Spark's own custom; an extra
 
-    return frame.repartition(F.col(by)).sortWithinPartitions(F.col(by))
+    return frame.repartition(F.col(column)).sortWithinPartitions(F.col(column))
 
 
-def _show(name: str, frame: DataFrame) -> None:
+def _register(name: str, frame: DataFrame) -> None:
     frame.createOrReplaceTempView(quoted(name))
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Fragments for at most so many rows: those that are taken, and those that nobody commits."""
+def truncate(
+    run: Run, target: FragmentTarget, fragments: list[str], limit: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Limit fragments to so many rows; return the fragments to commit, and those to delete.
 
-    taken: tuple[str, ...]
-    left: tuple[str, ...]
-
-
-def cut(run: Run, target: FragmentTarget, fragments: list[str], most: int) -> Cut:
-    """Take fragments up to `most` rows; of the last one, only the first rows are written again. Raises RefusedError."""
-    taken: list[str] = []
+    Of the fragment at the limit, the first rows are written again. Raises RefusedError.
+    """
+    within: list[str] = []
     rows = 0
     for position, fragment in enumerate(fragments):
         count = parse_fragments([fragment])[0].num_rows
-        if rows + count <= most:
-            taken.append(fragment)
+        if rows + count <= limit:
+            within.append(fragment)
             rows += count
             continue
-        if rows < most:
-            taken += run_tasks(None, run, partial(first_rows, target, fragment), [most - rows])[0]
-        return Cut(tuple(taken), tuple(fragments[position:]))
-    return Cut(tuple(taken), ())
+        if rows < limit:
+            within += run_tasks(None, run, partial(rewrite_first_rows, target, fragment), [limit - rows])[0]
+        return tuple(within), tuple(fragments[position:])
+    return tuple(within), ()
 
 
-def throw_away(target: FragmentTarget, fragments: tuple[str, ...]) -> None:
-    """Delete files that nobody will commit."""
-    delete_fragment_files(target.location, fragments)
+def parse_view_code(
+    definition: ViewDefinition, view: pa.Schema, query_columns: Sequence[str]
+) -> Chunker | TableFunction:
+    """Parse the code of a view whose query has these columns; nothing of it is loaded. Raises InvalidInputError."""
+    udtf = json.loads(definition.udtf)
+    kind, name = definition.kind, udtf["udtf_name"]
+    envelope = _parse_envelope(udtf["udtf"], f"{kind}_payload")
+    code = PickledFunction(envelope[f"{kind}_payload"])
+    input_columns = udtf.get("input_columns")
+    inputs = tuple(input_columns if input_columns is not None else envelope.get("input_columns") or ())
+    if kind is ViewKind.UDTF:
+        if udtf.get("partition_by_indexed_column"):
+            raise InvalidInputError("Name the column to group by as 'partition_by': any column will do.")
+        return TableFunction(name, code, inputs, udtf.get("partition_by") or envelope.get("partition_by"))
+    if not inputs:
+        raise InvalidInputError(f"The chunker '{name}' reads no column: name its input_columns.")
+    outputs = _output_columns(envelope, view, query_columns)
+    batch = udtf.get("batch")
+    return Chunker(name, code, inputs, outputs, view, bool(envelope.get("batch") if batch is None else batch))
+
+
+def _output_columns(envelope: Mapping[str, Any], view: pa.Schema, query_columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a chunker outputs: those of its schema, else those of the view that the query lacks."""
+    if "output_schema_bytes" in envelope:
+        names = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(envelope["output_schema_bytes"]))).names
+        if unknown := [name for name in names if name not in view.names]:
+            raise InvalidInputError(f"The view has no column '{unknown[0]}' for what its chunker makes.")
+        return tuple(names)
+    return tuple(name for name in view.names if name not in query_columns)
+
+
+def _parse_envelope(text: str, payload: str) -> Mapping[str, Any]:
+    """Parse an envelope, which has to have this payload. Raises InvalidInputError."""
+    try:
+        envelope = json.loads(base64.b64decode(text))
+    except ValueError as error:
+        raise InvalidInputError(f"The udtf is no JSON in base64: {error}.") from error
+    if not isinstance(envelope, dict) or not isinstance(envelope.get(payload), str):
+        raise InvalidInputError(f"The udtf is JSON with the pickled callable, in base64, as '{payload}'.")
+    return envelope

@@ -1,4 +1,4 @@
-"""The tables that a view is made of, at pinned versions, and the rows that came into them since it was made."""
+"""The source tables of a view: pin their versions, and find the fragments that were added since the last refresh."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tiltyard.model.view_definitions import Origin
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.table_location import Connection, TableLocation
 from tiltyard.pipeline.version_diff import fragments_by_id, is_same_fragment
-from tiltyard.pipeline.views.history import keeps_rows
 
 if TYPE_CHECKING:
     import lance
+    from lance.dataset import Transaction
     from lance.fragment import FragmentMetadata
 
-_LOOKS = 20
+_MAX_TRIES = 20
 
 
-class NotByRowsError(Exception):
-    """New rows are not enough: the view has to be made anew. The message says why."""
+class FullRefreshRequiredError(Exception):
+    """The rows that were added are not enough: all rows have to be computed again. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceTable:
     """A table at the version that a refresh reads."""
 
     name: str
@@ -42,106 +42,128 @@ class Source:
 
     @property
     def origin(self) -> Origin:
-        """As the view remembers it."""
+        """Return the table and version, as the view's commit records it."""
         return Origin(self.location.uri, int(self.dataset.version))
 
     @property
     def fragments(self) -> list[int]:
-        """All its fragments."""
-        return [one.fragment_id for one in self.dataset.get_fragments()]
+        """Return the ids of all fragments."""
+        return [fragment.fragment_id for fragment in self.dataset.get_fragments()]
 
 
-def pinned(
-    where: Connection, names: Collection[str], allowed: Mapping[str, str] | None, version: int | None
-) -> dict[str, Source]:
-    """Tables at the versions that they have at one and the same moment; with `version`, the one table at that one.
+def pin_sources(
+    catalog: Connection, names: Collection[str], allowed: Mapping[str, str] | None, version: int | None
+) -> dict[str, SourceTable]:
+    """Open tables at the versions that they have at one moment; with `version`, a single table at that version.
 
-    `allowed` are the locations of tables that may be read; None for whatever the client may read. Raises
+    `allowed` are the locations of tables that may be read; None for all that the client may read. Raises
     InvalidInputError, TableVersionNotFoundError, PermissionDeniedError (another table has the name by now),
-    ConcurrentModificationError (no two looks were alike).
+    ConcurrentModificationError (a table changed during each attempt).
     """
-    lowered = {name.lower() for name in names}
-    if len(lowered) < len(names):
+    lowercase = {name.lower() for name in names}
+    if len(lowercase) < len(names):
         raise InvalidInputError("Spark takes no notice of case: name no two tables that differ in nothing else.")
     if version is not None and len(names) != 1:
         raise InvalidInputError(f"A source_version is of one table, and the view reads {len(names)}.")
-    for _ in range(_LOOKS):
-        found = {name: _opened(where, name, allowed, version) for name in names}
-        if len(found) < 2 or all(_is_latest(where, one) for one in found.values()):
-            return found
+    for _ in range(_MAX_TRIES):
+        sources = {name: _open_source(catalog, name, allowed, version) for name in names}
+        if len(sources) < 2 or all(_is_latest(catalog, source) for source in sources.values()):
+            return sources
     raise ConcurrentModificationError(f"The tables {', '.join(names)} change all the time: run the job again.")
 
 
-def reopened(where: Connection, origins: Mapping[str, Origin]) -> dict[str, Source] | None:
-    """The tables that an earlier driver has pinned; None if one is not there any more. Raises PermissionDeniedError."""
-    allowed = {name: one.location for name, one in origins.items()}
+def reopen_sources(catalog: Connection, origins: Mapping[str, Origin]) -> dict[str, SourceTable] | None:
+    """Open the versions that an earlier driver pinned; None if one no longer exists. Raises PermissionDeniedError."""
+    allowed = {name: origin.location for name, origin in origins.items()}
     try:
-        return {name: _opened(where, name, allowed, one.version) for name, one in origins.items()}
+        return {name: _open_source(catalog, name, allowed, origin.version) for name, origin in origins.items()}
     except TableVersionNotFoundError:
         return None
 
 
-def _opened(where: Connection, name: str, allowed: Mapping[str, str] | None, version: int | None) -> Source:
-    table = catalog_client.table(where, name)
+def _open_source(catalog: Connection, name: str, allowed: Mapping[str, str] | None, version: int | None) -> SourceTable:
+    table = catalog_client.table(catalog, name)
     location = table.location()
     if allowed is not None and allowed.get(name) != location.uri:
         raise PermissionDeniedError(f"Another table is called {name} by now: ask for the refresh again.")
-    return Source(name, location, table.dataset(version))
+    return SourceTable(name, location, table.dataset(version))
 
 
-def _is_latest(where: Connection, source: Source) -> bool:
-    return int(catalog_client.table(where, source.name).dataset().version) == int(source.dataset.version)
+def _is_latest(catalog: Connection, source: SourceTable) -> bool:
+    return int(catalog_client.table(catalog, source.name).dataset().version) == int(source.dataset.version)
 
 
-def arrived(source: Source, before: Origin | None) -> list[int]:
-    """The fragments whose rows came in since `before`, while all rows that were there are there as they were.
+def find_added_fragments(source: SourceTable, before: Origin | None) -> list[int]:
+    """Return the ids of fragments whose rows were added since `before`, if no earlier row was changed or deleted.
 
-    That is told by the two lists of fragments: files never change, so fragments with the same files and the same
-    deletions hold the same rows. Fragments that were compacted are followed through the commits that did it, as long
-    as each put together either new rows or old ones. Raises NotByRowsError for anything else.
+    The two lists of fragments show that: files never change, so fragments with the same files and the same deletions
+    hold the same rows. Fragments that were compacted are followed through the commits that did it, as long as each
+    compacted either only new rows or only old ones. Raises FullRefreshRequiredError otherwise.
     """
     name, dataset = source.name, source.dataset
     if before is None or before.location != source.location.uri:
-        raise NotByRowsError(f"{name} is not the table that the view was made of")
-    now = int(dataset.version)
-    if now == before.version:
+        raise FullRefreshRequiredError(f"{name} is not the table that the view was made of")
+    version = int(dataset.version)
+    if version == before.version:
         return []
-    if now < before.version:
-        raise NotByRowsError(f"the view was made of version {before.version} of {name}, and {now} is older")
+    if version < before.version:
+        raise FullRefreshRequiredError(
+            f"the view was made of version {before.version} of {name}, and {version} is older"
+        )
     try:
-        old = dataset.checkout_version(before.version)
+        old_dataset = dataset.checkout_version(before.version)
     except ValueError as error:
-        raise NotByRowsError(f"version {before.version} of {name} is not kept any more") from error
-    if not old.schema.equals(dataset.schema):
-        raise NotByRowsError(f"columns of {name} were changed")
-    there, here = fragments_by_id(old), fragments_by_id(dataset)
-    if all(number in here and is_same_fragment(one, here[number]) for number, one in there.items()):
-        return [number for number in here if number not in there]
-    known = _followed(name, old, dataset)
-    return [number for number, one in here.items() if _files(one) not in known]
+        raise FullRefreshRequiredError(f"version {before.version} of {name} is not kept any more") from error
+    if not old_dataset.schema.equals(dataset.schema):
+        raise FullRefreshRequiredError(f"columns of {name} were changed")
+    old, new = fragments_by_id(old_dataset), fragments_by_id(dataset)
+    if all(number in new and is_same_fragment(fragment, new[number]) for number, fragment in old.items()):
+        return [number for number in new if number not in old]
+    old_files = _follow_compactions(name, old_dataset, dataset)
+    return [number for number, fragment in new.items() if _files(fragment) not in old_files]
 
 
-def _followed(name: str, old: lance.LanceDataset, new: lance.LanceDataset) -> set[frozenset[str]]:
-    """The files of the fragments that hold the rows of `old` in `new`, through compactions. Raises NotByRowsError."""
-    known = {_files(one) for one in fragments_by_id(old).values()}
+def _follow_compactions(name: str, old: lance.LanceDataset, new: lance.LanceDataset) -> set[frozenset[str]]:
+    """Return the files of the fragments that hold the rows of `old`, up to `new`. Raises FullRefreshRequiredError."""
+    old_files = {_files(fragment) for fragment in fragments_by_id(old).values()}
     for version in range(int(old.version) + 1, int(new.version) + 1):
-        entry = read_transaction(new, version)
-        if entry is None:
-            raise NotByRowsError(f"what version {version} of {name} changed is not known any more")
-        if not isinstance(entry.operation, LanceOperation.Rewrite):
-            if isinstance(entry.operation, LanceOperation.Append) or keeps_rows(new, version, entry):
+        transaction = read_transaction(new, version)
+        if transaction is None:
+            raise FullRefreshRequiredError(f"what version {version} of {name} changed is not known any more")
+        operation = transaction.operation
+        if not isinstance(operation, LanceOperation.Rewrite):
+            if isinstance(operation, LanceOperation.Append) or leaves_rows_unchanged(new, version, transaction):
                 continue
-            kind = type(entry.operation).__name__
-            raise NotByRowsError(f"rows of {name} were changed or deleted (version {version}: {kind})")
-        for group in entry.operation.groups:
-            told = {_files(one) in known for one in group.old_fragments}
-            if len(told) > 1:
-                raise NotByRowsError(f"a compaction of {name} (version {version}) put old and new rows together")
-            if told == {True}:
-                known |= {_files(one) for one in group.new_fragments}
-    return known
+            kind = type(operation).__name__
+            raise FullRefreshRequiredError(f"rows of {name} were changed or deleted (version {version}: {kind})")
+        for group in operation.groups:
+            are_old = {_files(fragment) in old_files for fragment in group.old_fragments}
+            if len(are_old) > 1:
+                raise FullRefreshRequiredError(
+                    f"a compaction of {name} (version {version}) put old and new rows together"
+                )
+            if are_old == {True}:
+                old_files |= {_files(fragment) for fragment in group.new_fragments}
+    return old_files
 
 
 def _files(fragment: FragmentMetadata) -> frozenset[str]:
-    """What tells a fragment from all others that ever were."""
+    """Return the paths of a fragment's files, which no other fragment ever had."""
     return frozenset(str(file.path) for file in fragment.files)
+
+
+def leaves_rows_unchanged(dataset: lance.LanceDataset, version: int, commit: Transaction | None) -> bool:
+    """Return whether a commit left all rows as they were: an index, a compaction, or one that changed no fragment."""
+    if commit is None:
+        return False
+    if isinstance(commit.operation, (LanceOperation.CreateIndex, LanceOperation.Rewrite)):
+        return True
+    if version == 1:
+        return False
+    try:
+        before, after = (fragments_by_id(dataset.checkout_version(number)) for number in (version - 1, version))
+    except ValueError:  # one of them was removed, so that they cannot be compared
+        return False
+    return before.keys() == after.keys() and all(
+        is_same_fragment(fragment, after[number]) for number, fragment in before.items()
+    )

@@ -1,7 +1,7 @@
-"""What runs in the tasks of a refresh: the code of views, loaded here alone, in Spark's Python workers.
+"""Tasks of a refresh: run the code of a view, which is loaded here alone, in Spark's Python workers.
 
-A chunker makes rows of each row; a UDTF makes rows of all rows, or of each group. Nothing here imports the namespace
-client: that would take a worker longer than many a task.
+A chunker computes rows of each row; a UDTF computes rows of all rows, or of each group. Nothing here imports the
+namespace client: importing it takes a worker longer than many a task.
 """
 
 from __future__ import annotations
@@ -20,67 +20,72 @@ from tiltyard.pipeline.writing.casts import ColumnMapping, cast_batches
 from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
 
-PARENT = "__source_row_id"
-"""The column by which a chunker of whole batches says which row each of its rows comes from."""
+PARENT_COLUMN = "__source_row_id"
+"""The column by which a chunker of whole batches names the input row of each output row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunker:
-    """Code that makes rows of each row: `made` are the columns that it makes, others of the view come from the row."""
+    """Code that computes rows of each row: the columns `outputs`; other columns of the view come from the input row."""
 
     name: str
     code: PickledFunction
     inputs: tuple[str, ...]
-    made: tuple[str, ...]
+    outputs: tuple[str, ...]
     view: pa.Schema
     whole_batches: bool
 
     def load(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-        """What makes rows of the view of rows of the query. Raises RefusedError."""
-        return partial(self._expanded, self.code.load())
+        """Load the function from rows of the query to rows of the view. Raises RefusedError."""
+        return partial(self._expand, self.code.load())
 
-    def _expanded(self, function: Callable[..., Any], rows: pa.RecordBatch) -> pa.RecordBatch:
-        inputs = [column(rows, path) for path in self.inputs]
-        expand = self._of_batch if self.whole_batches else self._one_by_one
+    def _expand(self, function: Callable[..., Any], rows: pa.RecordBatch) -> pa.RecordBatch:
+        inputs = [get_column(rows, path) for path in self.inputs]
+        expand = self._expand_batch if self.whole_batches else self._expand_rows
         try:
-            parents, made = expand(function, inputs, rows.num_rows)
+            parents, columns = expand(function, inputs, rows.num_rows)
         except RefusedError:
             raise
         except Exception as error:
             raise RefusedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
-        arrays = [made[name] if name in self.made else column(rows, name).take(parents) for name in self.view.names]
+        arrays = [
+            columns[name] if name in self.outputs else get_column(rows, name).take(parents) for name in self.view.names
+        ]
         return pa.RecordBatch.from_arrays(arrays, names=self.view.names)
 
-    def _one_by_one(
+    def _expand_rows(
         self, function: Callable[..., Any], inputs: Sequence[pa.Array], count: int
     ) -> tuple[pa.Array, Mapping[str, pa.Array]]:
+        """Call the function for each row; return the input row of each output row, and the output columns."""
         parents: list[int] = []
-        values: dict[str, list[Any]] = {name: [] for name in self.made}
-        given = [array.to_pylist() for array in inputs]
+        values: dict[str, list[Any]] = {name: [] for name in self.outputs}
+        arguments = [array.to_pylist() for array in inputs]
         for number in range(count):
-            for child in function(*(array[number] for array in given)) or ():
+            for child in function(*(column[number] for column in arguments)) or ():
                 parents.append(number)
-                for name, value in _named(child, self.made):
+                for name, value in _named_values(child, self.outputs):
                     values[name].append(value)
-        made = {name: pa.array(found, self.view.field(name).type) for name, found in values.items()}
-        return pa.array(parents, pa.int64()), made
+        columns = {name: pa.array(column, self.view.field(name).type) for name, column in values.items()}
+        return pa.array(parents, pa.int64()), columns
 
-    def _of_batch(
+    def _expand_batch(
         self, function: Callable[..., Any], inputs: Sequence[pa.Array], count: int
     ) -> tuple[pa.Array, Mapping[str, pa.Array]]:
-        given = dict(zip(self.inputs, inputs, strict=True))
-        made = function(**given, **{PARENT: pa.array(range(count), pa.int64())})
-        if not isinstance(made, pa.RecordBatch) or PARENT not in made.schema.names:
+        """Call the function for all rows at once; return as `_expand_rows`."""
+        arguments = dict(zip(self.inputs, inputs, strict=True))
+        output = function(**arguments, **{PARENT_COLUMN: pa.array(range(count), pa.int64())})
+        if not isinstance(output, pa.RecordBatch) or PARENT_COLUMN not in output.schema.names:
             raise RefusedError(
-                f"The code of '{self.name}' has to answer a RecordBatch with the column {PARENT}, "
+                f"The code of '{self.name}' has to return a RecordBatch with the column {PARENT_COLUMN}, "
                 "which says of each row which one it comes from."
             )
-        return made.column(PARENT).cast(pa.int64()), {name: column(made, name) for name in self.made}
+        columns = {name: get_column(output, name) for name in self.outputs}
+        return output.column(PARENT_COLUMN).cast(pa.int64()), columns
 
 
 @dataclass(frozen=True, slots=True)
 class TableFunction:
-    """Code that makes rows of a pyarrow.Table: of all rows, or of those that have one value of `partition_by`."""
+    """Code that computes rows of a pyarrow.Table: of all rows, or of those with one value of `partition_by`."""
 
     name: str
     code: PickledFunction
@@ -88,77 +93,78 @@ class TableFunction:
     partition_by: str | None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What it makes of a task's rows, which are sorted by `partition_by`. Raises RefusedError."""
+        """Yield the output for a task's rows, which are sorted by `partition_by`. Raises RefusedError."""
         function = self.code.load()
         for group in self._groups(batches):
             try:
-                answer = function(group)
-                for found in (answer,) if isinstance(answer, pa.RecordBatch | pa.Table) else answer or ():
-                    yield from _batches(found)
+                output = function(group)
+                for part in (output,) if isinstance(output, pa.RecordBatch | pa.Table) else output or ():
+                    yield from _to_batches(part)
             except RefusedError:
                 raise
             except Exception as error:
                 raise RefusedError(f"The code of '{self.name}' failed: {type(error).__name__}: {error}") from error
 
     def _groups(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Tables of neighbouring rows with one value, however batches cut them."""
-        held: list[pa.RecordBatch] = []
+        """Yield a table for each run of rows with one value, across the borders of batches."""
+        parts: list[pa.RecordBatch] = []
         key: Any = None
         for batch in batches:
             for start, end, value in self._runs(batch):
-                if held and value != key:
-                    yield self._taken(held)
-                    held = []
+                if parts and value != key:
+                    yield self._input_table(parts)
+                    parts = []
                 key = value
-                held.append(batch.slice(start, end - start))
-        if held:
-            yield self._taken(held)
+                parts.append(batch.slice(start, end - start))
+        if parts:
+            yield self._input_table(parts)
 
     def _runs(self, batch: pa.RecordBatch) -> Iterator[tuple[int, int, Any]]:
+        """Yield the start, the end and the value of each run of rows with one value, within a batch."""
         if self.partition_by is None:
             yield from [(0, batch.num_rows, None)] if batch.num_rows else []
             return
-        values = column(batch, self.partition_by).to_pylist()
+        values = get_column(batch, self.partition_by).to_pylist()
         start = 0
         for end in range(1, len(values) + 1):
             if end == len(values) or values[end] != values[start]:
                 yield start, end, values[start]
                 start = end
 
-    def _taken(self, held: Sequence[pa.RecordBatch]) -> pa.Table:
-        table = pa.Table.from_batches(held)
-        return pa.table({path: column(table, path) for path in self.inputs}) if self.inputs else table
+    def _input_table(self, parts: Sequence[pa.RecordBatch]) -> pa.Table:
+        table = pa.Table.from_batches(parts)
+        return pa.table({path: get_column(table, path) for path in self.inputs}) if self.inputs else table
 
 
 def write_groups(
-    recipe: WriteSpec,
+    spec: WriteSpec,
     code: TableFunction,
     columns: tuple[ColumnMapping, ...],
     number: int,
     batches: Iterator[pa.RecordBatch],
 ) -> WriteResult:
-    """Write what the code makes of a partition of whole groups. Raises RefusedError."""
-    fitting = cast_batches(batches, columns, "A row of the query has a value that its column's own type cannot hold.")
-    return write_rows(recipe, code.rows(fitting), f"groups-{number}")
+    """Write the output of the code for a partition of whole groups. Raises RefusedError."""
+    rows = cast_batches(batches, columns, "A row of the query has a value that its column's own type cannot hold.")
+    return write_rows(spec, code.rows(rows), f"groups-{number}")
 
 
-def first_rows(target: FragmentTarget, fragment: str, most: int) -> list[str]:
-    """Write the first rows of a fragment again, as one of so many rows."""
+def rewrite_first_rows(target: FragmentTarget, fragment: str, limit: int) -> list[str]:
+    """Write the first rows of a fragment again, as a fragment of so many rows."""
 
     def rows() -> Iterator[pa.RecordBatch]:
-        left = most
+        remaining = limit
         for batch in read_fragments(target.location, [fragment], target.schema.names):
-            if not left:
+            if not remaining:
                 return
-            some = batch.slice(0, left)
-            left -= some.num_rows
-            yield pa.RecordBatch.from_arrays(some.columns, schema=target.schema)
+            head = batch.slice(0, remaining)
+            remaining -= head.num_rows
+            yield pa.RecordBatch.from_arrays(head.columns, schema=target.schema)
 
     return write_batches(target, rows())
 
 
-def column(rows: pa.RecordBatch | pa.Table, path: str) -> Any:
-    """A column, or a field within one (`a.b`). Raises RefusedError."""
+def get_column(rows: pa.RecordBatch | pa.Table, path: str) -> Any:
+    """Return a column, or a field within one (`a.b`). Raises RefusedError."""
     if path in rows.schema.names:
         return rows.column(path)
     first, *inner = path.replace("`", "").split(".")
@@ -170,8 +176,8 @@ def column(rows: pa.RecordBatch | pa.Table, path: str) -> Any:
         raise RefusedError(f"The query gives no column '{path}': {error}.") from error
 
 
-def _named(child: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """A row's values by their names: of a mapping, a named tuple, or a plain one in the columns' order."""
+def _named_values(child: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield a row's values by name: of a mapping, a named tuple, or a plain tuple in the columns' order."""
     if hasattr(child, "_asdict"):
         child = child._asdict()
     if isinstance(child, Mapping):
@@ -179,10 +185,10 @@ def _named(child: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     return zip(names, child, strict=True)
 
 
-def _batches(found: Any) -> Iterator[pa.RecordBatch]:
-    if isinstance(found, pa.RecordBatch):
-        yield found
-    elif isinstance(found, pa.Table):
-        yield from found.to_batches()
+def _to_batches(output: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(output, pa.RecordBatch):
+        yield output
+    elif isinstance(output, pa.Table):
+        yield from output.to_batches()
     else:
-        raise RefusedError(f"A UDTF answers RecordBatches or Tables, not {type(found).__name__}.")
+        raise RefusedError(f"A UDTF returns RecordBatches or Tables, not {type(output).__name__}.")

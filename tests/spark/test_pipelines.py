@@ -158,7 +158,7 @@ def test_pipeline_that_others_overtake_publishes_on_top_of_them(
     file = laid_out(tmp_path, names)
     run_here(LocalRun(), catalog, spark, file)
     file = laid_out(tmp_path, names, first=40, mode="append")
-    build, others = publication._build, iter([1])
+    build, others = publication._build_index, iter([1])
 
     def overtaken(*given: Any) -> None:
         if next(others, None):
@@ -166,7 +166,7 @@ def test_pipeline_that_others_overtake_publishes_on_top_of_them(
             lance.write_dataset(more, namespace_client=catalog.client(), table_id=[names[0]], mode="append")
         build(*given)
 
-    monkeypatch.setattr(publication, "_build", overtaken)
+    monkeypatch.setattr(publication, "_build_index", overtaken)
     run_here(LocalRun(), catalog, spark, file)
     ids = opened(catalog, names[0]).to_table(columns=["id"])["id"].to_pylist()
     assert sorted(ids) == [*range(80), 1000]
@@ -194,7 +194,7 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
 
     run, file = LocalRun(), laid_out(tmp_path, names)
     with monkeypatch.context() as patch:
-        patch.setattr(job, "publish_all", dying)
+        patch.setattr(job, "publish_tables", dying)
         with pytest.raises(DiedError):
             run_here(run, catalog, spark, file)
     assert [table(catalog, name).latest_version() for name in names] == ([2, 3] if late else [0, 0])

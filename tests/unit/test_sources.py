@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiltyard.pipeline.plans.model import PlanError, plan_of
+from tiltyard.pipeline.plans.model import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection
 from tiltyard.pipeline.sources.csv_records import split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
@@ -518,13 +518,13 @@ def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
 
 def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
     options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True}
-    wanted = plan_of({"tables": {"a": {"files": "flights", **options}}}).tables["a"].wanted({})
+    wanted = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"].source_options({})
     assert wanted == SourceOptions(
         "flights", schema=SchemaMode.STRICT, partitions="year/month", nulls=("NA",), multiline=True
     )
     for name, value in options.items():
         with pytest.raises(PlanError, match=f"tables.a: '{name}' is of files, not of SQL"):
-            plan_of({"tables": {"a": {"sql": "SELECT 1", name: value}}})
+            parse_plan({"tables": {"a": {"sql": "SELECT 1", name: value}}})
 
 
 def test_many_files_are_looked_at_in_parts_with_the_same_result(tmp_path: Path) -> None:

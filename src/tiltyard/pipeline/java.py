@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,11 @@ def pyspark_sql() -> Any:
     except ImportError as error:
         raise SparkMissingError("PySpark is not installed: pip install 'tiltyard[spark]'.") from error
     return sql
+
+
+def check_spark(master: str) -> None:
+    """Raise SparkMissingError, which says what to install, unless sessions of this master can be started here."""
+    if find_spec("pyspark") is None:
+        raise SparkMissingError("PySpark is not installed: pip install 'tiltyard[spark]'.")
+    if not master.startswith("sc://"):
+        check_java()

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiltyard.model.java_properties import properties_text
-from tiltyard.pipeline.driver.environment import withheld
+from tiltyard.model.settings.spark_properties import to_java_properties
+from tiltyard.pipeline.driver.private_variables import withhold_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ def spark_session(
     else:
         is_new = sql.SparkSession.getActiveSession() is None  # an existing session keeps its log level
         if is_new:
-            with withheld():
+            with withhold_variables():
                 check_java()
         master = _with_retries(master or _submitted_master() or LOCAL_MASTER)
         if master.startswith("local"):
@@ -82,10 +82,14 @@ def _start_jvm(config: Mapping[str, str]) -> None:
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     if SparkContext._gateway is not None or _submitted_master() or "--properties-file" in arguments:
         return
-    with withheld(), tempfile.TemporaryDirectory(prefix="tiltyard-spark-") as folder, _restored("PYSPARK_SUBMIT_ARGS"):
+    with (
+        withhold_variables(),
+        tempfile.TemporaryDirectory(prefix="tiltyard-spark-") as folder,
+        _restored("PYSPARK_SUBMIT_ARGS"),
+    ):
         file = Path(folder) / "spark.properties"
         file.touch(0o600)
-        file.write_text(properties_text(config))
+        file.write_text(to_java_properties(config))
         properties_argument = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"{properties_argument} {arguments}"
         SparkContext._ensure_initialized()
@@ -120,6 +124,28 @@ def task_slots(spark: SparkSession | None) -> int:
 
     parts = spark.range(1 << 20).select(F.spark_partition_id().alias("part"))
     return int(parts.agg(F.max("part").alias("last")).toArrow().column("last")[0].as_py()) + 1
+
+
+def describe_application(spark: SparkSession | None) -> dict[str, str]:
+    """Return figures of a job that lead to Spark's own pages: the application's id, its UI's address, its event log.
+
+    Each is there as far as Spark has it. A Spark Connect session has only its own id.
+    """
+    if spark is None:
+        return {}
+    if is_connect(spark):
+        return {"spark_session": spark.session_id}  # type: ignore[attr-defined]  # Connect's session alone has one
+    context = spark.sparkContext
+    figures = {"spark_application": context.applicationId, "spark_version": context.version}
+    if context.uiWebUrl:
+        figures["spark_ui"] = context.uiWebUrl
+    conf = context.getConf()
+    if conf.get("spark.eventLog.enabled", "false") == "true":
+        folder = conf.get("spark.eventLog.dir") or ""
+        figures["spark_event_log"] = f"{folder.rstrip('/')}/eventlog_v2_{context.applicationId}"
+        if conf.get("spark.eventLog.rolling.enabled", "true") == "false":
+            figures["spark_event_log"] = f"{folder.rstrip('/')}/{context.applicationId}"
+    return figures
 
 
 _SUBMITTED = "submitted"

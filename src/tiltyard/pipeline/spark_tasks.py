@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from tiltyard.pipeline.driver.environment import for_tasks, set_in_task
+from tiltyard.pipeline.driver.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import is_connect, task_slots
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.allocator import retain_freed_memory
@@ -198,8 +198,8 @@ def _tag(spark: SparkSession, tag: str, name: str) -> None:
 
 
 def task_variables(spark: SparkSession) -> Mapping[str, str]:
-    """Return the variables that tasks of a session set (see `environment`)."""
-    return for_tasks(None if is_connect(spark) else spark.sparkContext.master)
+    """Return the variables that tasks of a session set (see `private_variables`)."""
+    return variables_for_tasks(None if is_connect(spark) else spark.sparkContext.master)
 
 
 def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
@@ -209,7 +209,7 @@ def _payload_worker(work: Any, payloads: tuple[bytes, ...], variables: Mapping[s
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        set_in_task(variables)
+        set_task_variables(variables)
         tune_allocator()
         for batch in batches:
             for position in batch.column(0).to_pylist():
@@ -229,7 +229,7 @@ def _partition_worker(work: Any, variables: Mapping[str, str]) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  # an extra
 
-        set_in_task(variables)
+        set_task_variables(variables)
         tune_allocator()
         context = TaskContext.get()
         position = 0 if context is None else context.partitionId()

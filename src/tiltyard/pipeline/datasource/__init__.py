@@ -1,7 +1,7 @@
 """Tables in Spark: `spark.read.format("tiltyard")`, `df.write.format("tiltyard")`, and both as streams.
 
-Filters are an option, and never pushed down: PySpark 4.3 keeps what was pushed on the shared source, so that a second
-query on the same DataFrame would silently be filtered by the first one's filter.
+Filters are an option, without pushdown: PySpark 4.3 keeps pushed filters on the shared source, so that a second query
+on the same DataFrame would silently be filtered by the first one's filter.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from tiltyard.pipeline.datasource.options import Options
-from tiltyard.pipeline.datasource.reader import TableReader, pinned
+from tiltyard.pipeline.datasource.options import DataSourceOptions
+from tiltyard.pipeline.datasource.reader import TableReader, pin_table
 from tiltyard.pipeline.datasource.spark_types import spark_schema
 from tiltyard.pipeline.datasource.streaming import StreamReader, StreamWriter
 from tiltyard.pipeline.datasource.writer import TableWriter
@@ -21,53 +21,53 @@ from tiltyard.pipeline.task_errors import RefusedError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from tiltyard.pipeline.datasource.reader import Pinned
+    from tiltyard.pipeline.datasource.reader import PinnedTable
 
 
 class TiltyardSource(DataSource):
-    """A table, by the options `uri` and `table`. The version is chosen when the DataFrame is made, and stays."""
+    """A table, by the options `uri` and `table`. The version is chosen when the DataFrame is created, and stays."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._pinned: Pinned | None = None
+        self._pinned: PinnedTable | None = None
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(…)`."""
+        """Return the name for `format(…)`."""
         return "tiltyard"
 
     def schema(self) -> StructType:
-        """The columns that are read. Raises RefusedError for a type that Spark lacks, and for a table without columns.
+        """Return the columns. Raises RefusedError for a type that Spark lacks, and for a table without columns.
 
-        Spark does not call this where the caller says the columns (`spark.read.schema(…)`).
+        Spark does not call this where the caller sets the columns (`spark.read.schema(…)`).
         """
-        found = self._pin()
-        if found.schema is None:
+        table = self._pin()
+        if table.schema is None:
             raise RefusedError(
                 f"{self._options().table} is only declared, and has no columns yet: write to it first, or say which "
                 "columns it will have (spark.read.schema)."
             )
-        return spark_schema(found.schema)
+        return spark_schema(table.schema)
 
     def reader(self, schema: StructType) -> TableReader:
-        """Read a version."""
+        """Return a reader of the pinned version."""
         return TableReader(self._pin(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
-        """Write rows with one commit."""
+        """Return a writer that commits all rows at once."""
         return TableWriter(self._options(), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
-        """Read what versions append."""
+        """Return a stream reader of the rows that versions append."""
         return StreamReader(self._options(), self._pin(), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  # Spark's name
-        """Append or upsert each batch once."""
+        """Return a stream writer that appends or upserts each batch once."""
         return StreamWriter(self._options(), schema, overwrite)
 
-    def _options(self) -> Options:
-        return Options.checked(self.options)
+    def _options(self) -> DataSourceOptions:
+        return DataSourceOptions.parse(self.options)
 
-    def _pin(self) -> Pinned:
-        self._pinned = self._pinned or pinned(self._options())
+    def _pin(self) -> PinnedTable:
+        self._pinned = self._pinned or pin_table(self._options())
         return self._pinned

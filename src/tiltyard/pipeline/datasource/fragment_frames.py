@@ -1,4 +1,4 @@
-"""Rows of Lance files as DataFrames: each task reads the fragments that it is told of, with pylance."""
+"""Read Lance fragments as DataFrames: each task reads its fragments with pylance."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
-from tiltyard.pipeline.datasource.reader import grouped
-from tiltyard.pipeline.datasource.spark_types import batch_schema, for_spark, spark_schema
-from tiltyard.pipeline.driver.environment import set_in_task
+from tiltyard.pipeline.datasource.reader import group_by_rows
+from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark, spark_schema
+from tiltyard.pipeline.driver.private_variables import set_task_variables
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import task_variables
 from tiltyard.pipeline.table_location import TableLocation
@@ -20,31 +20,33 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def rows_of_version(
+def plan_version_scan(
     spark: SparkSession, location: TableLocation, dataset: lance.LanceDataset, only: frozenset[int] | None = None
 ) -> list[FragmentRows]:
-    """Tasks for all fragments of a version, or for some of them."""
-    parts = [part for part in dataset.get_fragments() if only is None or part.fragment_id in only]
-    sizes = [(part.fragment_id, part.metadata.num_rows) for part in parts]
-    return [FragmentRows(location, int(dataset.version), group) for group in grouped(sizes, task_slots(spark) * 2)]
+    """Return tasks that read all fragments of a version, or some of them."""
+    fragments = [fragment for fragment in dataset.get_fragments() if only is None or fragment.fragment_id in only]
+    sizes = [(fragment.fragment_id, fragment.metadata.num_rows) for fragment in fragments]
+    return [
+        FragmentRows(location, int(dataset.version), group) for group in group_by_rows(sizes, task_slots(spark) * 2)
+    ]
 
 
-def shown(
+def read_frame(
     spark: SparkSession, schema: pa.Schema, tasks: Sequence[FragmentRows], needed: frozenset[str] | None = None
 ) -> DataFrame:
-    """The rows of tasks as a DataFrame. Columns that are not `needed` are null: they are not read.
+    """Return the rows of tasks as a DataFrame. Columns that are not `needed` are null, and not read.
 
-    Raises RefusedError for a column that Spark has no type for; a task raises it for such a value.
+    Raises RefusedError for a column that Spark has no type for; a task raises it for a value that does not fit.
     """
-    shape = spark_schema(schema)
-    wanted = batch_schema(shape)
-    read = [name for name in wanted.names if needed is None or name in needed] or wanted.names[:1]
+    columns = spark_schema(schema)
+    arrow_columns = batch_schema(columns)
+    names = [name for name in arrow_columns.names if needed is None or name in needed] or arrow_columns.names[:1]
 
     variables = task_variables(spark)
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        set_in_task(variables)
+        set_task_variables(variables)
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            yield from for_spark(tasks[number].read(read), wanted, read)
+            yield from cast_for_spark(tasks[number].read(names), arrow_columns, names)
 
-    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(rows, shape)
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(rows, columns)

@@ -1,4 +1,4 @@
-"""The options of `format("tiltyard")`, each read once and checked."""
+"""The options of `format("tiltyard")`, parsed and validated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiltyard.pipeline.task_errors import RefusedError
 URI = "uri"
 _PROPERTY = "property."
 _STORAGE = "storage."
-_KNOWN = frozenset(
+_OPTION_NAMES = frozenset(
     {
         URI, "table", "path", "version", "tag", "branch", "filter", "columns", "vector", "vector_column", "k",
         "nprobes", "refine_factor", "metric", "text", "text_columns", "limit", "prefilter", "batch_rows", "partitions",
@@ -22,66 +22,66 @@ _KNOWN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What a caller has set; keys are lower case, values text."""
+class DataSourceOptions:
+    """The options that a caller has set; keys are lower case, values text."""
 
-    given: Mapping[str, str]
+    values: Mapping[str, str]
 
     @classmethod
-    def checked(cls, given: Mapping[str, str]) -> Options:
-        """The same. Raises RefusedError for options that do not exist, and for those that are missing."""
-        # Spark itself adds keys with a dot or a dash in some versions; ours are plain words, so a typing error is seen.
-        for name in given:
-            if name not in _KNOWN and "." not in name and name not in _SPARKS_OWN:
-                raise RefusedError(f"There is no option '{name}': choose from {', '.join(sorted(_KNOWN))}.")
+    def parse(cls, values: Mapping[str, str]) -> DataSourceOptions:
+        """Validate the options. Raises RefusedError for unknown and for missing ones."""
+        # Some versions of Spark add keys with a dot or a dash. Ours are plain words: a misspelt one is an error.
+        for name in values:
+            if name not in _OPTION_NAMES and "." not in name and name not in _SPARK_OPTIONS:
+                raise RefusedError(f"There is no option '{name}': choose from {', '.join(sorted(_OPTION_NAMES))}.")
         for name in (URI, "table"):
-            if not (given.get(name) or (name == "table" and given.get("path"))):
+            if not (values.get(name) or (name == "table" and values.get("path"))):
                 raise RefusedError(f"Set the option '{name}'.")
-        if sum(name in given for name in ("version", "tag")) > 1:
+        if sum(name in values for name in ("version", "tag")) > 1:
             raise RefusedError("Set version or tag, not both.")
-        return cls(dict(given))
+        return cls(dict(values))
 
     @property
     def uri(self) -> str:
-        """Of a server, or the root of a catalog."""
-        return self.given[URI]
+        """Return the URI of a server, or the root of a catalog."""
+        return self.values[URI]
 
     @property
     def table(self) -> str:
-        """The table's id."""
-        return self.given.get("table") or self.given["path"]
+        """Return the table's id."""
+        return self.values.get("table") or self.values["path"]
 
     @property
     def properties(self) -> dict[str, str]:
-        """Of the namespace client."""
-        return self._below(_PROPERTY)
+        """Return the properties of the namespace client."""
+        return self._with_prefix(_PROPERTY)
 
     @property
     def storage(self) -> dict[str, str]:
-        """Of the object store."""
-        return self._below(_STORAGE)
+        """Return the options of the object store."""
+        return self._with_prefix(_STORAGE)
 
     @property
     def version(self) -> int | str | None:
-        """The version or tag to read; None for the newest."""
-        return self.number("version") if "version" in self.given else self.given.get("tag")
+        """Return the version or tag to read; None for the newest."""
+        return self.number("version") if "version" in self.values else self.values.get("tag")
 
     @property
     def branch(self) -> str | None:
-        """The branch to read; None for main."""
-        return self.given.get("branch")
+        """Return the branch to read; None for main."""
+        return self.values.get("branch")
 
     def names(self, option: str) -> list[str] | None:
-        """Names parted by commas, or as a JSON list; None if the option is not set."""
-        text = self.given.get(option)
+        """Return an option's names, separated by commas or a JSON list; None if it is not set."""
+        text = self.values.get(option)
         if text is None:
             return None
-        found = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
-        return [str(name) for name in found]
+        names = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
+        return [str(name) for name in names]
 
     def number(self, option: str) -> int | None:
-        """A whole number, or None. Raises RefusedError."""
-        text = self.given.get(option)
+        """Return an option as an integer; None if it is not set. Raises RefusedError."""
+        text = self.values.get(option)
         if text is None:
             return None
         try:
@@ -89,39 +89,39 @@ class Options:
         except ValueError:
             raise RefusedError(f"The option {option} is {text!r}, and has to be a whole number.") from None
 
-    def scanned(self) -> dict[str, Any]:
-        """Arguments of pylance's scanner: filter, search, limit. Raises RefusedError."""
-        found: dict[str, Any] = {}
-        if "filter" in self.given:
-            found["filter"] = self.given["filter"]
-        if "vector" in self.given:
-            found["nearest"] = self._nearest()
-            found["prefilter"] = self.given.get("prefilter", "true").lower() == "true"
-        elif "text" in self.given:
+    def scanner_arguments(self) -> dict[str, Any]:
+        """Return the arguments of pylance's scanner: filter, search, limit. Raises RefusedError."""
+        arguments: dict[str, Any] = {}
+        if "filter" in self.values:
+            arguments["filter"] = self.values["filter"]
+        if "vector" in self.values:
+            arguments["nearest"] = self._nearest()
+            arguments["prefilter"] = self.values.get("prefilter", "true").lower() == "true"
+        elif "text" in self.values:
             columns = self.names("text_columns")
-            found["full_text_query"] = {"query": self.given["text"], **({"columns": columns} if columns else {})}
+            arguments["full_text_query"] = {"query": self.values["text"], **({"columns": columns} if columns else {})}
         if (limit := self.number("limit")) is not None:
-            found["limit"] = limit
-        return found
+            arguments["limit"] = limit
+        return arguments
 
     @property
-    def whole(self) -> bool:
-        """Whether the table is scanned as one: a search ranks all rows, a limit counts them."""
-        return any(name in self.given for name in ("vector", "text", "limit"))
+    def scans_whole_table(self) -> bool:
+        """Return whether the table is scanned as one: a search ranks all rows, a limit counts them."""
+        return any(name in self.values for name in ("vector", "text", "limit"))
 
     def _nearest(self) -> dict[str, Any]:
-        if "vector_column" not in self.given:
+        if "vector_column" not in self.values:
             raise RefusedError("Set the option 'vector_column' to the column that 'vector' is looked for in.")
         try:
-            vector = [float(number) for number in json.loads(self.given["vector"])]
+            vector = [float(number) for number in json.loads(self.values["vector"])]
         except (ValueError, TypeError):
             raise RefusedError("The option vector has to be a JSON list of numbers.") from None
-        found: dict[str, Any] = {"column": self.given["vector_column"], "q": vector, "k": self.number("k") or 10}
-        found |= {name: number for name in ("nprobes", "refine_factor") if (number := self.number(name)) is not None}
-        return found | ({"metric": self.given["metric"]} if "metric" in self.given else {})
+        search: dict[str, Any] = {"column": self.values["vector_column"], "q": vector, "k": self.number("k") or 10}
+        search |= {name: number for name in ("nprobes", "refine_factor") if (number := self.number(name)) is not None}
+        return search | ({"metric": self.values["metric"]} if "metric" in self.values else {})
 
-    def _below(self, prefix: str) -> dict[str, str]:
-        return {name.removeprefix(prefix): text for name, text in self.given.items() if name.startswith(prefix)}
+    def _with_prefix(self, prefix: str) -> dict[str, str]:
+        return {name.removeprefix(prefix): text for name, text in self.values.items() if name.startswith(prefix)}
 
 
-_SPARKS_OWN = frozenset({"checkpointlocation", "querystartmode", "inferschema"})
+_SPARK_OPTIONS = frozenset({"checkpointlocation", "querystartmode", "inferschema"})

@@ -1,8 +1,10 @@
-"""Arrow's types in Spark, and back. Spark has fewer: what it lacks travels as a type that holds every value of it.
+"""Convert Arrow types to Spark's, and back.
 
-The Arrow field that a column had is kept in the metadata of Spark's field, so that it is the same again when the column
-is written. Nothing is changed silently: a value that does not fit is an error, and so is a type that Spark has nothing
-for; both name the column.
+Spark has fewer: a type that it lacks becomes one that holds all its values.
+
+The metadata of Spark's field keeps the column's original Arrow field, so that the column is written with it again.
+Nothing changes silently: a value that does not fit is an error, and so is a type that Spark has no type for; both name
+the column.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from tiltyard.pipeline.writing.casts import ColumnMapping, cast_batches
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
-ARROW = "tiltyard.arrow"
+ARROW_METADATA = "tiltyard.arrow"
 """The key of Spark's field metadata that holds the Arrow field, as base64 of its IPC form."""
 
 _MICROSECONDS = pa.timestamp("us")
-_SAME = frozenset(
+_SHARED_TYPES = frozenset(
     {
         pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
         pa.date32(), _MICROSECONDS, pa.duration("us"), pa.time64("ns"),
     }
 )  # fmt: skip
-_WIDER = {
+_WIDER_TYPES = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -44,42 +46,42 @@ _WIDER = {
     pa.time32("ms"): pa.time64("ns"),
     pa.time64("us"): pa.time64("ns"),
 }
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The Spark schema of a table. Raises RefusedError for a column that Spark has no type for."""
+    """Return a table's schema in Spark. Raises RefusedError for a column that Spark has no type for."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # an extra
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415  # the same
 
     fields = []
     for field in schema:
-        plain = pa.field(field.name, carried(field.type, field.name), field.nullable)
-        [found] = from_arrow_schema(pa.schema([plain])).fields
-        kept = {ARROW: base64.b64encode(pa.schema([field]).serialize().to_pybytes()).decode()}
-        fields.append(StructField(field.name, found.dataType, field.nullable, kept))
+        supported = pa.field(field.name, to_spark_type(field.type, field.name), field.nullable)
+        [spark_field] = from_arrow_schema(pa.schema([supported])).fields
+        metadata = {ARROW_METADATA: base64.b64encode(pa.schema([field]).serialize().to_pybytes()).decode()}
+        fields.append(StructField(field.name, spark_field.dataType, field.nullable, metadata))
     return StructType(fields)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that columns of a DataFrame are written with: what they were read with, or Spark's own.
+    """Return the Arrow schema to write a DataFrame's columns with: the one they were read with, or Spark's own.
 
     Raises RefusedError for a column that Arrow has no type for.
     """
-    return pa.schema([_kept(field) or _plain(field) for field in schema.fields])
+    return pa.schema([_original_field(field) or _default_field(field) for field in schema.fields])
 
 
 def batch_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of batches between Spark and Python."""
+    """Return the Arrow schema of batches between Spark and Python."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  # an extra
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def for_spark(
+def cast_for_spark(
     batches: Iterable[pa.RecordBatch], shape: pa.Schema, read: Collection[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of a table as Spark takes them; `shape` is `batch_schema`'s. Columns that are not of `read` are null.
+    """Cast a table's batches to the schema `shape` of `batch_schema`. Columns that are not in `read` are null.
 
     Runs in tasks. Raises RefusedError for a value that Spark's type cannot hold.
     """
@@ -87,55 +89,55 @@ def for_spark(
         ColumnMapping(field.with_nullable(True), field.name if read is None or field.name in read else None)
         for field in shape
     ]
-    for fitted in cast_batches(batches, columns, "A value is more than Spark's type can hold: {reason}."):
-        yield pa.RecordBatch.from_arrays(fitted.columns, schema=shape)
+    for batch in cast_batches(batches, columns, "A value is more than Spark's type can hold: {reason}."):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=shape)
 
 
-def carried(dtype: pa.DataType, column: str) -> pa.DataType:
-    """The type that Spark carries a type's values in. Raises RefusedError."""
-    if dtype in _SAME:
+def to_spark_type(dtype: pa.DataType, column: str) -> pa.DataType:
+    """Return the Arrow type in which Spark holds a type's values. Raises RefusedError."""
+    if dtype in _SHARED_TYPES:
         return dtype
-    if dtype in _WIDER:
-        return _WIDER[dtype]
+    if dtype in _WIDER_TYPES:
+        return _WIDER_TYPES[dtype]
     if pa.types.is_timestamp(dtype):
         return pa.timestamp("us", "UTC") if dtype.tz else _MICROSECONDS
     if pa.types.is_duration(dtype):
         return pa.duration("us")
     if pa.types.is_fixed_size_binary(dtype) and not pa.types.is_decimal(dtype):
         return pa.binary()
-    if pa.types.is_decimal(dtype) and dtype.precision <= _MOST_DIGITS and 0 <= dtype.scale <= dtype.precision:
+    if pa.types.is_decimal(dtype) and dtype.precision <= _MAX_DIGITS and 0 <= dtype.scale <= dtype.precision:
         return pa.decimal128(dtype.precision, dtype.scale)
     if pa.types.is_dictionary(dtype):
-        return carried(dtype.value_type, column)
-    return _carried_nested(dtype, column)
+        return to_spark_type(dtype.value_type, column)
+    return _to_nested_spark_type(dtype, column)
 
 
-def _carried_nested(dtype: pa.DataType, column: str) -> pa.DataType:
+def _to_nested_spark_type(dtype: pa.DataType, column: str) -> pa.DataType:
     if pa.types.is_map(dtype):
-        item = pa.field("value", carried(dtype.item_type, column), dtype.item_field.nullable)
-        return pa.map_(carried(dtype.key_type, column), item)
+        item = pa.field("value", to_spark_type(dtype.item_type, column), dtype.item_field.nullable)
+        return pa.map_(to_spark_type(dtype.key_type, column), item)
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
         value = dtype.value_field
-        return pa.list_(pa.field("element", carried(value.type, column), value.nullable))
+        return pa.list_(pa.field("element", to_spark_type(value.type, column), value.nullable))
     if pa.types.is_struct(dtype):
         fields = [dtype.field(number) for number in range(dtype.num_fields)]
-        return pa.struct([pa.field(one.name, carried(one.type, column), one.nullable) for one in fields])
+        return pa.struct([pa.field(field.name, to_spark_type(field.type, column), field.nullable) for field in fields])
     raise RefusedError(
         f"Column '{column}' is {dtype}, and Spark has no type for that: leave it out with the option columns."
     )
 
 
-def _kept(field: StructField) -> pa.Field | None:
-    """The Arrow field in a field's metadata, if the column still is what it was then."""
-    text = (field.metadata or {}).get(ARROW)
+def _original_field(field: StructField) -> pa.Field | None:
+    """Return the Arrow field from a field's metadata, if the column still has the same Spark type."""
+    text = (field.metadata or {}).get(ARROW_METADATA)
     if text is None:
         return None
-    found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0)
-    same = spark_schema(pa.schema([found])).fields[0].dataType == field.dataType
-    return found.with_name(field.name).with_nullable(field.nullable) if same else None
+    original = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0)
+    is_unchanged = spark_schema(pa.schema([original])).fields[0].dataType == field.dataType
+    return original.with_name(field.name).with_nullable(field.nullable) if is_unchanged else None
 
 
-def _plain(field: StructField) -> pa.Field:
+def _default_field(field: StructField) -> pa.Field:
     from pyspark.errors import PySparkException  # noqa: PLC0415  # an extra
     from pyspark.sql.types import StructType  # noqa: PLC0415  # the same
 

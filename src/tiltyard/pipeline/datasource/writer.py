@@ -1,6 +1,6 @@
-"""Writing a table: tasks write Lance files, the driver commits them at once.
+"""Write a table from Spark: tasks write Lance files, the driver commits them at once.
 
-Spark commits in a Python process of its own, which has no session: an upsert looks its keys up there, in threads.
+Spark commits in a separate Python process without a session: an upsert looks its keys up there, in threads.
 """
 
 from __future__ import annotations
@@ -27,141 +27,143 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from tiltyard.pipeline.catalog_client import Table
-    from tiltyard.pipeline.datasource.options import Options
+    from tiltyard.pipeline.datasource.options import DataSourceOptions
     from tiltyard.pipeline.writing.target_table import TargetTable, WriteMode
 
 
 @dataclass
-class Message(WriterCommitMessage):
-    """What a task has written."""
+class WrittenPartition(WriterCommitMessage):
+    """The fragments that a task has written."""
 
     fragments: tuple[str, ...]
     rows: int
 
 
 class TableWriter(DataSourceArrowWriter):
-    """Appends (a table that is not there is made), puts the rows in the place of all others, or upserts by a key."""
+    """Appends rows (creating a missing table), replaces all rows, or upserts by a key."""
 
-    def __init__(self, options: Options, schema: StructType, overwrite: bool, run: str | None = None) -> None:
-        from tiltyard.pipeline.catalog_client import connection, table  # noqa: PLC0415  # tasks do without the client
+    def __init__(self, options: DataSourceOptions, schema: StructType, overwrite: bool, run: str | None = None) -> None:
+        from tiltyard.pipeline.catalog_client import connection, table  # noqa: PLC0415  # tasks do not import the client
         from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target  # noqa: PLC0415  # the same
 
-        self._stream, self._batch = options.given.get("stream"), options.number("batch")
+        self._stream, self._batch = options.values.get("stream"), options.number("batch")
         if self._batch is not None and not self._stream:
-            raise RefusedError("Set the option 'stream', too: batches are told by its name and their number.")
+            raise RefusedError("Set the option 'stream', too: batches are identified by its name and their number.")
         if options.branch or options.version is not None:
             raise RefusedError("Rows are written to the newest version of main: leave out version, tag and branch.")
         self._run = run or uuid.uuid4().hex
-        where = connection(options.uri, options.properties, options.storage)
-        found, self._on = table(where, options.table), _key(options, overwrite)
-        mode: WriteMode = WriteMode.OVERWRITE if overwrite else WriteMode.APPEND if self._on else _appending(found)
-        landing = prepare_target(LocalRun(self._run), found, mode)
-        _check_key(self._on, landing)
-        self._landing = pickle.dumps(landing)  # tasks get it too, and would import the client to read it
+        catalog = connection(options.uri, options.properties, options.storage)
+        catalog_table, self._on = table(catalog, options.table), _key_columns(options, overwrite)
+        mode: WriteMode = (
+            WriteMode.OVERWRITE if overwrite else WriteMode.APPEND if self._on else _append_mode(catalog_table)
+        )
+        target = prepare_target(LocalRun(self._run), catalog_table, mode)
+        _check_key(self._on, target)
+        self._target = pickle.dumps(target)  # tasks receive it too, and would import the client to unpickle it
         try:
-            self._recipe = _recipe(self._run, landing, schema, options)
+            self._spec = _write_spec(self._run, target, schema, options)
         except RefusedError:
-            landing.discard_writes([])  # the name, if it was given just now
+            target.discard_writes([])  # drops the table, if it was declared just now
             raise
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPartition:
         """Write a partition. Runs in a task. Raises RefusedError for a value that the table cannot hold."""
         tune_allocator()
         context = TaskContext.get()
         number = 0 if context is None else context.partitionId()
-        written = write_rows(self._recipe, iterator, f"partition-{number}")
-        return Message(written.fragments, written.rows)
+        written = write_rows(self._spec, iterator, f"partition-{number}")
+        return WrittenPartition(written.fragments, written.rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all of it visible by one commit; a batch that the options name, once."""
+        """Commit all rows at once; a batch that the options name, only once."""
         if self._stream and self._batch is not None:
             self.commit_batch(messages, self._stream, self._batch)
             return
-        self._commit(LocalRun(self._run), _fragments(messages))
+        self._commit(LocalRun(self._run), _fragments_of(messages))
 
     def commit_batch(self, messages: Sequence[WriterCommitMessage | None], stream: str, batch: int) -> None:
-        """Commit a batch of a stream, unless this one, or a later one, is there already."""
-        landing = self._opened()
-        last = landing.last_run_suffix(f"stream-{stream}-")
+        """Commit a batch of a stream, unless it or a later one is committed already."""
+        target = self._unpickle_target()
+        last = target.last_run_suffix(f"stream-{stream}-")
         if last is not None and int(last) >= batch:
-            landing.discard_writes(_fragments(messages))
+            target.discard_writes(_fragments_of(messages))
             return
-        self._commit(LocalRun(f"stream-{stream}-{batch}"), _fragments(messages))
+        self._commit(LocalRun(f"stream-{stream}-{batch}"), _fragments_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave nothing behind of tasks that had ended.
+        """Delete the files of tasks that had ended.
 
-        Where all had, the commit was tried: it may have come to be, with its answer lost. Then the files stay, and gc
-        takes those that no version names.
+        Where all had ended, the commit was tried: it may have happened, with its response lost. Then the files stay,
+        and gc deletes those that no version names.
         """
-        if not all(isinstance(message, Message) for message in messages):
-            self._opened().discard_writes(_fragments(messages))
+        if not all(isinstance(message, WrittenPartition) for message in messages):
+            self._unpickle_target().discard_writes(_fragments_of(messages))
 
     def _commit(self, run: LocalRun, fragments: Sequence[str]) -> None:
-        from lance_namespace.errors import (  # noqa: PLC0415  # tasks do without the client
+        from lance_namespace.errors import (  # noqa: PLC0415  # tasks do not import the client
             InvalidInputError,
             TableAlreadyExistsError,
         )
 
         from tiltyard.pipeline.upsert.job import upsert_fragments  # noqa: PLC0415  # the same
 
-        landing = self._opened()
+        target = self._unpickle_target()
         try:
             if self._on:
-                upsert_fragments(run, landing.table, None, parse_fragments(fragments), self._on, since=landing.base)
+                upsert_fragments(run, target.table, None, parse_fragments(fragments), self._on, since=target.base)
             else:
-                landing.commit(run, fragments, self._recipe.target.schema)
-        except (RefusedError, InvalidInputError, TableAlreadyExistsError):  # nothing was committed, nor ever will be
-            landing.discard_writes(fragments)
+                target.commit(run, fragments, self._spec.target.schema)
+        except (RefusedError, InvalidInputError, TableAlreadyExistsError):  # nothing was committed, and no retry will
+            target.discard_writes(fragments)
             raise
 
-    def _opened(self) -> TargetTable:
-        landing: TargetTable = pickle.loads(self._landing)  # noqa: S301  # from __init__
-        return landing
+    def _unpickle_target(self) -> TargetTable:
+        target: TargetTable = pickle.loads(self._target)  # noqa: S301  # from __init__
+        return target
 
 
-def _appending(found: Table) -> WriteMode:
-    """Append, or create a table that is not there."""
-    from lance_namespace.errors import TableNotFoundError  # noqa: PLC0415  # tasks do without the client
+def _append_mode(table: Table) -> WriteMode:
+    """Return APPEND, or CREATE for a missing table."""
+    from lance_namespace.errors import TableNotFoundError  # noqa: PLC0415  # tasks do not import the client
 
     from tiltyard.pipeline.writing.target_table import WriteMode  # noqa: PLC0415  # the same
 
     try:
-        found.describe()
+        table.describe()
     except TableNotFoundError:
         return WriteMode.CREATE
     return WriteMode.APPEND
 
 
-def _key(options: Options, overwrite: bool) -> tuple[str, ...]:
-    """The columns to upsert by; () for rows that are only added. Raises RefusedError."""
+def _key_columns(options: DataSourceOptions, overwrite: bool) -> tuple[str, ...]:
+    """Return the columns to upsert by; () to append rows. Raises RefusedError."""
     on = tuple(options.names("on") or ())
     if on and overwrite:
-        raise RefusedError("With the option 'on' rows are put among those that are there: write in the mode append.")
+        raise RefusedError("With the option 'on' rows are upserted: write in the mode append.")
     return on
 
 
-def _check_key(on: Sequence[str], landing: TargetTable) -> None:
-    """Raise RefusedError or InvalidInputError if the table has no such columns."""
-    from tiltyard.pipeline.writing.commit import check_column_list  # noqa: PLC0415  # tasks do without the client
+def _check_key(on: Sequence[str], target: TargetTable) -> None:
+    """Raise RefusedError or InvalidInputError if the table lacks one of the columns."""
+    from tiltyard.pipeline.writing.commit import check_column_list  # noqa: PLC0415  # tasks do not import the client
 
     if not on:
         return
-    if landing.schema is None:
-        raise RefusedError(f"{landing.table} has no rows yet: append to it first, then upsert.")
-    check_column_list(landing.schema, on, "The option on")
+    if target.schema is None:
+        raise RefusedError(f"{target.table} has no rows yet: append to it first, then upsert.")
+    check_column_list(target.schema, on, "The option on")
 
 
-def _recipe(run: str, landing: TargetTable, schema: StructType, options: Options) -> WriteSpec:
-    """From Spark's batches to the table's columns."""
+def _write_spec(run: str, target_table: TargetTable, schema: StructType, options: DataSourceOptions) -> WriteSpec:
+    """Return how Spark's batches become rows of the table."""
     rows_per_file = options.number("rows_per_file") or ROWS_PER_FILE
-    target = landing.fragment_target(arrow_schema(schema), rows_per_file)
-    landing.check_names(target.schema)
+    target = target_table.fragment_target(arrow_schema(schema), rows_per_file)
+    target_table.check_names(target.schema)
     check_lance_types(target.schema)
-    carried = batch_schema(schema)
-    columns = tuple(ColumnMapping(field.with_nullable(True), field.name) for field in carried)
-    return WriteSpec(run, target, columns, table_columns=tuple(map_to_table(carried.names, target.schema, ())))
+    source = batch_schema(schema)
+    columns = tuple(ColumnMapping(field.with_nullable(True), field.name) for field in source)
+    return WriteSpec(run, target, columns, table_columns=tuple(map_to_table(source.names, target.schema, ())))
 
 
-def _fragments(messages: Sequence[WriterCommitMessage | None]) -> list[str]:
-    return [fragment for message in messages if isinstance(message, Message) for fragment in message.fragments]
+def _fragments_of(messages: Sequence[WriterCommitMessage | None]) -> list[str]:
+    return [fragment for message in messages if isinstance(message, WrittenPartition) for fragment in message.fragments]

@@ -1,4 +1,4 @@
-"""Ingest: files into a table. Tasks read and write; the driver plans, checks, and commits once."""
+"""Ingest job: write files to a table. Tasks read and write; the driver plans, checks, and commits once."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from tiltyard.pipeline.writing.tasks import PieceGroup, WriteResult, WriteSpec, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SHARES = "shares"
+_SLOTS_KEY = "shares"
 WITHDRAWN = "withdrawn"
 
 
 @job("ingest")
 def ingest(
     run: Run,
-    where: Connection,
+    catalog: Connection,
     spark: SparkSession,
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
     table: Annotated[str, "The table to write."],
@@ -94,7 +94,7 @@ def ingest(
         if number < 1:
             raise RefusedError(f"{option} is {number}: it is at least 1.")
     types = {name: parse_type(text) for name, text in cast.items()}
-    asked = WriteOptions(
+    write_options = WriteOptions(
         WriteMode(mode),
         ColumnSelection(tuple(select), rename, types, tuple(null)),
         parse_user_function(udf) if udf else None,
@@ -103,116 +103,121 @@ def ingest(
         rows_per_file,
     )
     old_names = {new: old for old, new in rename.items()}
-    wanted = SourceOptions(
+    source_options = SourceOptions(
         absolute_path(source),
         Format(format) if format else None,
         split,
         delimiter,
         {old_names.get(name, name): dtype for name, dtype in types.items()},
-        dict(where.storage),
+        dict(catalog.storage),
         SchemaMode(schema),
         partitions,
         (*select, *rename) if select else (),
         tuple(null_value),
         multiline,
     )
-    files = find_source(wanted, spark_inspector(run, spark))
-    return _ingest(run, spark, files, catalog_client.table(where, table), asked, task_mb << 20)
+    files = find_source(source_options, spark_inspector(run, spark))
+    return _ingest(run, spark, files, catalog_client.table(catalog, table), write_options, task_mb << 20)
 
 
 def _ingest(
-    run: Run, spark: SparkSession, source: Source, table: Table, asked: WriteOptions, task_bytes: int
+    run: Run, spark: SparkSession, source: Source, table: Table, options: WriteOptions, task_bytes: int
 ) -> Mapping[str, object]:
-    landing = prepare_target(run, table, asked.mode)
+    target = prepare_target(run, table, options.mode)
     try:
-        source = for_landing(run, source, landing, asked)
-        recipe = source_recipe(run, spark, source, landing, asked)
-        written = write_source(run, spark, source, recipe, task_bytes)
-        return {**commit_checked(run, spark, landing, recipe, written), **told_types(source)}
+        source = adapt_source(run, source, target, options)
+        spec = source_write_spec(run, spark, source, target, options)
+        results = write_source(run, spark, source, spec, task_bytes)
+        return {**commit_checked(run, spark, target, spec, results), **inferred_types_figure(source)}
     except (RefusedError, InvalidInputError):
-        # A run that was stopped keeps its files: the next driver goes on with them; gc takes those of a canceled one.
-        landing.discard_writes(forgotten(run))
+        # A stopped run keeps its files: the next driver resumes with them; gc deletes those of a canceled one.
+        target.discard_writes(reset_checkpoints(run))
         raise
 
 
-def forgotten(run: Run) -> list[str]:
-    """Take back what was kept of shares, so that a resumed run writes them anew; their fragments, to be deleted."""
-    kept = _shares(run)
-    for key in kept:
+def reset_checkpoints(run: Run) -> list[str]:
+    """Invalidate the checkpoints of piece groups, so that a resumed run writes them anew; return their fragments.
+
+    The caller deletes the fragments.
+    """
+    completed = _completed_groups(run)
+    for key in completed:
         run.save_checkpoint(key, WITHDRAWN)
     forget_location(run)
-    return [fragment for part in kept.values() for fragment in part.fragments]
+    return [fragment for result in completed.values() for fragment in result.fragments]
 
 
-def _shares(run: Run) -> dict[str, WriteResult]:
-    """What was kept of shares."""
-    told = {key: text for key, text in run.checkpoints().items() if key.startswith("share-") and text != WITHDRAWN}
-    return {key: WriteResult.from_json(text) for key, text in told.items()}
+def _completed_groups(run: Run) -> dict[str, WriteResult]:
+    """Return the checkpointed results of piece groups, by key."""
+    texts = {key: text for key, text in run.checkpoints().items() if key.startswith("share-") and text != WITHDRAWN}
+    return {key: WriteResult.from_json(text) for key, text in texts.items()}
 
 
-def for_landing(run: Run, source: Source, landing: TargetTable, asked: WriteOptions) -> Source:
-    """A source of text in the types of the table that it is added to; the run is told which types are guesses."""
-    if landing.schema is not None and asked.udf is None:
-        source = replace(source, reader=adapt_to_table(source.reader, landing.schema, asked.columns))
-    run.progress(**told_types(source))
+def adapt_source(run: Run, source: Source, target: TargetTable, options: WriteOptions) -> Source:
+    """Adapt a text source's types to the table that it is appended to; report its inferred types."""
+    if target.schema is not None and options.udf is None:
+        source = replace(source, reader=adapt_to_table(source.reader, target.schema, options.columns))
+    run.progress(**inferred_types_figure(source))
     return source
 
 
-def told_types(source: Source) -> dict[str, object]:
-    """The figure `guessed`, where types were guessed: options that name others."""
+def inferred_types_figure(source: Source) -> dict[str, object]:
+    """Return the figure `guessed` where types were inferred: options that would choose them."""
     text = inferred_casts(source.reader)
     return {"guessed": text} if text else {}
 
 
-def source_recipe(
-    run: Run, spark: SparkSession, source: Source, landing: TargetTable, asked: WriteOptions
+def source_write_spec(
+    run: Run, spark: SparkSession, source: Source, target: TargetTable, options: WriteOptions
 ) -> WriteSpec:
-    """How tasks make rows. Where a function decides on the columns, a task tries it on the first rows."""
-    chosen = select_columns(source.reader.schema, asked.columns)
-    made_schema = pa.schema([column.field for column in chosen])
+    """Return how tasks produce rows. Where a function decides on the columns, a task tries it on the first rows."""
+    columns = select_columns(source.reader.schema, options.columns)
+    schema = pa.schema([column.field for column in columns])
     storage = source.reader.storage
-    if asked.udf is not None:
+    if options.udf is not None:
         trial = WriteSpec(
-            run.id, landing.fragment_target(made_schema), tuple(chosen), asked.udf, None, (), asked.rejects, storage
+            run.id, target.fragment_target(schema), tuple(columns), options.udf, None, (), options.rejects, storage
         )
         work = partial(infer_piece_schema, trial, source.reader)
-        made_schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]
-    recipe = make_write_spec(run, landing, asked, chosen_schema=made_schema, columns=tuple(chosen), storage=storage)
-    if asked.udf is None:
-        check_time_zones(made_schema, recipe.target.schema)
-    return recipe
+        schema = run_tasks(spark, run, work, source.pieces[:1], name="try the UDF")[0]
+    spec = make_write_spec(run, target, options, chosen_schema=schema, columns=tuple(columns), storage=storage)
+    if options.udf is None:
+        check_time_zones(schema, spec.target.schema)
+    return spec
 
 
 def write_source(
-    run: Run, spark: SparkSession | None, source: Source, recipe: WriteSpec, task_bytes: int
+    run: Run, spark: SparkSession | None, source: Source, spec: WriteSpec, task_bytes: int
 ) -> list[WriteResult]:
-    """All shares of the source, written now or by an earlier driver of this run, if their files are still there."""
-    kept = run.checkpoints()
-    number = int(kept[_SHARES]) if _SHARES in kept else task_slots(spark)  # another driver may have other slots
-    if _SHARES not in kept:
-        run.save_checkpoint(_SHARES, str(number))
-    key = source.reader.key
-    shares = [PieceGroup(pieces, key) for pieces in group_pieces(source.pieces, number, task_bytes)]
-    there = _shares(run)
-    location = recipe.target.location
-    wanted = {share.key: there[share.key] for share in shares if share.key in there}
-    found = {key: part for key, part in wanted.items() if fragment_files_exist(location, part.fragments)}
-    left = [share for share in shares if share.key not in found]
-    stale = [part for key, part in there.items() if key not in wanted]
-    delete_fragment_files(
-        location, [fragment for part in stale for fragment in part.fragments]
-    )  # of files since changed
+    """Write all piece groups of the source; return their results.
 
-    def done(position: int, written: WriteResult) -> None:
-        run.save_checkpoint(left[position].key, written.to_json())
-        found[left[position].key] = written
+    Groups that an earlier driver of this run has written are skipped if their files still exist.
+    """
+    checkpoints = run.checkpoints()
+    slots = int(checkpoints[_SLOTS_KEY]) if _SLOTS_KEY in checkpoints else task_slots(spark)  # the same for all drivers
+    if _SLOTS_KEY not in checkpoints:
+        run.save_checkpoint(_SLOTS_KEY, str(slots))
+    key = source.reader.key
+    groups = [PieceGroup(pieces, key) for pieces in group_pieces(source.pieces, slots, task_bytes)]
+    completed = _completed_groups(run)
+    location = spec.target.location
+    reusable = {group.key: completed[group.key] for group in groups if group.key in completed}
+    results = {key: result for key, result in reusable.items() if fragment_files_exist(location, result.fragments)}
+    remaining = [group for group in groups if group.key not in results]
+    stale = [result for key, result in completed.items() if key not in reusable]  # their source files have changed
+    delete_fragment_files(location, [fragment for result in stale for fragment in result.fragments])
+
+    def save(position: int, result: WriteResult) -> None:
+        run.save_checkpoint(remaining[position].key, result.to_json())
+        results[remaining[position].key] = result
         run.progress(
-            rows=sum(part.rows for part in found.values()),
-            fragments=sum(len(part.fragments) for part in found.values()),
-            bytes=sum(part.size for part in found.values()),
-            tasks=len(found),
-            tasks_total=len(shares),
+            rows=sum(part.rows for part in results.values()),
+            fragments=sum(len(part.fragments) for part in results.values()),
+            bytes=sum(part.size for part in results.values()),
+            tasks=len(results),
+            tasks_total=len(groups),
         )
 
-    run_tasks(spark, run, partial(write_pieces, recipe, source.reader), left, on_result=done, name=f"ingest {run.id}")
-    return [found[share.key] for share in shares]
+    work = partial(write_pieces, spec, source.reader)
+    run_tasks(spark, run, work, remaining, on_result=save, name=f"ingest {run.id}")
+    return [results[group.key] for group in groups]

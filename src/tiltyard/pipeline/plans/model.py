@@ -1,4 +1,4 @@
-"""What a pipeline's file says: its tables in their order, each from files or from SQL, and the tag."""
+"""The plan of a pipeline, as its file declares it: tables in order, each from files or from SQL, and the tag."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from tiltyard.pipeline.writing.target_table import WriteMode
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
-_PART = re.compile(r"\.(\w+)|\[(\d+)\]")
+_PATH_PART = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
-class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An index of a table, as the job `index` takes it; one of that name is built anew."""
+class IndexPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An index of a table, with the arguments of the job `index`; an existing index of that name is rebuilt."""
 
     column: str
     type: str
     name: str | None = None
     parameters: dict[str, Any] = {}
 
-    def order(self) -> IndexSpec:
-        """What is built. Raises InvalidInputError."""
+    def spec(self) -> IndexSpec:
+        """Return the specification of the index. Raises InvalidInputError."""
         return make_spec(self.column, self.type, self.name, self.parameters)
 
 
 class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A table and what becomes of its rows on their way; the names are those of the options of `ingest`.
+    """A table and how its rows are produced; the names are those of the options of `ingest`.
 
-    Its rows come from `files`, or from `sql` over what the plan `reads` and the tables above it: of those, it sees the
-    rows that this run writes.
+    Its rows come from `files`, or from `sql` over what the plan `reads` and the tables before it: of those, the query
+    sees the rows that this run writes.
     """
 
     files: str | None = None
@@ -68,10 +68,10 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     rejects: str | None = None
     check: list[str] = []
     rows_per_file: int = ROWS_PER_FILE
-    indexes: list[Index] = []
+    indexes: list[IndexPlan] = []
 
-    def asked(self) -> WriteOptions:
-        """What becomes of the rows. Raises RefusedError, InvalidInputError."""
+    def write_options(self) -> WriteOptions:
+        """Return how the rows are transformed and written. Raises RefusedError, InvalidInputError."""
         return WriteOptions(
             WriteMode(self.mode),
             ColumnSelection(tuple(self.select), self.rename, self._types(), tuple(self.null)),
@@ -81,15 +81,15 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             self.rows_per_file,
         )
 
-    def wanted(self, storage: Mapping[str, str]) -> SourceOptions:
-        """The files that it is made of. Raises InvalidInputError."""
+    def source_options(self, storage: Mapping[str, str]) -> SourceOptions:
+        """Return the options of its source files. Raises InvalidInputError."""
         assert self.files is not None
         old_names = {new: old for old, new in self.rename.items()}
         types = {old_names.get(name, name): dtype for name, dtype in self._types().items()}
-        kind = Format(self.format) if self.format else None
+        format_ = Format(self.format) if self.format else None
         return SourceOptions(
             self.files,
-            kind,
+            format_,
             self.split,
             self.delimiter,
             types,
@@ -106,11 +106,11 @@ class TablePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 _NO_OPTIONS = TablePlan()
-_OF_FILES = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline")
+_FILE_OPTIONS = ("format", "split", "delimiter", "schema", "partitions", "null_value", "multiline")
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A pipeline: `tables` by their ids, in the order in which they are written; `reads` are views by their names."""
+    """A pipeline: `tables` by id, in the order in which they are written; `reads` are views by name."""
 
     tables: dict[str, TablePlan]
     reads: dict[str, str] = {}
@@ -118,63 +118,63 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def functions(self) -> list[str]:
-        """The code that it calls."""
+        """Return the users' functions that it calls."""
         return [table.udf for table in self.tables.values() if table.udf]
 
 
 class PlanError(InvalidInputError):
-    """A plan that cannot be carried out: `place` are the keys and positions that lead to what is wrong."""
+    """A plan that cannot be executed: `path` holds the keys and positions that lead to the error."""
 
-    def __init__(self, place: Sequence[str | int], sentence: str) -> None:
-        super().__init__(f"{shown(place)}: {sentence}" if place else sentence)
-        self.place = tuple(place)
+    def __init__(self, path: Sequence[str | int], sentence: str) -> None:
+        super().__init__(f"{format_path(path)}: {sentence}" if path else sentence)
+        self.path = tuple(path)
         self.sentence = sentence
 
 
-def shown(place: Sequence[str | int]) -> str:
-    """A place as it is written: `tables.films.indexes[0]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+def format_path(path: Sequence[str | int]) -> str:
+    """Format a path: `tables.films.indexes[0]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
-def plan_of(told: Any) -> Plan:
-    """A plan from what a file or a job holds. Raises PlanError."""
-    if not isinstance(told, Mapping):
+def parse_plan(content: Any) -> Plan:
+    """Parse a plan from the content of a file, or a job's argument. Raises PlanError."""
+    if not isinstance(content, Mapping):
         raise PlanError((), "A pipeline is a mapping with the key 'tables'.")
-    tables = told.get("tables")
+    tables = content.get("tables")
     if not isinstance(tables, Mapping) or not tables:
         raise PlanError(("tables",), "name the tables that are written, at least one, each with what it is made of.")
-    made = {str(name): _converted(table, TablePlan, ("tables", str(name))) for name, table in tables.items()}
-    for name, table in made.items():
+    parsed = {str(name): _convert(table, TablePlan, ("tables", str(name))) for name, table in tables.items()}
+    for name, table in parsed.items():
         _check_table(name, table)
-    rest = _converted({**told, "tables": {}}, Plan, ())
-    if twice := made.keys() & rest.reads.keys():
-        raise PlanError(("reads", min(twice)), "a table of this pipeline has that name.")
-    return msgspec.structs.replace(rest, tables=made)
+    plan = _convert({**content, "tables": {}}, Plan, ())
+    if duplicates := parsed.keys() & plan.reads.keys():
+        raise PlanError(("reads", min(duplicates)), "a table of this pipeline has that name.")
+    return msgspec.structs.replace(plan, tables=parsed)
 
 
-def _converted(told: Any, kind: type[Struct], place: tuple[str | int, ...]) -> Struct:
+def _convert(content: Any, model: type[Struct], path: tuple[str | int, ...]) -> Struct:
     try:
-        return msgspec.convert(told, kind)
+        return msgspec.convert(content, model)
     except msgspec.ValidationError as error:
-        sentence, _, path = str(error).partition(" - at `")
-        inner = [int(number) if number else name for name, number in _PART.findall(path)]
-        raise PlanError((*place, *inner), sentence) from error
+        sentence, _, inner_path = str(error).partition(" - at `")
+        inner = [int(number) if number else name for name, number in _PATH_PART.findall(inner_path)]
+        raise PlanError((*path, *inner), sentence) from error
 
 
 def _check_table(name: str, table: TablePlan) -> None:
-    """Raise PlanError for what a type cannot say."""
-    place: tuple[str | int, ...] = ("tables", name)
+    """Raise PlanError for errors that the model's types do not catch."""
+    path: tuple[str | int, ...] = ("tables", name)
     if (table.files is None) == (table.sql is None):
-        raise PlanError(place, "say where its rows come from, either 'files' or 'sql'.")
-    files_only = [name for name in _OF_FILES if getattr(table, name) != getattr(_NO_OPTIONS, name)]
+        raise PlanError(path, "say where its rows come from, either 'files' or 'sql'.")
+    files_only = [name for name in _FILE_OPTIONS if getattr(table, name) != getattr(_NO_OPTIONS, name)]
     if table.sql is not None and files_only:
-        raise PlanError(place, f"'{files_only[0]}' is of files, not of SQL.")
+        raise PlanError(path, f"'{files_only[0]}' is of files, not of SQL.")
     try:
         parse_id(name, DEFAULT_DELIMITER)
-        table.asked()
+        table.write_options()
         for number, index in enumerate(table.indexes):
-            place = ("tables", name, "indexes", number)
-            index.order()
+            path = ("tables", name, "indexes", number)
+            index.spec()
     except (RefusedError, InvalidInputError) as error:
-        raise PlanError(place, str(error)) from error
+        raise PlanError(path, str(error)) from error

@@ -19,7 +19,7 @@ import obstore
 import pyarrow as pa
 from obstore.exceptions import BaseError
 
-from tiltyard.model.object_store_options import open_object_store
+from tiltyard.model.object_stores import open_object_store
 from tiltyard.pipeline.task_errors import RefusedError, clean_message
 
 READ_AHEAD = 4 << 20

@@ -1,7 +1,7 @@
-"""Functions of Spark that SQL of callers may call, and those that it may not, each group with its reason.
+"""Spark's functions that users' SQL may call, and those that it may not, each group with its reason.
 
-A function that is in neither list, as a new version of Spark may bring it, is refused; a test compares both with what
-the running Spark has. Functions that make tables (`FROM range(3)`) are refused by their node in the plan (`nodes`).
+A function in neither list, as a new version of Spark may add it, is refused; a test compares both with the functions of
+the running Spark. Table functions (`FROM range(3)`) are refused by their node in the plan (`allowed_nodes`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Functions by their names in lower case, and why they are in their list."""
+class FunctionGroup:
+    """Functions by their names in lower case, and the reason for their list."""
 
     reason: str
     names: frozenset[str]
 
 
-def _group(reason: str, names: str) -> Group:
-    return Group(reason, frozenset(names.split()))
+def _group(reason: str, names: str) -> FunctionGroup:
+    return FunctionGroup(reason, frozenset(names.split()))
 
 
-ALLOWED: tuple[Group, ...] = (
+ALLOWED: tuple[FunctionGroup, ...] = (
     _group(
         "They compare values.",
         """
@@ -30,7 +30,7 @@ ALLOWED: tuple[Group, ...] = (
         """,
     ),
     _group(
-        "They compute numbers of numbers; scales are bounded (see `bounds`).",
+        "They compute numbers of numbers; scales are bounded (see `size_limits`).",
         """
         % * + - / abs acos acosh asin asinh atan atan2 atanh bin bround cbrt ceil ceiling conv cos cosh cot
         csc degrees div e exp expm1 factorial floor greatest hex hypot least ln log log10 log1p log2 mod
@@ -51,7 +51,7 @@ ALLOWED: tuple[Group, ...] = (
         "bigint binary boolean cast date decimal double float int smallint string timestamp tinyint",
     ),
     _group(
-        "They compute dates and times; windows may not slide (see `bounds`).",
+        "They compute dates and times; windows may not slide (see `size_limits`).",
         """
         add_months convert_timezone curdate current_date current_timestamp current_timezone date_add
         date_diff date_format date_from_unix_date date_part date_sub date_trunc dateadd datediff datepart
@@ -66,7 +66,7 @@ ALLOWED: tuple[Group, ...] = (
         """,
     ),
     _group(
-        "They make texts of texts; what makes long ones is bounded (see `bounds`).",
+        "They make texts of texts; what makes long ones is bounded (see `size_limits`).",
         """
         ascii base64 bit_length btrim char char_length character_length chr collate collation concat_ws
         contains decode elt encode endswith find_in_set format_number format_string from_base32 initcap
@@ -87,7 +87,7 @@ ALLOWED: tuple[Group, ...] = (
         "crc32 hash md5 sha sha1 sha2 xxhash64",
     ),
     _group(
-        "They make arrays of arrays; what makes long ones is bounded (see `bounds`).",
+        "They make arrays of arrays; what makes long ones is bounded (see `size_limits`).",
         """
         array array_append array_compact array_contains array_distinct array_except array_insert
         array_intersect array_join array_max array_min array_position array_prepend array_remove
@@ -118,7 +118,7 @@ ALLOWED: tuple[Group, ...] = (
         """,
     ),
     _group(
-        "They read and write JSON in memory; options, and schemas that are no plain types, are refused (see `bounds`).",
+        "They read and write JSON in memory; options, and schemas beyond plain types, are refused (see `size_limits`).",
         "from_json get_json_object json_array_length json_object_keys json_tuple schema_of_json to_json",
     ),
     _group(
@@ -170,7 +170,7 @@ ALLOWED: tuple[Group, ...] = (
 )
 """What a query may call."""
 
-REFUSED: tuple[Group, ...] = (
+REFUSED: tuple[FunctionGroup, ...] = (
     _group(
         "It calls methods of the JVM that runs it: code of the caller's choice.",
         "java_method reflect try_reflect",
@@ -231,7 +231,7 @@ REFUSED: tuple[Group, ...] = (
         """,
     ),
 )
-"""What it may not."""
+"""Functions that users' SQL may not call."""
 
 ALLOWED_NAMES = frozenset().union(*(group.names for group in ALLOWED))
 REFUSED_REASONS = {name: group.reason for group in REFUSED for name in group.names}

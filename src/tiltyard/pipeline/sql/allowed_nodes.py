@@ -1,9 +1,9 @@
-"""Nodes of plans and classes of expressions that SQL of callers may come to, by the simple names of Spark's classes.
+"""Plan nodes and expression classes that users' SQL may contain, by the simple names of Spark's classes.
 
-Two lists each: of the plan as it was parsed, where functions and tables are names still, and of the plan that Spark has
-analysed, where a name can no longer hide what it is. Both are of the pinned version: what another one brings is refused
-until somebody has looked at it. Not in them, on purpose: commands, scripts, variables, EXECUTE IMMEDIATE, IDENTIFIER,
-parameters, time travel, functions that make tables, recursion, and code of users.
+Two lists each: of the parsed plan, where functions and tables are still names, and of the analyzed plan, where a name
+no longer hides what it refers to. Both are of the pinned Spark version: what another version adds is refused until it
+was reviewed. Not listed on purpose: commands, scripts, variables, EXECUTE IMMEDIATE, IDENTIFIER, parameters, time
+travel, table functions, recursion, and users' code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ PARSED_NODES = _names(
     UnresolvedSubqueryColumnAliases UnresolvedWith WithWindowDefinition
     """
 )
-"""What a query may be parsed to: it reads its tables and does nothing else."""
+"""Nodes of a parsed query that only reads its tables."""
 
-ANALYSED_NODES = _names(
+ANALYZED_NODES = _names(
     """
     Aggregate AsOfJoin CTERelationDef CTERelationRef Distinct Except Expand Filter Generate GlobalLimit Intersect
     Join LateralJoin LocalLimit LocalRelation MapInArrow Offset OneRowRelation PipeOperator Project Repartition
     RepartitionByExpression ResolvedHint Sample Sort SubqueryAlias Union View Window WithCTE
     """
 )
-"""What Spark may make of it. `MapInArrow` is a table's rows: nothing below it is of the query."""
+"""Nodes of the analyzed query. `MapInArrow` is a table's rows: nothing below it belongs to the query."""
 
 PARSED_EXPRESSIONS = _names(
     """
@@ -51,7 +51,7 @@ PARSED_EXPRESSIONS = _names(
 )
 """Expressions of a parsed query; functions are among them as `UnresolvedFunction`, looked up by name."""
 
-ANALYSED_EXPRESSIONS = _names(
+ANALYZED_EXPRESSIONS = _names(
     """
     Abs Acos Acosh Add AddMonths AesDecrypt AesEncrypt AggregateExpression Alias And AnyValue ApproxTopK
     ApproximatePercentile ArrayAggregate ArrayAppend ArrayCompact ArrayContains ArrayDistinct ArrayExcept
@@ -110,4 +110,4 @@ ANALYSED_EXPRESSIONS = _names(
     WindowTime With XXH64 XxHash64 Year YearOfWeek ZeroIfNull ZipWith
     """
 )
-"""Expressions that the operators and the allowed functions are."""
+"""Expressions of the operators and the allowed functions."""

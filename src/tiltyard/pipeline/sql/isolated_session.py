@@ -1,4 +1,4 @@
-"""The session that SQL of callers runs in."""
+"""The isolated session in which users' SQL runs."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from tiltyard.pipeline.session import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FOLDING = ("ConstantFolding", "ConvertToLocalRelation")
-FIXED: Mapping[str, str] = {
+_CONSTANT_FOLDING_RULES = ("ConstantFolding", "ConvertToLocalRelation")
+FIXED_PROPERTIES: Mapping[str, str] = {
     "spark.sql.variable.substitute": "false",  # ${env:…} would be replaced before anything is parsed
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.session.timeZone": "UTC",
-    # What these rules evaluate they evaluate in the driver, where nobody can cancel it; tasks do it as well.
+    # These rules would evaluate constants in the driver, where they cannot be canceled; tasks evaluate them as well.
     "spark.sql.optimizer.excludedRules": ",".join(
-        f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in _FOLDING
+        f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in _CONSTANT_FOLDING_RULES
     ),
 }
-"""What no property of a job, and none of the operator's, changes."""
+"""Properties that neither a job nor the operator can change."""
 
 
-def own_session(spark: SparkSession) -> SparkSession:
-    """Return a session beside `spark` for SQL of callers: nobody else sees the names of its tables.
+def isolate_session(spark: SparkSession) -> SparkSession:
+    """Return a new session for users' SQL: no other session sees the names of its tables.
 
-    Through Spark Connect it is `spark` itself, with what can be set there.
+    On Spark Connect it is `spark` itself, with the properties that can be set there.
     """
     if is_connect(spark):
         spark.conf.set("spark.sql.variable.substitute", "false")
         return spark
-    own = spark.newSession()
+    isolated = spark.newSession()
     for name, value in spark.conf.getAll.items():
-        if name.startswith("spark.sql.") and own.conf.isModifiable(name):
-            own.conf.set(name, value)
-    for name, value in FIXED.items():
-        own.conf.set(name, value)
-    return own
+        if name.startswith("spark.sql.") and isolated.conf.isModifiable(name):
+            isolated.conf.set(name, value)
+    for name, value in FIXED_PROPERTIES.items():
+        isolated.conf.set(name, value)
+    return isolated
 
 
-def quoted(name: str) -> str:
-    """Return a name as an identifier of Spark SQL, whatever is in it."""
+def quote_identifier(name: str) -> str:
+    """Return a name as a quoted identifier of Spark SQL."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,53 +1,53 @@
-"""Spark's plans and expressions, walked from Python: PySpark has no way of its own."""
+"""Walk Spark's query plans and expressions from Python, for which PySpark has no API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-ROWS = "MapInArrow"
-"""The node that is a table's rows, as `showing` makes it."""
+TABLE_ROWS = "MapInArrow"
+"""The node of a table's rows, as `datasource.fragment_frames.read_frame` creates it."""
 
 
-def kind(node: Any) -> str:
-    """Return the simple name of a node's class; of an anonymous one, of the class that it extends."""
-    found = node.getClass()
-    return str(found.getSimpleName() or found.getSuperclass().getSimpleName())
+def class_name(node: Any) -> str:
+    """Return the simple name of a node's class; of an anonymous class, that of its superclass."""
+    cls = node.getClass()
+    return str(cls.getSimpleName() or cls.getSuperclass().getSimpleName())
 
 
-def sequence(found: Any) -> list[Any]:
-    """Return the elements of a sequence of Scala's."""
-    return [found.apply(number) for number in range(found.size())]
+def to_list(elements: Any) -> list[Any]:
+    """Return the elements of a Scala sequence."""
+    return [elements.apply(number) for number in range(elements.size())]
 
 
-def upper_nodes(node: Any) -> Iterator[Any]:
-    """Yield a plan's nodes down to the rows of tables, those of subqueries among them."""
+def walk_nodes(node: Any) -> Iterator[Any]:
+    """Yield a plan's nodes down to the rows of tables, including those of subqueries."""
     yield node
-    if kind(node) != ROWS:
-        for child in (*sequence(node.children()), *sequence(node.subqueries())):
-            yield from upper_nodes(child)
+    if class_name(node) != TABLE_ROWS:
+        for child in (*to_list(node.children()), *to_list(node.subqueries())):
+            yield from walk_nodes(child)
 
 
-def expressions(node: Any) -> Iterator[Any]:
-    """Yield all expressions of a node, with those within them."""
-    waiting = sequence(node.expressions())
-    while waiting:
-        found = waiting.pop()
-        yield found
-        waiting += sequence(found.children())
+def walk_expressions(node: Any) -> Iterator[Any]:
+    """Yield all expressions of a node, including nested ones."""
+    stack = to_list(node.expressions())
+    while stack:
+        expression = stack.pop()
+        yield expression
+        stack += to_list(expression.children())
 
 
-def literal(expression: Any) -> Any:
-    """Return a literal's value as a number or a text; None for what is no literal, and for NULL."""
-    if kind(expression) == "UnaryMinus":
-        found = literal(expression.child())
-        return -found if isinstance(found, int | float) else None
-    if kind(expression) != "Literal":
+def literal_value(expression: Any) -> Any:
+    """Return a literal's value as a number or text; None for NULL, and for expressions that are no literals."""
+    if class_name(expression) == "UnaryMinus":
+        operand = literal_value(expression.child())
+        return -operand if isinstance(operand, int | float) else None
+    if class_name(expression) != "Literal":
         return None
     value = expression.value()
     return value if value is None or isinstance(value, bool | int | float | str) else value.toString()
 
 
-def type_of(expression: Any) -> str:
+def literal_type(expression: Any) -> str:
     """Return the name of a literal's type (`date`, `interval day to second`)."""
     return str(expression.dataType().typeName())

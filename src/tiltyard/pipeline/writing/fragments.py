@@ -12,7 +12,7 @@ from lance.file import LanceFileReader
 from lance.fragment import write_fragments
 from lance.schema import LanceSchema
 
-from tiltyard.model.schemas.arrow_compat import aligned, with_decimals
+from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
 from tiltyard.pipeline.sources.filesystem import delete_files, file_exists
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
@@ -65,12 +65,12 @@ def write_batches(target: FragmentTarget, batches: Iterable[pa.RecordBatch]) -> 
     if first is None:
         return []
 
-    decimals = with_decimals(target.schema)
+    decimals = decimal_columns(target.schema)
 
     def all_rows() -> Iterator[pa.RecordBatch]:
-        yield aligned(first, decimals)
+        yield align_columns(first, decimals)
         for batch in rows:
-            yield aligned(batch, decimals)
+            yield align_columns(batch, decimals)
 
     reader = pa.RecordBatchReader.from_batches(target.schema, all_rows())
     try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.driver.environment import set_in_task
+from tiltyard.pipeline.driver.private_variables import set_task_variables
 from tiltyard.pipeline.spark_tasks import task_variables
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
@@ -151,7 +151,7 @@ def _split(parts: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 def _read_keys(tasks: Sequence[FragmentRows], columns: Sequence[str], variables: Mapping[str, str]) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        set_in_task(variables)
+        set_task_variables(variables)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for keys in tasks[number].read(columns):

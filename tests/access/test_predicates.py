@@ -13,7 +13,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tiltyard.access.policies import Mask, MaskKind, Policy, filled, narrowing
 from tiltyard.access.predicates import check_filter, check_value, tokens
 from tiltyard.model.principals import Principal
-from tiltyard.store.access.policies import PolicyRecord
+from tiltyard.store import PolicyRecord
 
 COLUMNS = {"id": "number", "name": "text", "seen": "time", "odd one": "text", "s": "", "s.x": "number", "raw": ""}
 PIECES = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.store import GRANTS_GENERATION
-from tiltyard.store.access.policies import PolicyRecord
+from tiltyard.store import GRANTS_GENERATION, PolicyRecord
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.store.tables.views import ViewRecord
+from tiltyard.store import ViewRecord
 
 if TYPE_CHECKING:
     from tiltyard.store import Store

@@ -18,7 +18,7 @@ from tiltyard.access.predicates import Token, tokens
 
 if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
-    from tiltyard.store.access.policies import PolicyRecord
+    from tiltyard.store import PolicyRecord
 
 
 class MaskKind(StrEnum):

@@ -13,7 +13,7 @@ from tiltyard.access.visibility import rights_of, seen_namespace, seen_table
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import Needs
 from tiltyard.model.privileges import Privilege
-from tiltyard.store.paths import shown
+from tiltyard.store.paths import display_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def _undrop_table(ctx: Context, request: Any) -> Context:
     wanted = MOVING if home != path[:-1] else Privilege.DROP
     bits = rights_of(ctx).on_table(removed.id, removed.namespace_id)
     if bits & wanted != wanted:
-        raise TableNotFoundError(f"No dropped table is kept under the name {shown(path)}")
+        raise TableNotFoundError(f"No dropped table is kept under the name {display_path(path)}")
     request.dropped_id = removed.id  # what was checked, whatever is dropped meanwhile
     return ctx.with_resolved({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 
@@ -56,7 +56,7 @@ def _undrop_namespace(ctx: Context, request: Any) -> Context:
     removed = ctx.store.find_removed_namespace(path, request.dropped_id)
     wanted = MOVING if home != path[:-1] else Privilege.DROP
     if rights_of(ctx).on_namespace(removed.id) & wanted != wanted:
-        raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {shown(path)}")
+        raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {display_path(path)}")
     request.dropped_id = removed.id
     return ctx.with_resolved({}, {home: seen_namespace(ctx, home, Privilege.CREATE.value)})
 

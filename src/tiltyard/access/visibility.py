@@ -17,8 +17,8 @@ from lance_namespace.errors import (
 
 from tiltyard.access.policies import refusal
 from tiltyard.model.ids import display
-from tiltyard.model.privileges import Privilege, words
-from tiltyard.store.paths import ROOT, no_namespace, no_table
+from tiltyard.model.privileges import Privilege, privilege_names
+from tiltyard.store.paths import ROOT, namespace_not_found, table_not_found
 
 if TYPE_CHECKING:
     from tiltyard.access.rights import Rights
@@ -36,7 +36,9 @@ def rights_of(ctx: Context) -> Rights:
 
 def refused(missing: int, what: str) -> PermissionDeniedError:
     """Say which privileges are missing on what."""
-    return PermissionDeniedError(f"This needs {' and '.join(words(missing))} on {what}: ask who may grant it.")
+    return PermissionDeniedError(
+        f"This needs {' and '.join(privilege_names(missing))} on {what}: ask who may grant it."
+    )
 
 
 def seen_table(ctx: Context, path: Id, wanted: int, *, narrowed: bool = False) -> TableRecord:
@@ -70,7 +72,7 @@ def check_record(ctx: Context, path: Id, record: TableRecord, wanted: int, *, na
 
 def hidden_table(ctx: Context, path: Id) -> LanceNamespaceError:
     """What is said of a table that is not there, or that one may not see: it takes the same steps for both."""
-    return no_table(path) if sees_namespace(ctx, path[:-1]) else no_namespace(path[:-1])
+    return table_not_found(path) if sees_namespace(ctx, path[:-1]) else namespace_not_found(path[:-1])
 
 
 def seen_namespace(ctx: Context, path: Id, wanted: int) -> int:
@@ -89,7 +91,7 @@ def seen_namespace(ctx: Context, path: Id, wanted: int) -> int:
     if wanted and bits & wanted == wanted:
         return record.id
     if not (bits or not path or _sees(ctx, record.id)):
-        raise no_namespace(path)
+        raise namespace_not_found(path)
     if not wanted:
         return record.id
     raise refused(wanted & ~bits, f"the namespace {display(path)}" if path else "the root namespace")

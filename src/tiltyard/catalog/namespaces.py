@@ -18,7 +18,7 @@ from tiltyard.model.operations import always, operation
 from tiltyard.model.paging import namespaces_scope
 from tiltyard.model.spec import models
 from tiltyard.store import UnitOfWork
-from tiltyard.store.paths import no_namespace
+from tiltyard.store.paths import namespace_not_found
 
 DROP_NAMESPACE = "drop_namespace"
 
@@ -56,7 +56,7 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
     Raises NamespaceNotFoundError, InvalidInputError.
     """
     path = namespace_id(request.id)
-    names, token = ctx.paging.page(
+    names, token = ctx.paging.fetch_page(
         namespaces_scope(path),
         request.page_token,
         request.limit,
@@ -73,7 +73,7 @@ def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -
     path = namespace_id(request.id)
     record = ctx.store.describe_namespace(path)
     if ctx.resolved_namespace_id(path) not in (None, record.id):  # it was replaced since the check
-        raise no_namespace(path)
+        raise namespace_not_found(path)
     return models.DescribeNamespaceResponse(properties=record.properties)
 
 

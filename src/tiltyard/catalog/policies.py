@@ -15,7 +15,7 @@ from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import find_table, open_for_reading
-from tiltyard.tables.query.policy_enforcement import within
+from tiltyard.tables.query.policy_enforcement import policy_scope
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.store.access.policies import PolicyRecord
+    from tiltyard.store import PolicyRecord
 
 MOST_POLICIES = 100
 """On one table: their filters are joined in every query."""
@@ -91,7 +91,7 @@ def _check(ctx: Context, dataset: lance.LanceDataset, policy: Policy) -> None:
     for mask in policy.masks:
         if mask.column not in dataset.schema.names or "`" in mask.column:
             raise InvalidInputError(f"There is no column '{mask.column}' to mask: name one of the table's own.")
-    within(dataset, Narrowing(None, {mask.column: mask for mask in policy.masks}))
+    policy_scope(dataset, Narrowing(None, {mask.column: mask for mask in policy.masks}))
     with lance_errors(dataset):
         if policy.filter is not None:
             check_expression(policy.filter, "filter of the policy", FILLED)

@@ -1,10 +1,23 @@
-"""The catalog's database: namespaces, tables, transactions, versions. Synchronous; knows nothing of HTTP or Lance."""
+"""The store: the catalog's database, in SQLite or PostgreSQL. Synchronous; knows nothing of HTTP or Lance.
+
+`Store` (store.py) has the methods of all entities; each entity is a file with its records, its SQL and its methods:
+
+- `namespaces`; `tables/`: tables and views, versions (commit records), deleted versions, multipart uploads, the trash,
+  folders scheduled for deletion, overlap of locations, queries for maintenance
+- `transactions` (long-running operations), `jobs` (those that drivers run), `idempotency` (requests with a key)
+- `access/`: principals and API keys, signing keys, roles, grants, policies, what is visible by grants, generations
+- `audit`
+
+They derive from `Repository` (repository.py), run on a `Database` (backend.py) that `sqlite/` and `postgres` implement,
+and share `records` and `paths`. `schema` applies `migrations/`.
+"""
 
 from tiltyard.runtime.clocks import wall_clock
+from tiltyard.store.access.generations import GRANTS_GENERATION, IDENTITY_GENERATION
 from tiltyard.store.access.grants import Creator, GrantRecord
-from tiltyard.store.access.identity_records import KeyRecord, PrincipalRecord, SigningKey
-from tiltyard.store.access.principals import IDENTITY_GENERATION
-from tiltyard.store.access.roles import GRANTS_GENERATION
+from tiltyard.store.access.policies import PolicyRecord
+from tiltyard.store.access.principals import KeyRecord, PrincipalRecord
+from tiltyard.store.access.signing_keys import SigningKey
 from tiltyard.store.audit import AuditFilter, AuditRecord
 from tiltyard.store.records import (
     DroppedNamespace,
@@ -27,7 +40,8 @@ from tiltyard.store.records import (
 )
 from tiltyard.store.schema import StoreVersionError
 from tiltyard.store.store import Store, UnitOfWork, database_exists, open_store, upgrade
-from tiltyard.store.tables.deleted_folders import CREATING, DROPPED, RESERVED
+from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED
+from tiltyard.store.tables.tables import ViewRecord
 from tiltyard.store.tables.versions import FinalManifest
 
 __all__ = [
@@ -48,6 +62,7 @@ __all__ = [
     "NewRequest",
     "NewVersion",
     "Path",
+    "PolicyRecord",
     "PrincipalRecord",
     "Properties",
     "RemovedNamespace",
@@ -64,6 +79,7 @@ __all__ = [
     "UploadPart",
     "UploadRecord",
     "VersionRecord",
+    "ViewRecord",
     "database_exists",
     "open_store",
     "upgrade",

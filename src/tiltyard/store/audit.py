@@ -1,4 +1,4 @@
-"""The audit: what was asked of the servers. Rows are added and, when their time is over, deleted; never changed."""
+"""The audit log: a record of each request. Records are added and, at the end of their retention, deleted."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from tiltyard.model.ids import DEFAULT_DELIMITER
-from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import Properties, decode, encode
+from tiltyard.store.repository import Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One object of one call.
+    """One object of one request.
 
-    `at` is when the call came, in ms since 1970, and `id` tells records of one millisecond apart. `method` is how the
-    principal showed itself. `object` is the id that the call named as messages show it, "" for none. `outcome` is one
-    of `modes.Outcome`, `code` the specification's error code (None: no error), `duration_micros` how long it took.
+    `at` is when the request arrived, in ms since 1970, and `id` tells records of one millisecond apart. `method` is how
+    the principal authenticated. `object` is the id that the request named as messages show it, "" for none. `outcome`
+    is one of `modes.Outcome`, `code` the specification's error code (None: no error).
     """
 
     at: int
@@ -42,30 +42,23 @@ class AuditRecord:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """A record from its columns."""
+        """Read a row of COLUMNS."""
         columns = (*row[:-1], decode(row[-1]))
         return cls(*columns)
 
     @property
     def row(self) -> Row:
-        """The columns of a record."""
+        """The values of COLUMNS."""
         head = self.at, self.id, self.principal, self.method, self.operation, self.object, self.outcome
-        return (
-            *head,
-            self.status,
-            self.code,
-            self.request_id,
-            self.address,
-            self.duration_micros,
-            encode(dict(self.context)),
-        )
+        context = encode(dict(self.context))
+        return (*head, self.status, self.code, self.request_id, self.address, self.duration_micros, context)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which records: from `since` on and before `until` (ms since 1970), with these values.
+    """Selects records: from `since` on and before `until` (ms since 1970), with these values where they are not None.
 
-    `object` is an id as messages show it, and stands for all that is below it, too.
+    `object` is an id as messages show it; it selects all objects in it, too.
     """
 
     since: int | None = None
@@ -82,20 +75,20 @@ LIST = f"SELECT {COLUMNS} FROM audit {{where}} ORDER BY at DESC, id DESC LIMIT ?
 SWEEP = "DELETE FROM audit WHERE (at, id) IN (SELECT at, id FROM audit WHERE at < ? ORDER BY at, id LIMIT ?)"
 
 
-class Audit(Scope):
-    """The methods for the audit."""
+class AuditLog(Repository):
+    """The methods for the audit log."""
 
     __slots__ = ()
 
     @writes
     def add_audit(self, records: Sequence[AuditRecord]) -> None:
-        """Add records; one that is there already stays as it is."""
+        """Add records; one whose id is there already stays as it is."""
         self.connection.change_many(ADD, [record.row for record in records])
 
     @reads
-    def list_audit(self, wanted: AuditFilter, before: tuple[int, str] | None, limit: int) -> list[AuditRecord]:
+    def list_audit(self, criteria: AuditFilter, before: tuple[int, str] | None, limit: int) -> list[AuditRecord]:
         """Return up to `limit` records older than `before`, an (at, id); newest first."""
-        terms, values = _terms(wanted)
+        terms, values = _where_terms(criteria)
         if before is not None:
             terms.append("(at, id) < (?, ?)")
             values.extend(before)
@@ -104,21 +97,21 @@ class Audit(Scope):
 
     @writes
     def sweep_audit(self, before: int, limit: int) -> int:
-        """Delete up to `limit` records of before a time, the oldest first; return how many."""
+        """Delete up to `limit` records from before a time, the oldest first; return how many."""
         return self.connection.change(SWEEP, before, limit)
 
 
-def _terms(wanted: AuditFilter) -> tuple[list[str], list[object]]:
+def _where_terms(criteria: AuditFilter) -> tuple[list[str], list[object]]:
     terms: list[str] = []
     values: list[object] = []
-    exact = ("principal", wanted.principal), ("operation", wanted.operation), ("outcome", wanted.outcome)
-    for term, value in (("at >= ?", wanted.since), ("at < ?", wanted.until), *((f"{c} = ?", v) for c, v in exact)):
+    exact = ("principal", criteria.principal), ("operation", criteria.operation), ("outcome", criteria.outcome)
+    for term, value in (("at >= ?", criteria.since), ("at < ?", criteria.until), *((f"{c} = ?", v) for c, v in exact)):
         if value is not None:
             terms.append(term)
             values.append(value)
-    if wanted.object is not None and wanted.object != DEFAULT_DELIMITER:
+    if criteria.object is not None and criteria.object != DEFAULT_DELIMITER:
         # Below `a` is what lies between `a$` and the same with the character that follows the delimiter.
-        below = f"{wanted.object}{DEFAULT_DELIMITER}"
+        below = f"{criteria.object}{DEFAULT_DELIMITER}"
         terms.append("(object = ? OR (object >= ? AND object < ?))")
-        values += [wanted.object, below, f"{wanted.object}{chr(ord(DEFAULT_DELIMITER) + 1)}"]
+        values += [criteria.object, below, f"{criteria.object}{chr(ord(DEFAULT_DELIMITER) + 1)}"]
     return terms, values

@@ -1,4 +1,4 @@
-"""What the store needs of a database, and the errors the two implementations turn their own into."""
+"""The interface of a catalog's database, which SQLite and PostgreSQL implement, and the errors of both."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-Soon: TypeAlias = "Callable[[Callable[[], None]], object]"
-"""Calls something once what is ready to run now has run."""
+CallSoon: TypeAlias = "Callable[[Callable[[], None]], object]"
+"""`call_soon` of an event loop: it calls back once all callbacks that are ready now have run."""
 
 
 class UniqueError(Exception):
@@ -18,7 +18,7 @@ class UniqueError(Exception):
 
 
 class NullError(Exception):
-    """A column that must have a value would have had none."""
+    """A NOT NULL constraint refused a row."""
 
 
 class ForeignKeyError(Exception):
@@ -26,7 +26,7 @@ class ForeignKeyError(Exception):
 
 
 class Connection(Protocol):
-    """One connection, speaking the store's SQL: `?` placeholders, `/*+ … */` for what only PostgreSQL needs."""
+    """One connection. It takes the store's SQL: `?` placeholders, and `/*+ … */` around what only PostgreSQL needs."""
 
     def row(self, sql: str, *values: object) -> Row | None:
         """Run a statement that yields at most one row, and return it."""
@@ -53,10 +53,10 @@ class Database(Protocol):
     """
 
     inline_reads: bool
-    """Whether reads are quick enough to run on an event loop."""
+    """Whether reads are fast enough to run on an event loop."""
 
     dialect: Mapping[str, str]
-    """What the tokens in migrations stand for, such as `{text}`."""
+    """What the placeholders in migrations, such as `{text}`, stand for."""
 
     def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` outside any transaction: each statement sees its own snapshot."""
@@ -64,23 +64,23 @@ class Database(Protocol):
     def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction and return once that is durable."""
 
-    def write_alone(self, fn: Callable[[Connection], T]) -> T:
-        """Do that for an `fn` that changes things by one statement, and may be run again though that has happened."""
+    def write_statement(self, fn: Callable[[Connection], T]) -> T:
+        """Run an idempotent `fn` that writes by a single statement, and return once that is durable."""
 
-    def share_reads(self, soon: Soon) -> None:
-        """Let reads of the thread that calls this, an event loop's, be made in one snapshot where they come together.
+    def share_reads(self, call_soon: CallSoon) -> None:
+        """Let the reads of the calling thread's event loop share a snapshot where several are ready at once.
 
-        `soon` is the loop's `call_soon`. A database whose snapshots cost nothing has nothing to share.
+        `call_soon` is the loop's. A database whose snapshots cost nothing has nothing to share.
         """
 
     def gauges(self) -> Mapping[str, float]:
-        """How much is held and waits in this process, by name."""
+        """Return this process's counts of connections and of calls that wait, by name."""
 
     def ping(self) -> None:
         """Raise ServiceUnavailableError unless the database answers."""
 
-    def check_room(self) -> None:
+    def check_disk_space(self) -> None:
         """Raise ServiceUnavailableError if its disk is full."""
 
     def close(self) -> None:
-        """Finish the writes under way and let go of every connection."""
+        """Finish the writes under way and close every connection."""

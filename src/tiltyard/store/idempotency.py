@@ -1,7 +1,7 @@
-"""Requests with a key: each one is run once, and a repeat gets the answer of the first.
+"""Requests with an idempotency key: each is run once, and its repeats get the stored response.
 
-A running one belongs to the server that holds its lease; a lease that ran out hands it to whoever repeats the request.
-A commit is noted in the transaction that makes it, and only while the lease is held: so of two servers that both
+A running one is leased to the server that runs it; once the lease has expired, a server that gets a repeat takes over.
+A commit is recorded in the database transaction that makes it, and only under the lease: so of two servers that both
 believe they run a request, one commits.
 """
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.connection_scope import Scope, reads, writes
-from tiltyard.store.paths import among
+from tiltyard.store.paths import placeholders
 from tiltyard.store.records import NewRequest, RequestClaim, RequestRecord
+from tiltyard.store.repository import Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-KEPT_AT_ONCE = 100
-LEAVING_MS = 200
-"""How soon it is noted that the client of a request has left."""
+IDS_PER_STATEMENT = 100
+DISCONNECT_MS = 200
+"""How soon the disconnection of a request's client is recorded."""
 
-# An expired record is as good as none, one whose lease ran out is taken over with what is known of its commit.
+# An expired record counts as none; one whose lease has expired is taken over, with what it has committed.
 BEGIN = f"""
     INSERT INTO requests ({RequestRecord.COLUMNS})
     VALUES (?, ?, ?, ?, ?, 1, NULL, NULL, NULL, NULL, NULL, TRUE, ?, ?)
@@ -48,8 +48,8 @@ BEGIN = f"""
     RETURNING {RequestRecord.COLUMNS}
 """
 DESCRIBE = f"SELECT {RequestRecord.COLUMNS} FROM requests WHERE id = ?"
-# Not one that is attended at a server which has shown later that it lives: by a younger request, or a longer lease.
-UNHEARD = f"""
+# Not one with a connected client at a server that has been alive since: it has a younger request, or renewed a lease.
+UNACKNOWLEDGED = f"""
     SELECT {RequestRecord.COLUMNS} FROM requests
     WHERE (NOT heard OR status IS NULL) AND fingerprint = ? AND scope = ? AND created_at >= ?
         AND (NOT heard OR lease_until <= ? OR owner = ? OR NOT (lease_until > ? OR EXISTS (
@@ -62,20 +62,20 @@ TAKE_OVER = f"""
     UPDATE requests SET owner = ?, lease_until = ?, attempts = attempts + 1
     WHERE id = ? AND status IS NULL AND lease_until <= ? RETURNING {RequestRecord.COLUMNS}
 """
-OURS = "WHERE id = ? AND owner = ? AND attempts = ? AND status IS NULL"
-FINISH = f"UPDATE requests SET status = ?, body = ?, fingerprint = ?, heard = ?, lease_until = 0 {OURS}"
-FORGET = f"DELETE FROM requests {OURS}"
-FORGET_UNDONE = f"{FORGET} AND version IS NULL AND body IS NULL"
-RELEASE = f"UPDATE requests SET lease_until = 0 {OURS}"
-IDENTIFY = f"UPDATE requests SET fingerprint = ? {OURS}"
-COMMITTED = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {OURS}"
-ANSWERED = f"UPDATE requests SET body = ? {OURS}"
-KEEP = """
+LEASED = "WHERE id = ? AND owner = ? AND attempts = ? AND status IS NULL"
+FINISH = f"UPDATE requests SET status = ?, body = ?, fingerprint = ?, heard = ?, lease_until = 0 {LEASED}"
+DELETE = f"DELETE FROM requests {LEASED}"
+DELETE_UNCOMMITTED = f"{DELETE} AND version IS NULL AND body IS NULL"
+RELEASE = f"UPDATE requests SET lease_until = 0 {LEASED}"
+SET_FINGERPRINT = f"UPDATE requests SET fingerprint = ? {LEASED}"
+SET_COMMIT = f"UPDATE requests SET table_id = ?, branch = ?, version = ? {LEASED}"
+SET_RESPONSE = f"UPDATE requests SET body = ? {LEASED}"
+RENEW = """
     UPDATE requests SET lease_until = ?
     WHERE owner = ? AND status IS NULL AND lease_until > 0 AND id IN ({ids})
 """
-LEAVE = f"UPDATE requests SET heard = FALSE {OURS}"
-HEAR = "UPDATE requests SET heard = ? WHERE id = ? AND heard <> ? AND status IS NOT NULL"
+SET_DISCONNECTED = f"UPDATE requests SET heard = FALSE {LEASED}"
+SET_ACKNOWLEDGED = "UPDATE requests SET heard = ? WHERE id = ? AND heard <> ? AND status IS NOT NULL"
 SWEEP = """
     DELETE FROM requests WHERE id IN (
         SELECT id FROM requests WHERE expires_at <= ? AND lease_until <= ? ORDER BY expires_at LIMIT ?
@@ -83,17 +83,17 @@ SWEEP = """
 """
 
 
-class Requests(Scope):
-    """The methods for requests with a key."""
+class KeyedRequests(Repository):
+    """The methods for requests with an idempotency key."""
 
     __slots__ = ()
 
     @writes
     def begin_request(self, new: NewRequest) -> tuple[RequestRecord, bool]:
-        """Claim a request and return it with True; or, if it runs elsewhere or is done, what there is with False.
+        """Claim a request and return it with True; if it runs elsewhere or is done, return its record with False.
 
-        One whose lease ran out is claimed with `attempts` above 1: it may have committed already.
-        Raises ConcurrentModificationError if it is just being given up by another.
+        One whose lease has expired is claimed with `attempts` above 1: it may have committed already.
+        Raises ConcurrentModificationError if another server discards it at this moment.
         """
         now = self._clock()
         head = new.id, new.scope, new.fingerprint, new.owner, now + new.lease_ms
@@ -105,61 +105,67 @@ class Requests(Scope):
 
     @writes
     def claim_unacknowledged_request(
-        self, new: NewRequest, since_ms: int, but: Collection[str], before: int
+        self, new: NewRequest, since_ms: int, excluded: Collection[str], before: int
     ) -> tuple[RequestRecord, bool] | None:
-        """Find a request like this one, under another key, whose client did not hear of its end; not one of `but`.
+        """Find a request like this one under another key whose client did not receive the response; claim it if free.
 
-        One that runs counts if its client has left, or if its server may be gone: it has not been heard of since.
-        It is claimed, and returned with True, if its lease ran out; else it runs elsewhere, or is done. Only those
-        begun earlier than `before` (or then, with a lesser id) count, so that of two none waits for the other.
+        A client that lost the response may send the request again under a new key. A running request counts if its
+        client has disconnected, or if its server may be gone: it has shown no sign of life since. It is claimed, and
+        returned with True, if its lease has expired; else it is returned with False, as it runs elsewhere or is done.
+        Those with ids in `excluded` do not count, and only those that began earlier than `before` (or then, with a
+        lesser id) do, so that two requests never wait for each other.
         """
         now = self._clock()
-        what, lives = (new.fingerprint, new.scope, now - since_ms), before + LEAVING_MS
-        for row in self.connection.rows(UNHEARD, *what, now, new.owner, lives + new.lease_ms, lives):
-            found = RequestRecord.of(row)
-            if found.id in but or (found.created_at, found.id) >= (before, new.id):
+        same_request, alive_since = (new.fingerprint, new.scope, now - since_ms), before + DISCONNECT_MS
+        values = *same_request, now, new.owner, alive_since + new.lease_ms, alive_since
+        for row in self.connection.rows(UNACKNOWLEDGED, *values):
+            record = RequestRecord.of(row)
+            if record.id in excluded or (record.created_at, record.id) >= (before, new.id):
                 continue
-            if found.status is None and found.lease_until <= now:
-                taken = self.connection.row(TAKE_OVER, new.owner, now + new.lease_ms, found.id, now)
-                return (RequestRecord.of(taken), True) if taken else (found, False)
-            return found, False
+            if record.status is None and record.lease_until <= now:
+                claimed = self.connection.row(TAKE_OVER, new.owner, now + new.lease_ms, record.id, now)
+                return (RequestRecord.of(claimed), True) if claimed else (record, False)
+            return record, False
         return None
 
     @reads
     def describe_request(self, id_: str) -> RequestRecord | None:
-        """Return a request, or None if no such key is known."""
+        """Return a request, or None if there is none of this id."""
         row = self.connection.row(DESCRIBE, id_)
         return RequestRecord.of(row) if row else None
 
     @writes
     def record_fingerprint(self, claim: RequestClaim, fingerprint: str) -> None:
-        """Note what the body was, once it has all come. Raises ConcurrentModificationError if it is claimed anew."""
-        if not self.connection.change(IDENTIFY, fingerprint, *_ours(claim)):
-            raise _lost()
+        """Record the fingerprint of the complete body. Raises ConcurrentModificationError if the lease was lost."""
+        if not self.connection.change(SET_FINGERPRINT, fingerprint, *_lease_key(claim)):
+            raise _lease_lost()
 
     @writes
     def mark_requests_committed(self, claims: Iterable[RequestClaim], table_id: int, branch: str, version: int) -> None:
-        """Note, in the transaction of a commit, which requests it fulfils.
+        """Record, in the database transaction of a commit, the requests that it fulfils.
 
-        Raises ConcurrentModificationError if one of them is claimed by another by now: it must not commit.
+        Raises ConcurrentModificationError if the lease on one of them was lost: then it must not commit.
         """
-        for claim in sorted(claims, key=_ours):  # of two groups, neither waits for the other
-            if not self.connection.change(COMMITTED, table_id, branch, version, *_ours(claim)):
-                raise _lost()
+        for claim in sorted(claims, key=_lease_key):  # sorted, so that two groups do not deadlock
+            if not self.connection.change(SET_COMMIT, table_id, branch, version, *_lease_key(claim)):
+                raise _lease_lost()
 
     @writes
     def record_response(self, claims: Iterable[RequestClaim], body: str) -> None:
-        """Note, in the transaction that fulfils requests, what they are answered. Raises as `mark_requests_committed` does."""
+        """Record the response to requests, in the database transaction that fulfils them.
+
+        Raises as `mark_requests_committed` does.
+        """
         for claim in claims:
-            if not self.connection.change(ANSWERED, body, *_ours(claim)):
-                raise _lost()
+            if not self.connection.change(SET_RESPONSE, body, *_lease_key(claim)):
+                raise _lease_lost()
 
     @writes
     def adopt_response(self, claim: RequestClaim, id_: str, body: str) -> bool:
-        """Give a request the answer of another, of which nobody had heard; of several who try, one is told True.
+        """Give a request the response of another, unacknowledged one; of concurrent calls, one returns True.
 
-        It is heard of once this one ends; if its server dies before that, this one is found instead. Raises as
-        `mark_requests_committed` does.
+        The other one is acknowledged once this one ends; if the server dies before that, this one is unacknowledged
+        in its place. Raises as `mark_requests_committed` does.
         """
         if not self.acknowledge_request(id_, True):
             return False
@@ -167,53 +173,55 @@ class Requests(Scope):
         return True
 
     @writes
-    def finish_request(self, claim: RequestClaim, status: int, body: str, fingerprint: str | None, heard: bool) -> bool:
-        """Keep the answer; whether the request was still ours."""
-        return bool(self.connection.change(FINISH, status, body, fingerprint, heard, *_ours(claim)))
+    def finish_request(
+        self, claim: RequestClaim, status: int, body: str, fingerprint: str | None, acknowledged: bool
+    ) -> bool:
+        """Record the response; return whether the lease was still held."""
+        return bool(self.connection.change(FINISH, status, body, fingerprint, acknowledged, *_lease_key(claim)))
 
     @writes
     def discard_request(self, claim: RequestClaim) -> None:
-        """Let a repeat start afresh: this one changed nothing."""
-        self.connection.change(FORGET, *_ours(claim))
+        """Delete a request that changed nothing, so that a repeat runs as a new one."""
+        self.connection.change(DELETE, *_lease_key(claim))
 
     @writes
     def discard_or_release_request(self, claim: RequestClaim) -> None:
-        """Let a repeat start afresh, since this one was refused; take over, if something was committed all the same."""
-        if not self.connection.change(FORGET_UNDONE, *_ours(claim)):
+        """Delete a request that was refused; release it instead, if it has committed something all the same."""
+        if not self.connection.change(DELETE_UNCOMMITTED, *_lease_key(claim)):
             self.release_request(claim)
 
     @writes
     def release_request(self, claim: RequestClaim) -> None:
-        """Let a repeat take over: this one ended, and may have committed."""
-        self.connection.change(RELEASE, *_ours(claim))
+        """Release the lease, so that a repeat takes over: this one has ended, and may have committed."""
+        self.connection.change(RELEASE, *_lease_key(claim))
 
     @writes
     def renew_request_leases(self, owner: str, lease_ms: int, ids: Sequence[str]) -> None:
-        """Extend the leases of what a server runs."""
-        for start in range(0, len(ids), KEPT_AT_ONCE):
-            some = ids[start : start + KEPT_AT_ONCE]
-            self.connection.change(KEEP.format(ids=among(some)), self._clock() + lease_ms, owner, *some)
+        """Renew the leases of the requests that a server runs."""
+        for start in range(0, len(ids), IDS_PER_STATEMENT):
+            chunk = ids[start : start + IDS_PER_STATEMENT]
+            self.connection.change(RENEW.format(ids=placeholders(chunk)), self._clock() + lease_ms, owner, *chunk)
 
     @writes
     def mark_client_disconnected(self, claim: RequestClaim) -> None:
-        """Note that the client has left while the request runs: from now on another may be its repeat."""
-        self.connection.change(LEAVE, *_ours(claim))
+        """Record that the client disconnected while the request runs: a later request may be its repeat."""
+        self.connection.change(SET_DISCONNECTED, *_lease_key(claim))
 
     @writes
-    def acknowledge_request(self, id_: str, heard: bool) -> bool:
-        """Note that a client took the answer, or that it did not after all; of several who try, one is told True."""
-        return bool(self.connection.change(HEAR, heard, id_, heard))
+    def acknowledge_request(self, id_: str, acknowledged: bool) -> bool:
+        """Record that a client received the response, or did not after all; of concurrent calls, one returns True."""
+        return bool(self.connection.change(SET_ACKNOWLEDGED, acknowledged, id_, acknowledged))
 
     @writes
     def sweep_requests(self, limit: int) -> int:
-        """Forget requests that have expired; return how many."""
+        """Delete up to `limit` expired requests; return how many."""
         now = self._clock()
         return self.connection.change(SWEEP, now, now, limit)
 
 
-def _ours(claim: RequestClaim) -> tuple[object, ...]:
+def _lease_key(claim: RequestClaim) -> tuple[object, ...]:
     return claim.id, claim.owner, claim.attempt
 
 
-def _lost() -> ConcurrentModificationError:
+def _lease_lost() -> ConcurrentModificationError:
     return ConcurrentModificationError("This request took so long that its repeat was begun: nothing was changed.")

@@ -1,4 +1,4 @@
-"""Namespaces."""
+"""Namespaces: create, describe, list and drop them."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -15,12 +15,12 @@ from lance_namespace.errors import (
 
 from tiltyard.model.ids import check_composed
 from tiltyard.model.modes import CreateMode
-from tiltyard.store.access.grants import NAMESPACE, TABLE, forget, own
+from tiltyard.store.access.grants import NAMESPACE, TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.connection_scope import Scope, reads, writes
-from tiltyard.store.paths import anchor, at_depth, namespace_id, no_namespace, shown, split
+from tiltyard.store.paths import at_depth, display_path, namespace_id, namespace_not_found, resolve_prefix, split_path
 from tiltyard.store.records import DroppedNamespace, NamespaceRecord, Path, Properties, encode
-from tiltyard.store.tables.trash import keep_tree
+from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.tables.trash import move_namespace_to_trash
 
 if TYPE_CHECKING:
     from tiltyard.store.access.grants import Creator
@@ -49,13 +49,13 @@ LOCK_TABLES = f"""{TREE}
         SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree) ORDER BY id /*+ FOR UPDATE */
     ) held
 """
-DOOM_TABLES = f"""{TREE}
+SCHEDULE_DELETIONS = f"""{TREE}
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims)
     SELECT location, ?, ?, 'dropped', 0 FROM tables WHERE namespace_id IN (SELECT id FROM tree)
     ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
         transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
 """
-CANCEL = f"""{TREE}
+CANCEL_TRANSACTIONS = f"""{TREE}
     UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
     WHERE status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
         AND table_id IN (SELECT id FROM tables WHERE namespace_id IN (SELECT id FROM tree))
@@ -65,7 +65,7 @@ DELETE_TABLES = f"{TREE} DELETE FROM tables WHERE namespace_id IN (SELECT id FRO
 DELETE_NAMESPACES = f"{TREE} DELETE FROM namespaces WHERE id IN (SELECT id FROM tree)"
 
 
-class Namespaces(Scope):
+class Namespaces(Repository):
     """The methods for namespaces."""
 
     __slots__ = ()
@@ -80,49 +80,49 @@ class Namespaces(Scope):
         creator: Creator | None = None,
         expected_parent_id: int | None = None,
     ) -> NamespaceRecord:
-        """Create a namespace and return it, or under ExistOk the one that is there, as it is.
+        """Create a namespace and return it; under ExistOk return an existing one unchanged.
 
-        With `expected_parent_id` only in the namespace of this id.
-        Overwrite drops the one that is there with all that is in it, in the same transaction; for `keep_ms` it can
-        be brought back. Whoever creates one is given what that gives.
-        Raises NamespaceNotFoundError without the parent, NamespaceAlreadyExistsError under Create,
-        InvalidInputError for the root, ConcurrentModificationError when others keep changing it.
+        Overwrite drops an existing one with all of its contents in the same transaction; for `keep_ms` that one can be
+        restored. The creator is granted its privileges on the new one.
+        Raises NamespaceNotFoundError without the parent, or if the parent has not the `expected_parent_id` (any more),
+        NamespaceAlreadyExistsError under Create, InvalidInputError for the root, ConcurrentModificationError when
+        others keep changing it.
         """
-        parent, name = split(path)
+        parent, name = split_path(path)
         parent_id = namespace_id(self.connection, parent, expected_parent_id)
         for _ in range(3):
             try:
                 row = self.connection.row(INSERT, parent_id, name, encode(dict(properties)), self._clock())
             except ForeignKeyError:
-                raise no_namespace(parent) from None
+                raise namespace_not_found(parent) from None
             if row:
                 check_composed(name)
-                own(self.connection, NAMESPACE, row[0], creator, self._clock())
+                grant_to_creator(self.connection, NAMESPACE, row[0], creator, self._clock())
                 return NamespaceRecord.of(row)
             if mode is CreateMode.CREATE:
-                raise NamespaceAlreadyExistsError(f"Namespace already exists: {shown(path)}")
+                raise NamespaceAlreadyExistsError(f"Namespace already exists: {display_path(path)}")
             row = self.connection.row(at_depth(DESCRIBE, 1), parent_id, name)
             if row and mode is CreateMode.EXIST_OK:
                 return NamespaceRecord.of(row)
             if row:
                 self._drop_tree(row[0], path, None, keep_ms)
-        raise ConcurrentModificationError(f"Namespace is being changed by others: {shown(path)}")
+        raise ConcurrentModificationError(f"Namespace is being changed by others: {display_path(path)}")
 
     @reads
     def describe_namespace(self, path: Path) -> NamespaceRecord:
         """Return a namespace, also the root. Raises NamespaceNotFoundError."""
-        base, names = anchor(self.connection, path)
+        base, names = resolve_prefix(self.connection, path)
         if row := self.connection.row(at_depth(DESCRIBE, len(names)), base, *names):
             return NamespaceRecord.of(row)
-        raise no_namespace(path)
+        raise namespace_not_found(path)
 
     @reads
     def list_namespaces(self, path: Path, after: str | None, limit: int) -> list[str]:
-        """Return up to `limit` names of children that sort behind `after`, in the order of their UTF-8 bytes.
+        """Return up to `limit` names of children, those after `after`, in the order of their UTF-8 bytes.
 
         Raises NamespaceNotFoundError.
         """
-        base, names = anchor(self.connection, path)
+        base, names = resolve_prefix(self.connection, path)
         rows = self.connection.rows(at_depth(LIST, len(names)), base, *names, after or "", limit)
         if not rows:
             namespace_id(self.connection, path)
@@ -138,46 +138,46 @@ class Namespaces(Scope):
         *,
         expected_id: int | None = None,
     ) -> DroppedNamespace:
-        """Drop a namespace; with `cascade` all below it too, which can be brought back for `keep_ms`.
+        """Drop a namespace; with `cascade` also its contents, all of which can be restored for `keep_ms`.
 
-        With `expected_id` none but that of this id is dropped.
-        The folders of its tables are doomed under `transaction_id`, their unfinished transactions canceled.
-        Raises NamespaceNotFoundError, NamespaceNotEmptyError without `cascade`, InvalidInputError for the root.
+        The folders of its tables are scheduled for deletion under `transaction_id`, their unfinished transactions
+        canceled. Raises NamespaceNotFoundError, also if it has not the `expected_id` (any more),
+        NamespaceNotEmptyError without `cascade`, InvalidInputError for the root.
         """
         if not path:
             raise InvalidInputError("The root namespace cannot be dropped")
         record = self.describe_namespace(path)
         if expected_id not in (None, record.id):
-            raise no_namespace(path)
+            raise namespace_not_found(path)
         if cascade:
             tables = self._drop_tree(record.id, path, transaction_id, keep_ms)
             if tables is None:
-                raise no_namespace(path)
+                raise namespace_not_found(path)
             return DroppedNamespace(record.properties, tables)
         try:
             if not self.connection.change(DELETE, record.id):
-                raise no_namespace(path)
+                raise namespace_not_found(path)
         except ForeignKeyError:
-            raise NamespaceNotEmptyError(f"Namespace is not empty: {shown(path)}") from None
-        forget(self.connection, NAMESPACE, "?", record.id)
+            raise NamespaceNotEmptyError(f"Namespace is not empty: {display_path(path)}") from None
+        delete_dependents(self.connection, NAMESPACE, "?", record.id)
         return DroppedNamespace(record.properties, 0)
 
     def _drop_tree(self, root: int, path: Path, transaction_id: str | None, keep_ms: int) -> int | None:
-        """Drop a namespace and all below it; return how many tables that were, or None if it was gone already."""
-        now, seen = self._clock(), -1
-        while (held := self._count(LOCK_NAMESPACES, root)) != seen:
-            seen = held  # another may have added a child while we waited for the locks: look until none is new
+        """Drop a namespace and its contents; return the number of its tables, or None if it was gone already."""
+        now, locked_before = self._clock(), -1
+        while (locked := self._count(LOCK_NAMESPACES, root)) != locked_before:
+            locked_before = locked  # another may have added a child while we waited for the locks: until none is new
         tables = self._count(LOCK_TABLES, root)  # no table can come or go from here on
-        if held and keep_ms:
-            keep_tree(self.connection, path, root, now, now + keep_ms)
-        self.connection.change(DOOM_TABLES, root, now + keep_ms, transaction_id)
-        self.connection.change(CANCEL, root, now, transaction_id)
+        if locked and keep_ms:
+            move_namespace_to_trash(self.connection, path, root, now, now + keep_ms)
+        self.connection.change(SCHEDULE_DELETIONS, root, now + keep_ms, transaction_id)
+        self.connection.change(CANCEL_TRANSACTIONS, root, now, transaction_id)
         if not keep_ms:
-            forget(self.connection, TABLE, TABLES_BELOW, root)
-            forget(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", root)
+            delete_dependents(self.connection, TABLE, TABLES_BELOW, root)
+            delete_dependents(self.connection, NAMESPACE, f"{TREE} SELECT id FROM tree", root)
         self.connection.change(DELETE_TABLES, root)
         self.connection.change(DELETE_NAMESPACES, root)
-        return tables if held else None
+        return tables if locked else None
 
     def _count(self, sql: str, root: int) -> int:
         row = self.connection.row(sql, root)

@@ -1,4 +1,4 @@
-"""From a path of names to the id of a namespace; and how lists of values are put into SQL."""
+"""SQL that resolves a path of names to the id of a namespace; errors and texts that show a path."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tiltyard.store.records import Path
 
 ROOT = 1
+"""The id of the root namespace."""
 
 NESTED = 8
 """Levels resolved inside one statement; SQLite's parser gives up at about a hundred."""
@@ -23,68 +24,65 @@ NESTED = 8
 
 @cache
 def at_depth(sql: str, depth: int) -> str:
-    """Put the sub-select for a namespace `depth` names below a known id in the place of `{namespace}`."""
+    """Replace `{namespace}` with the sub-select for a namespace `depth` names below a given id."""
     inner = "?"
     for _ in range(depth):
         inner = f"(SELECT id FROM namespaces WHERE parent_id = {inner} AND name = ?)"
     return sql.replace("{namespace}", inner)
 
 
-def anchor(connection: Connection, path: Path) -> tuple[int, Path]:
-    """Return an id and the names below it, few enough for `at_depth`: the root and all of them, unless it is deep.
+def resolve_prefix(connection: Connection, path: Path) -> tuple[int, Path]:
+    """Resolve the first names of a path until few enough for `at_depth` remain; return the id there and the remainder.
 
-    Raises NamespaceNotFoundError where a deep path ends early.
+    That is the root and the whole path, unless it is deep. Raises NamespaceNotFoundError where a prefix is missing.
     """
-    base, rest = ROOT, path
-    while len(rest) > NESTED:
-        row = connection.row(at_depth("SELECT {namespace}", NESTED), base, *rest[:NESTED])
+    base, remainder = ROOT, path
+    while len(remainder) > NESTED:
+        row = connection.row(at_depth("SELECT {namespace}", NESTED), base, *remainder[:NESTED])
         if row is None or row[0] is None:
-            raise no_namespace(path)
-        base, rest = row[0], rest[NESTED:]
-    return base, rest
+            raise namespace_not_found(path)
+        base, remainder = row[0], remainder[NESTED:]
+    return base, remainder
 
 
-def namespace_id(connection: Connection, path: Path, only: int | None = None) -> int:
-    """Return the id of a namespace; with `only`, of none that has the name by now but not this id.
-
-    Raises NamespaceNotFoundError.
-    """
+def namespace_id(connection: Connection, path: Path, expected_id: int | None = None) -> int:
+    """Return the id of a namespace. Raises NamespaceNotFoundError, also if it has not the `expected_id` (any more)."""
     if not path:
         return ROOT
-    base, names = anchor(connection, path)
+    base, names = resolve_prefix(connection, path)
     row = connection.row(at_depth("SELECT {namespace}", len(names)), base, *names)
-    if row is None or row[0] is None or only not in (None, row[0]):
-        raise no_namespace(path)
+    if row is None or row[0] is None or expected_id not in (None, row[0]):
+        raise namespace_not_found(path)
     return int(row[0])
 
 
-def no_namespace(path: Path) -> NamespaceNotFoundError:
-    """Say that a namespace does not exist."""
-    return NamespaceNotFoundError(f"Namespace not found: {shown(path)}")
+def namespace_not_found(path: Path) -> NamespaceNotFoundError:
+    """Create the error for a namespace that does not exist."""
+    return NamespaceNotFoundError(f"Namespace not found: {display_path(path)}")
 
 
-def no_table(path: Path) -> TableNotFoundError:
-    """Say that a table does not exist."""
-    return TableNotFoundError(f"Table not found: {shown(path)}")
+def table_not_found(path: Path) -> TableNotFoundError:
+    """Create the error for a table that does not exist."""
+    return TableNotFoundError(f"Table not found: {display_path(path)}")
 
 
-def among(values: Collection[object]) -> str:
-    """Return the placeholders of a list of values."""
+def placeholders(values: Collection[object]) -> str:
+    """Return the SQL placeholders for a list of values."""
     return ", ".join("?" * len(values))
 
 
-def folders_above(location: str) -> list[str]:
-    """Return the folders around a location, the outermost first."""
+def parent_folders(location: str) -> list[str]:
+    """Return the folders that contain a location, the outermost first."""
     parts = location.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def shown(path: Path) -> str:
-    """Write a path for people to read."""
+def display_path(path: Path) -> str:
+    """Format a path for messages."""
     return "$".join(path) if path else "the root namespace"
 
 
-def split(path: Path) -> tuple[Path, str]:
+def split_path(path: Path) -> tuple[Path, str]:
     """Split a path into its parent and its last name. Raises InvalidInputError for the root and for a name with NUL."""
     if not path:
         raise InvalidInputError("The root namespace cannot be created, dropped or used as a table")

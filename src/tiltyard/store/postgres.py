@@ -13,7 +13,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from tiltyard.store.backend import Connection, ForeignKeyError, NullError, Row, Soon, UniqueError
+from tiltyard.store.backend import CallSoon, Connection, ForeignKeyError, NullError, Row, UniqueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -149,11 +149,11 @@ class PostgresDatabase:
         """See `Database.write`."""
         return self._again(lambda raw: _in_transaction(raw, fn))
 
-    def write_alone(self, fn: Callable[[Connection], T]) -> T:
+    def write_statement(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write_alone`: connections commit each statement by itself unless told otherwise."""
         return self.read(fn)
 
-    def share_reads(self, soon: Soon) -> None:
+    def share_reads(self, soon: CallSoon) -> None:
         """See `Database.share_reads`: no read of PostgreSQL's runs on an event loop."""
 
     def gauges(self) -> Mapping[str, float]:
@@ -169,7 +169,7 @@ class PostgresDatabase:
         """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT 1"))
 
-    def check_room(self) -> None:
+    def check_disk_space(self) -> None:
         """See `Database.check_room`: only changes can tell, so the last ones do."""
         if time.monotonic() < self._full_until:
             raise ServiceUnavailableError("The catalog's database had no room for a change just now.")

@@ -1,6 +1,6 @@
-"""What the store gives back, and the words its columns use.
+"""Records that the store returns and takes, and how their columns are encoded.
 
-Structs of msgspec, since these are made for every request: in a fifth of the time of a frozen dataclass.
+They are msgspec structs, since every request creates some: in a fifth of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tiltyard.model.modes import TransactionStatus
 
 Path = tuple[str, ...]
-"""The names from the root to a namespace or a table; the root namespace is ()."""
+"""The names from the root to a namespace or a table; () is the root namespace."""
 
 Properties = Mapping[str, str]
 
@@ -39,16 +39,16 @@ class NamespaceRecord(msgspec.Struct, frozen=True):
 
 
 class DroppedNamespace(msgspec.Struct, frozen=True):
-    """What a dropped namespace had: its properties, and how many tables went with it."""
+    """A namespace that was just dropped: its properties, and the number of tables dropped with it."""
 
     properties: dict[str, str]
     tables: int
 
 
 class TableRecord(msgspec.Struct, frozen=True):
-    """A table: `declared` while it has a name and a location but no data, `registered` if a client gave the location.
+    """A table: `declared` while it has a location but no data yet, `registered` if a client gave the location.
 
-    `managed` tables commit through the server (see `VersionRecord`).
+    A `managed` table commits through the server (see `VersionRecord`).
     """
 
     id: int
@@ -73,7 +73,7 @@ class TableRecord(msgspec.Struct, frozen=True):
 
 
 class ListedTable(msgspec.Struct, frozen=True):
-    """A table among all tables; the first two and its name make the next page's `after`."""
+    """A table in the list of all tables; (namespace_id, name) is the next page's `after`."""
 
     namespace_id: int
     namespace: Path
@@ -81,7 +81,7 @@ class ListedTable(msgspec.Struct, frozen=True):
 
 
 class ScheduledDeletion(msgspec.Struct, frozen=True):
-    """A folder to delete once `due_at` has passed; `claims` counts the sweepers that have begun to."""
+    """A folder to delete at `due_at` (ms since 1970); `claims` counts how often a sweeper has claimed it."""
 
     location: str
     due_at: int
@@ -93,9 +93,9 @@ class ScheduledDeletion(msgspec.Struct, frozen=True):
 
 
 class RemovedTable(msgspec.Struct, frozen=True):
-    """A table that can be brought back: `dropped`, so that its folder waits to be deleted, or deregistered.
+    """A table in the trash: `dropped`, so that its folder is scheduled for deletion, or deregistered.
 
-    It has the id that it had; `removal` is what went at once with a namespace has in common.
+    It keeps its id. `removal` is shared by all that was dropped together with a namespace.
     """
 
     id: int
@@ -113,13 +113,13 @@ class RemovedTable(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> RemovedTable:
         """Read a row of COLUMNS."""
-        id_, removal, namespace, home, name, location, dropped, removed_at, due_at = row
+        id_, removal, namespace, namespace_id, name, location, dropped, removed_at, due_at = row
         path = tuple(json.loads(namespace))
-        return cls(id_, removal, path, home, name, location, bool(dropped), removed_at, due_at)
+        return cls(id_, removal, path, namespace_id, name, location, bool(dropped), removed_at, due_at)
 
 
 class RemovedNamespace(msgspec.Struct, frozen=True):
-    """A namespace that can be brought back; the `top` of a removal is the one that was dropped."""
+    """A namespace in the trash; the `top` one of a removal is the one that was dropped, the others were in it."""
 
     id: int
     removal: str
@@ -142,9 +142,9 @@ class RemovedNamespace(msgspec.Struct, frozen=True):
 
 
 class TransactionRecord(msgspec.Struct, frozen=True):
-    """A long-running operation. While Running, `available_at` is the end of the lease of `lease_owner`.
+    """A long-running operation. While it is Running, `available_at` is when the lease of `lease_owner` ends.
 
-    `requested_by` is the name of the principal who wants it, None the servers themselves.
+    `requested_by` is the name of the principal who requested it, None for the servers themselves.
     """
 
     id: str
@@ -169,17 +169,17 @@ class TransactionRecord(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> TransactionRecord:
         """Read a row of COLUMNS."""
-        id_, kind, status, table_id, payload, properties, *rest = row
-        return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *rest)
+        id_, kind, status, table_id, payload, properties, *remaining = row
+        return cls(id_, kind, TransactionStatus(status), table_id, json.loads(payload), decode(properties), *remaining)
 
 
 class NewVersion(msgspec.Struct, frozen=True):
-    """A version to record: the manifest a client staged, and where it is to be found in the end.
+    """A version to record: its staged manifest, and the final path of that.
 
-    `manifest` is the staged file's content, to be kept until the final file is known to be durable; without it, the
-    staged file has to be durable before the version is recorded. `finalized_by_rename` says that the staged file only changes
-    its name: its size and tag are known now. With `expected_name`, the id of a namespace and a name, it is recorded only
-    while the table is there.
+    `manifest` is the content of the staged file, stored until the final file is known to be durable; without it, the
+    staged file has to be durable before the version is recorded. `finalized_by_rename` says that finalizing renames the
+    staged file, so that its size and ETag are known already. With `expected_name`, a (namespace id, name), the version
+    is recorded only while the table has that name.
     """
 
     table_id: int
@@ -198,9 +198,9 @@ class NewVersion(msgspec.Struct, frozen=True):
 
 
 class VersionRecord(msgspec.Struct, frozen=True):
-    """A commit made through the server; `finalized` once its manifest is at `manifest_path`, durable there.
+    """A commit made through the server; `finalized` once its manifest is durable at `manifest_path`.
 
-    Branch '' is main.
+    The branch '' is main.
     """
 
     table_id: int
@@ -229,14 +229,14 @@ class VersionRecord(msgspec.Struct, frozen=True):
         return cls(*head, decode(metadata), scheme, created_at, bool(finalized), transaction)
 
     def as_finalized(self, size: int, e_tag: str | None) -> VersionRecord:
-        """The same once its manifest is in its place; a fifth of the time of `replace`."""
+        """Return the record as finalized; this takes a fifth of the time of `replace`."""
         head = self.table_id, self.branch, self.version, self.staged_path, self.manifest_path, size
         tail = self.metadata, self.naming_scheme, self.created_at, True, self.transaction_id
         return VersionRecord(*head, e_tag or self.e_tag, *tail)
 
 
 class UploadRecord(msgspec.Struct, frozen=True):
-    """A write in several parts that is not committed yet."""
+    """A multipart upload that is not committed yet."""
 
     id: str
     table_id: int
@@ -248,7 +248,7 @@ class UploadRecord(msgspec.Struct, frozen=True):
 
 
 class UploadPart(msgspec.Struct, frozen=True):
-    """A part that has arrived: `fragments` describes the data files written for it."""
+    """A part of a multipart upload: `fragments` describes the data files written for it."""
 
     upload_id: str
     part_id: str
@@ -266,7 +266,7 @@ class UploadPart(msgspec.Struct, frozen=True):
 
 
 class RequestClaim(msgspec.Struct, frozen=True):
-    """The right to run a request with a key: its id, the server that holds the lease, and which attempt this is."""
+    """The lease on a request with an idempotency key: the request's id, the lease's holder, the attempt's number."""
 
     id: str
     owner: str
@@ -274,7 +274,10 @@ class RequestClaim(msgspec.Struct, frozen=True):
 
 
 class NewRequest(msgspec.Struct, frozen=True):
-    """A request with a key, as it arrives; `fingerprint` is None while the body is still coming."""
+    """A request with an idempotency key, as it arrives; `fingerprint` is None until the body is complete.
+
+    `lease_ms` is how long the server may run it before another takes over, `memory_ms` how long the record is kept.
+    """
 
     id: str
     scope: str
@@ -285,10 +288,11 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """A request with a key: running while `status` is None.
+    """A request with an idempotency key; it is running while `status` is None.
 
-    `version` is what it has committed to a table's branch. `body` is its answer; without a status that of an operation
-    whose work is done, as far as the catalog goes. `acknowledged` says whether its client heard of its end, or is there to.
+    `version` is the version that it committed to a branch of a table. `body` is its response; a body without a status
+    is that of an operation whose work in the catalog is done. `acknowledged` says whether its client received the
+    response, or is connected to receive it.
     """
 
     id: str
@@ -319,16 +323,16 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def claim(self) -> RequestClaim:
-        """The right to run it, for whoever was given this record as its own."""
+        """The lease on the request, for the server that claimed it with this record."""
         return RequestClaim(self.id, self.owner, self.attempts)
 
 
 def encode(value: object) -> str:
-    """Write JSON for a column; ASCII, so that no database minds what is in it."""
+    """Encode a value as JSON for a column; in ASCII, which every database takes."""
     return "{}" if value == {} else json.dumps(value, separators=(",", ":"))
 
 
 def decode(text: str) -> dict[str, str]:
-    """Read a column of properties."""
+    """Decode a column of properties."""
     properties: dict[str, str] = {} if text == "{}" else json.loads(text)
     return properties

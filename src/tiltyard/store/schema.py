@@ -1,4 +1,4 @@
-"""Numbered SQL files, applied once each and in order."""
+"""Migrations: numbered SQL files, applied once each and in order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from tiltyard.store.backend import Connection, Database
 
-LEDGER = "CREATE TABLE IF NOT EXISTS schema_migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)"
+CREATE_LEDGER = "CREATE TABLE IF NOT EXISTS schema_migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)"
 
 
 class StoreVersionError(Exception):
-    """The database's schema is not the one this code works with."""
+    """The database has not the schema version that this code needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file of `migrations/`: its number, its name, its statements before substitution."""
+    """A file of `migrations/`: its number, its name, its statements before the dialect's substitutions."""
 
     version: int
     name: str
@@ -44,45 +44,49 @@ def _parse(file_name: str, text: str) -> Migration:
 
 
 def migrate(database: Database, clock: Callable[[], int], upto: int | None = None) -> list[str]:
-    """Apply what is missing (no further than version `upto`) in one transaction; return the names of the applied.
+    """Apply the missing migrations (up to version `upto`) in one transaction; return their names.
 
-    Several servers may start at once: one of them applies, the others find it done.
+    Several servers may start at once: one of them applies them, the others find them applied.
     Raises StoreVersionError for a database that newer code has migrated.
     """
 
     def apply(connection: Connection) -> list[str]:
         connection.rows(database.dialect["lock_migrations"])
-        connection.change(LEDGER)
-        seen = _version(connection)
-        _refuse_newer(seen)
-        missing = [one for one in migrations() if one.version > seen and (upto is None or one.version <= upto)]
+        connection.change(CREATE_LEDGER)
+        current = _version(connection)
+        _refuse_newer(current)
+        missing = [
+            migration
+            for migration in migrations()
+            if migration.version > current and (upto is None or migration.version <= upto)
+        ]
         for migration in missing:
             for statement in migration.statements:
                 connection.change(_substitute(statement, database))
             connection.change("INSERT INTO schema_migrations VALUES (?, ?)", migration.version, clock())
         return [migration.name for migration in missing]
 
-    if _current(database) == migrations()[-1].version:
+    if _current_version(database) == migrations()[-1].version:
         return []
     return database.write(apply)
 
 
 def require_current(database: Database) -> None:
     """Raise StoreVersionError unless the database has exactly the migrations of this code."""
-    seen = _current(database)
-    _refuse_newer(seen)
-    if seen < migrations()[-1].version:
+    current = _current_version(database)
+    _refuse_newer(current)
+    if current < migrations()[-1].version:
         raise StoreVersionError(
-            f"The database has schema version {seen}, this code needs {migrations()[-1].version}: upgrade it first."
+            f"The database has schema version {current}, this code needs {migrations()[-1].version}: upgrade it first."
         )
 
 
-def _current(database: Database) -> int:
-    def look(connection: Connection) -> int:
+def _current_version(database: Database) -> int:
+    def read(connection: Connection) -> int:
         row = connection.row(database.dialect["has_migrations"])
         return _version(connection) if row and row[0] else 0
 
-    return database.read(look)
+    return database.read(read)
 
 
 def _version(connection: Connection) -> int:
@@ -90,12 +94,14 @@ def _version(connection: Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def _refuse_newer(seen: int) -> None:
-    if seen > (known := migrations()[-1].version):
-        raise StoreVersionError(f"The database has schema version {seen}, newer than this code, which knows {known}.")
+def _refuse_newer(current: int) -> None:
+    if current > (latest := migrations()[-1].version):
+        raise StoreVersionError(
+            f"The database has schema version {current}, newer than this code, which knows {latest}."
+        )
 
 
 def _substitute(statement: str, database: Database) -> str:
-    for token, meaning in database.dialect.items():
-        statement = statement.replace(f"{{{token}}}", meaning)
+    for placeholder, text in database.dialect.items():
+        statement = statement.replace(f"{{{placeholder}}}", text)
     return statement

@@ -1,4 +1,4 @@
-"""Transactions: work that outlives the request that asked for it. Workers claim it under a lease."""
+"""Transactions: long-running operations, which outlive their request. Workers claim them under a lease."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -11,9 +11,9 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.model.modes import TransactionStatus
-from tiltyard.store.connection_scope import Scope, reads, writes
-from tiltyard.store.paths import among
+from tiltyard.store.paths import placeholders
 from tiltyard.store.records import Properties, TransactionRecord, encode
+from tiltyard.store.repository import Repository, reads, writes
 
 Change = Callable[[TransactionStatus, dict[str, str]], tuple[TransactionStatus, Properties]]
 
@@ -22,8 +22,8 @@ INSERT = f"""
         available_at, created_at, updated_at, asked_by)
     VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?, ?, ?, ?, ?) RETURNING {TransactionRecord.COLUMNS}
 """
-# Held until this transaction is done, so that whoever drops the table cancels this one too.
-HOLD_TABLE = "SELECT id FROM tables WHERE id = ? /*+ FOR KEY SHARE */"
+# Locked until the database transaction ends, so that a concurrent drop of the table cancels this one, too.
+LOCK_TABLE = "SELECT id FROM tables WHERE id = ? /*+ FOR KEY SHARE */"
 DESCRIBE = f"SELECT {TransactionRecord.COLUMNS} FROM transactions WHERE id = ?"
 CLAIM = f"""
     UPDATE transactions SET status = 'Running', lease_owner = ?, available_at = ?, attempts = attempts + 1,
@@ -34,7 +34,7 @@ CLAIM = f"""
     )
     RETURNING {TransactionRecord.COLUMNS}
 """
-WAITS = "SELECT 1 FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {kinds} LIMIT 1"
+IS_CLAIMABLE = "SELECT 1 FROM transactions WHERE status IN ('Queued', 'Running') AND available_at <= ? {kinds} LIMIT 1"
 HEARTBEAT = """
     UPDATE transactions SET available_at = ?, updated_at = ?
     WHERE id = ? AND lease_owner = ? AND status = 'Running' RETURNING status
@@ -58,7 +58,7 @@ FAILED = f"""
 """
 
 
-class Transactions(Scope):
+class Transactions(Repository):
     """The methods for transactions."""
 
     __slots__ = ()
@@ -76,51 +76,53 @@ class Transactions(Scope):
         lease_ms: int = 0,
         requested_by: str | None = None,
     ) -> TransactionRecord:
-        """Add a transaction; one that is created Running belongs to `owner` for `lease_ms`.
+        """Create a transaction; one that is created Running is leased to `owner` for `lease_ms`.
 
-        `requested_by` is the name of the principal who wants it, None the servers themselves.
+        `requested_by` is the name of the principal who requested it, None for the servers themselves.
         Raises TableNotFoundError when the table is gone.
         """
-        if table_id is not None and self.connection.row(HOLD_TABLE, table_id) is None:
+        if table_id is not None and self.connection.row(LOCK_TABLE, table_id) is None:
             raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
         now = self._clock()
         head = str(uuid4()), kind, status.value, table_id, encode(dict(payload)), encode(dict(properties))
-        return self._described(INSERT, *head, owner, now + lease_ms, now, now, requested_by)
+        return self._require_row(INSERT, *head, owner, now + lease_ms, now, now, requested_by)
 
     @reads
     def describe_transaction(self, transaction_id: str) -> TransactionRecord:
         """Return a transaction. Raises TransactionNotFoundError."""
-        return self._described(DESCRIBE, transaction_id)
+        return self._require_row(DESCRIBE, transaction_id)
 
     @reads
     def has_claimable_transaction(self, kinds: Sequence[str]) -> bool:
-        """Return whether `claim_transaction` may find something: cheaper than to try."""
-        return self.connection.row(WAITS.format(kinds=_among(kinds)), self._clock(), *kinds) is not None
+        """Return whether `claim_transaction` may return one; this is cheaper than to try."""
+        return self.connection.row(IS_CLAIMABLE.format(kinds=_kind_condition(kinds)), self._clock(), *kinds) is not None
 
     @writes
     def claim_transaction(
         self, owner: str, lease_ms: int, kinds: Sequence[str] | None = None
     ) -> TransactionRecord | None:
-        """Hand out the transaction that waits longest, or one whose worker let its lease run out; None without any.
+        """Claim the transaction that has waited longest, queued or with an expired lease; return None without any.
 
-        It is Running, and `owner`'s until the lease ends; `attempts` counts how often it was handed out.
+        It is Running, and leased to `owner`; `attempts` counts how often it was claimed.
         """
         now = self._clock()
-        row = self.connection.row(CLAIM.format(kinds=_among(kinds)), owner, now + lease_ms, now, now, *(kinds or ()))
+        row = self.connection.row(
+            CLAIM.format(kinds=_kind_condition(kinds)), owner, now + lease_ms, now, now, *(kinds or ())
+        )
         return TransactionRecord.of(row) if row else None
 
     @writes
     def heartbeat(self, transaction_id: str, owner: str, lease_ms: int) -> TransactionStatus:
-        """Extend the lease, and return the status now: stop unless it is Running.
+        """Renew the lease and return the current status; the worker is to stop unless that is Running.
 
-        Raises TransactionNotFoundError, ConcurrentModificationError when another worker has it.
+        Raises TransactionNotFoundError, ConcurrentModificationError when another worker holds the lease.
         """
         now = self._clock()
         if row := self.connection.row(HEARTBEAT, now + lease_ms, now, transaction_id, owner):
             return TransactionStatus(row[0])
-        record = self._described(DESCRIBE, transaction_id)
-        if not record.status.finished:
-            raise _lost(transaction_id)
+        record = self._require_row(DESCRIBE, transaction_id)
+        if not record.status.is_final:
+            raise _lease_lost(transaction_id)
         return record.status
 
     @writes
@@ -133,37 +135,37 @@ class Transactions(Scope):
         *,
         available_at: int | None = None,
     ) -> TransactionRecord:
-        """Write how the owner's run ended; Queued puts it back, to be handed out from `available_at` on.
+        """Record how the owner's run ended; Queued requeues it, to be claimed from `available_at` (ms) on.
 
-        Raises TransactionNotFoundError, ConcurrentModificationError when it is canceled or another worker has it.
+        Raises TransactionNotFoundError, ConcurrentModificationError when it is canceled or another holds the lease.
         """
         now = self._clock()
         due = now if available_at is None else available_at
         row = self.connection.row(FINISH, status.value, error, due, now, transaction_id, owner)
         if row is None:
-            self._described(DESCRIBE, transaction_id)
-            raise _lost(transaction_id)
+            self._require_row(DESCRIBE, transaction_id)
+            raise _lease_lost(transaction_id)
         return TransactionRecord.of(row)
 
     @writes
     def alter_transaction(self, transaction_id: str, change: Change) -> TransactionRecord:
-        """Replace status and properties by what `change` makes of them; nobody else changes them meanwhile.
+        """Replace status and properties by what `change` returns for them, under a lock.
 
-        `change` may run more than once, and what it raises is raised. Raises TransactionNotFoundError.
+        `change` may run more than once; its exceptions pass through. Raises TransactionNotFoundError.
         """
-        seen = self._described(DESCRIBE + " /*+ FOR UPDATE */", transaction_id)
-        status, properties = change(seen.status, dict(seen.properties))
+        record = self._require_row(DESCRIBE + " /*+ FOR UPDATE */", transaction_id)
+        status, properties = change(record.status, dict(record.properties))
         released = status is not TransactionStatus.RUNNING
         values = status.value, encode(dict(properties)), self._clock(), released, transaction_id
-        return self._described(ALTER, *values)
+        return self._require_row(ALTER, *values)
 
     @writes
     def merge_properties(self, transaction_id: str, properties: Properties) -> None:
-        """Let properties join those that are there, of whomever; of the same name they replace them.
+        """Merge properties into a transaction's, replacing those of the same name, whoever holds the lease.
 
         Raises TransactionNotFoundError.
         """
-        self.alter_transaction(transaction_id, lambda status, seen: (status, {**seen, **properties}))
+        self.alter_transaction(transaction_id, lambda status, current: (status, {**current, **properties}))
 
     @reads
     def unfinished_transactions(self, table_id: int, kind: str | None = None) -> list[TransactionRecord]:
@@ -174,18 +176,18 @@ class Transactions(Scope):
     @reads
     def failed_transactions(self, table_id: int, kinds: Sequence[str]) -> list[TransactionRecord]:
         """Return the Failed transactions of a table, of these kinds, oldest first."""
-        rows = self.connection.rows(FAILED.format(kinds=among(kinds)), table_id, *kinds)
+        rows = self.connection.rows(FAILED.format(kinds=placeholders(kinds)), table_id, *kinds)
         return [TransactionRecord.of(row) for row in rows]
 
-    def _described(self, sql: str, *values: object) -> TransactionRecord:
+    def _require_row(self, sql: str, *values: object) -> TransactionRecord:
         if row := self.connection.row(sql, *values):
             return TransactionRecord.of(row)
         raise TransactionNotFoundError(f"Transaction not found: {values[-1]}")
 
 
-def _among(kinds: Sequence[str] | None) -> str:
-    return "" if kinds is None else f"AND kind IN ({among(kinds)})"
+def _kind_condition(kinds: Sequence[str] | None) -> str:
+    return "" if kinds is None else f"AND kind IN ({placeholders(kinds)})"
 
 
-def _lost(transaction_id: str) -> ConcurrentModificationError:
+def _lease_lost(transaction_id: str) -> ConcurrentModificationError:
     return ConcurrentModificationError(f"Transaction is no longer this worker's: {transaction_id}")

@@ -1,19 +1,38 @@
-"""Numbers that tell a server when what it keeps in memory has changed elsewhere."""
+"""Generations: counters that tell each server when its cached copy of something is out of date.
+
+Every change counts its generation up in the same transaction; a server that reads another number than before drops
+what it has cached.
+"""
 
 from __future__ import annotations
 
-from tiltyard.store.connection_scope import Scope, reads
+from typing import TYPE_CHECKING
+
+from tiltyard.store.repository import Repository, reads
+
+if TYPE_CHECKING:
+    from tiltyard.store.backend import Connection
+
+IDENTITY_GENERATION = "identity"
+"""The generation of principals, API keys and signing keys."""
+GRANTS_GENERATION = "grants"
+"""The generation of roles, grants and policies."""
 
 READ = "SELECT number FROM generations WHERE name = ?"
 COUNT_UP = "UPDATE generations SET number = number + 1 WHERE name = ?"
 
 
-class Generations(Scope):
-    """The methods for generations."""
+def count_up(connection: Connection, name: str) -> None:
+    """Count a generation up, in the transaction of the change."""
+    connection.change(COUNT_UP, name)
+
+
+class Generations(Repository):
+    """The method for generations."""
 
     __slots__ = ()
 
     @reads
     def generation(self, name: str) -> int:
-        """Return the number that every change of the thing counts up."""
+        """Return the current number of a generation."""
         return int(self.connection.rows(READ, name)[0][0])

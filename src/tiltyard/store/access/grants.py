@@ -1,7 +1,7 @@
-"""Grants: which privileges somebody has on an object. Every change but that of a creator counts `grants` up.
+"""Grants: which privileges a grantee has on an object. Every change counts the generation `grants` up, but one.
 
-Objects are named by kind and id of their record: 'server' (0), 'namespace', 'table'. Privileges are bits, whose
-meaning is not the store's business; no bit is no grant.
+That is the grant to an object's creator. Objects are named by the kind and id of their record: 'server' (0),
+'namespace', 'table'. Privileges are a bit mask, opaque to the store; no bit is no grant.
 """
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
@@ -13,10 +13,9 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from tiltyard.store.access.generations import COUNT_UP
-from tiltyard.store.access.roles import GRANTS_GENERATION
-from tiltyard.store.connection_scope import Scope, reads, writes
-from tiltyard.store.paths import among
+from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
+from tiltyard.store.paths import placeholders
+from tiltyard.store.repository import Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +32,9 @@ ADD = """
 """
 KEEP_ONLY = "UPDATE grants SET privileges = privileges & ? WHERE grantee = ? AND kind = ? AND object_id = ?"
 DROP_EMPTY = "DELETE FROM grants WHERE grantee = ? AND kind = ? AND object_id = ? AND privileges = 0"
-ON = "SELECT privileges FROM grants WHERE kind = ? AND object_id = ? AND grantee IN ({grantees})"
-# A namespace, and those above it; one that was dropped, and can be brought back, has its place still.
-ABOVE = """
+ON_OBJECT = "SELECT privileges FROM grants WHERE kind = ? AND object_id = ? AND grantee IN ({grantees})"
+# A namespace and its ancestors. A dropped one in the trash still has its parent.
+ON_ANCESTORS = """
     WITH RECURSIVE up (id) AS (
         SELECT CAST(? AS BIGINT)
         UNION ALL
@@ -50,7 +49,7 @@ ABOVE = """
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """What one grantee has on one object; `granted_by` is the principal who changed it last."""
+    """The privileges of one grantee on one object; `granted_by` is the principal who changed them last."""
 
     grantee: str
     kind: str
@@ -70,8 +69,8 @@ PATH = """
     )
     SELECT name FROM up WHERE id IS NOT NULL ORDER BY height DESC
 """
-HOME = "SELECT namespace_id, name FROM tables WHERE id = ?"
-HERE = "SELECT 1 FROM namespaces WHERE id = ?"
+TABLE_NAME = "SELECT namespace_id, name FROM tables WHERE id = ?"
+NAMESPACE_EXISTS = "SELECT 1 FROM namespaces WHERE id = ?"
 LIST_ON = f"""
     SELECT {GrantRecord.COLUMNS} FROM grants WHERE kind = ? AND object_id = ? AND grantee > ?
     ORDER BY grantee LIMIT ?
@@ -80,91 +79,94 @@ LIST_TO = f"""
     SELECT {GrantRecord.COLUMNS} FROM grants WHERE grantee = ? AND (kind, object_id) > (?, ?)
     ORDER BY kind, object_id LIMIT ?
 """
-FORGET = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
-_OF_TABLES = "policies", "views", "deleted_versions"
-FORGET_OF_TABLES = tuple(f"DELETE FROM {kind} WHERE table_id IN ({{ids}})" for kind in _OF_TABLES)
+DELETE = "DELETE FROM grants WHERE kind = '{kind}' AND object_id IN ({ids})"
+_TABLE_DEPENDENTS = "policies", "views", "deleted_versions"
+DELETE_OF_TABLES = tuple(f"DELETE FROM {name} WHERE table_id IN ({{ids}})" for name in _TABLE_DEPENDENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Creator:
-    """The principal who creates an object, and what that gives: bits of privileges."""
+    """The principal who creates an object, and the privileges that it gets on it, as bits."""
 
     name: str
     privileges: int
 
 
-def own(connection: Connection, kind: str, object_id: int, creator: Creator | None, now: int) -> None:
-    """Give the creator of an object what it is to have on it, in the transaction that creates it.
+def grant_to_creator(connection: Connection, kind: str, object_id: int, creator: Creator | None, now: int) -> None:
+    """Grant the creator of an object its privileges on it, in the transaction that creates it.
 
-    No server can have looked yet for grants on an id that nobody knew, so no generation is counted.
+    No server can have cached grants on an id that did not exist, so no generation is counted up.
     """
     if creator is not None:
         connection.change(ADD, f"principal:{creator.name}", kind, object_id, creator.privileges, creator.name, now)
 
 
-def forget(connection: Connection, kind: str, ids: str, *values: object) -> None:
-    """Forget the grants on objects that are gone for good, and what else hangs on tables; `ids` is SQL of ids."""
-    connection.change(FORGET.format(kind=kind, ids=ids), *values)
+def delete_dependents(connection: Connection, kind: str, ids: str, *values: object) -> None:
+    """Delete what depends on objects that are gone for good: their grants, and policies and more of tables.
+
+    `ids` is SQL that yields the objects' ids.
+    """
+    connection.change(DELETE.format(kind=kind, ids=ids), *values)
     if kind == TABLE:
-        for statement in FORGET_OF_TABLES:
+        for statement in DELETE_OF_TABLES:
             connection.change(statement.format(ids=ids), *values)
 
 
-class Grants(Scope):
-    """The methods for grants. `grantees` are all that a principal is: itself, its groups, its roles."""
+class Grants(Repository):
+    """The methods for grants. `grantees` are the names a principal has: its own, its groups', its roles'."""
 
     __slots__ = ()
 
     @writes
     def grant(self, grantee: str, kind: str, object_id: int, privileges: int, by: str) -> None:
-        """Add privileges to those that a grantee has on an object."""
+        """Grant privileges on an object, besides those that the grantee has."""
         self.connection.change(ADD, grantee, kind, object_id, privileges, by, self._clock())
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
+        count_up(self.connection, GRANTS_GENERATION)
 
     @writes
-    def revoke(self, grantee: str, kind: str, object_id: int, left: int) -> bool:
-        """Leave a grantee, of what it has on an object, only the bits of `left`; whether it had any."""
-        had = self.connection.change(KEEP_ONLY, left, grantee, kind, object_id) == 1
+    def revoke(self, grantee: str, kind: str, object_id: int, remaining: int) -> bool:
+        """Revoke from a grantee all privileges on an object but the bits of `remaining`; return whether it had any."""
+        had_any = self.connection.change(KEEP_ONLY, remaining, grantee, kind, object_id) == 1
         self.connection.change(DROP_EMPTY, grantee, kind, object_id)
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
-        return had
+        count_up(self.connection, GRANTS_GENERATION)
+        return had_any
 
     @reads
     def privileges_on(self, kind: str, object_id: int, grantees: Sequence[str]) -> int:
-        """Return what was granted on this very object to any of the grantees, as bits."""
-        rows = self.connection.rows(ON.format(grantees=among(grantees)), kind, object_id, *grantees)
+        """Return the privileges granted on the object itself to any of the grantees, as bits."""
+        rows = self.connection.rows(ON_OBJECT.format(grantees=placeholders(grantees)), kind, object_id, *grantees)
         return reduce(or_, (row[0] for row in rows), 0)
 
     @reads
     def privileges_above(self, namespace_id: int, grantees: Sequence[str]) -> int:
-        """Return what was granted on a namespace, or on one above it, to any of the grantees, as bits."""
-        rows = self.connection.rows(ABOVE.format(grantees=among(grantees)), namespace_id, *grantees)
+        """Return the privileges granted on a namespace or an ancestor to any of the grantees, as bits."""
+        rows = self.connection.rows(ON_ANCESTORS.format(grantees=placeholders(grantees)), namespace_id, *grantees)
         return reduce(or_, (row[0] for row in rows), 0)
 
     @reads
     def grants_on(self, kind: str, object_id: int, after: str | None, limit: int) -> list[GrantRecord]:
-        """Return up to `limit` grants on an object, by grantee, behind `after`."""
+        """Return up to `limit` grants on an object, by grantee, those after `after`."""
         rows = self.connection.rows(LIST_ON, kind, object_id, after or "", limit)
         return [GrantRecord(*row) for row in rows]
 
     @reads
     def grants_to(self, grantee: str, after: tuple[str, int] | None, limit: int) -> list[GrantRecord]:
-        """Return up to `limit` grants of a grantee, by kind and id, behind `after`."""
+        """Return up to `limit` grants of a grantee, by (kind, id), those after `after`."""
         rows = self.connection.rows(LIST_TO, grantee, *(after or ("", 0)), limit)
         return [GrantRecord(*row) for row in rows]
 
     @reads
     def object_path(self, kind: str, object_id: int) -> Path | None:
-        """Return the names of an object by its id: () for the server, None for what is not there (any more)."""
+        """Return the path of an object by its id: () for the server, None if there is no such object (any more)."""
         if kind == SERVER:
             return ()
-        home: int = object_id
-        last: Path = ()
+        namespace: int = object_id
+        table_name: Path = ()
         if kind == TABLE:
-            row = self.connection.row(HOME, object_id)
+            row = self.connection.row(TABLE_NAME, object_id)
             if row is None:
                 return None
-            home, last = row[0], (row[1],)
-        elif self.connection.row(HERE, object_id) is None:
+            namespace, table_name = row[0], (row[1],)
+        elif self.connection.row(NAMESPACE_EXISTS, object_id) is None:
             return None
-        return (*(row[0] for row in self.connection.rows(PATH, home)), *last)
+        return (*(row[0] for row in self.connection.rows(PATH, namespace)), *table_name)

@@ -1,6 +1,6 @@
-"""Policies of tables: what rows and columns are for those whom they bind. Every change counts `grants` up.
+"""Row filters and column masks of tables, each a policy document. Every change counts the generation `grants` up.
 
-The store keeps a policy as text; what it means is not the store's business.
+The store keeps a policy as opaque text.
 """
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiltyard.store.access.generations import COUNT_UP
-from tiltyard.store.access.roles import GRANTS_GENERATION
-from tiltyard.store.connection_scope import Scope, reads, writes
+from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
+from tiltyard.store.repository import Repository, reads, writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +34,23 @@ DROP = "DELETE FROM policies WHERE table_id = ? AND name = ?"
 LIST = f"SELECT {PolicyRecord.COLUMNS} FROM policies WHERE table_id = ? ORDER BY name"
 
 
-class Policies(Scope):
+class Policies(Repository):
     """The methods for policies."""
 
     __slots__ = ()
 
     @writes
     def set_policy(self, table_id: int, name: str, document: str, by: str) -> None:
-        """Set a policy of a table, in the place of one of the same name."""
+        """Set a policy of a table, replacing one of the same name."""
         self.connection.change(SET, table_id, name, document, by, self._clock())
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
+        count_up(self.connection, GRANTS_GENERATION)
 
     @writes
     def drop_policy(self, table_id: int, name: str) -> bool:
-        """Drop a policy of a table; whether there was one."""
-        there = self.connection.change(DROP, table_id, name) == 1
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
-        return there
+        """Drop a policy of a table; return whether there was one."""
+        existed = self.connection.change(DROP, table_id, name) == 1
+        count_up(self.connection, GRANTS_GENERATION)
+        return existed
 
     @reads
     def policies(self, table_id: int) -> list[PolicyRecord]:

@@ -1,20 +1,60 @@
-"""Principals and their API keys. Every change of them counts the generation `identity` up."""
+"""Principals and their API keys. Every change counts the generation `identity` up."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from tiltyard.store.access.generations import COUNT_UP
-from tiltyard.store.access.identity_records import KeyRecord, PrincipalRecord
-from tiltyard.store.connection_scope import Scope, reads, writes
+from tiltyard.store.access.generations import IDENTITY_GENERATION, count_up
+from tiltyard.store.repository import Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-IDENTITY_GENERATION = "identity"
-"""The generation of principals and keys."""
+
+@dataclass(frozen=True, slots=True)
+class PrincipalRecord:
+    """A principal. A disabled one is refused, whatever its credentials."""
+
+    name: str
+    administrator: bool
+    disabled: bool
+    created_at: int
+
+    COLUMNS = "name, administrator, disabled, created_at"
+    PREFIXED = "principals.name, principals.administrator, principals.disabled, principals.created_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> PrincipalRecord:
+        """Read a row of COLUMNS."""
+        name, administrator, disabled, created_at = row
+        return cls(name, bool(administrator), bool(disabled), created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """An API key: `id` is its public part, `hash` the SHA-256 of its secret. Times are in ms since 1970."""
+
+    id: str
+    principal: str
+    hash: str
+    note: str
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    last_used_at: int | None
+
+    COLUMNS = "id, principal, hash, note, created_at, expires_at, revoked_at, last_used_at"
+    WIDTH = 8
+    PREFIXED = ", ".join(f"api_keys.{column}" for column in COLUMNS.split(", "))
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> KeyRecord:
+        """Read a row of COLUMNS."""
+        return cls(*row)
+
 
 FIRST_PRINCIPAL = f"""
     INSERT INTO principals ({PrincipalRecord.COLUMNS})
@@ -42,61 +82,61 @@ EXPIRE = """
     WHERE id = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)
 """
 REVOKE = "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, ?) WHERE id = ?"
-USED = "UPDATE api_keys SET last_used_at = ? WHERE id = ? AND (last_used_at IS NULL OR last_used_at < ?)"
+SET_LAST_USED = "UPDATE api_keys SET last_used_at = ? WHERE id = ? AND (last_used_at IS NULL OR last_used_at < ?)"
 
-NEVER_BEFORE = ("", 0, "")
+FIRST_PAGE = ("", 0, "")
 
 
-class Principals(Scope):
+class Principals(Repository):
     """The methods for principals and keys."""
 
     __slots__ = ()
 
     @writes
     def add_first_principal(self, name: str) -> bool:
-        """Add an administrator if there is nobody yet; of several who try at once, one is told True."""
+        """Add an administrator if there is no principal yet; of several concurrent calls, one returns True."""
         added = self.connection.change(FIRST_PRINCIPAL, name, self._clock()) == 1
         if added:
-            self._changed()
+            self._invalidate()
         return added
 
     @writes
     def add_principal(self, name: str, *, administrator: bool) -> bool:
-        """Add a principal; False if there is one of this name, which stays as it is."""
+        """Add a principal; return False if there is one of this name, which stays as it is."""
         added = self.connection.change(ADD_PRINCIPAL, name, administrator, self._clock()) == 1
         if added:
-            self._changed()
+            self._invalidate()
         return added
 
     @reads
     def describe_principal(self, name: str) -> PrincipalRecord | None:
-        """Return a principal, or None if nobody has this name."""
+        """Return the principal of this name, or None."""
         row = self.connection.row(DESCRIBE_PRINCIPAL, name)
         return PrincipalRecord.of(row) if row else None
 
     @reads
     def list_principals(self, after: str | None, limit: int) -> list[PrincipalRecord]:
-        """Return up to `limit` principals whose names follow `after`."""
+        """Return up to `limit` principals by name, those after `after`."""
         return [PrincipalRecord.of(row) for row in self.connection.rows(LIST_PRINCIPALS, after or "", limit)]
 
     @writes
     def alter_principal(self, name: str, administrator: bool | None, disabled: bool | None) -> PrincipalRecord | None:
-        """Change what is not None, and return the principal; None if nobody has this name."""
+        """Set the flags that are not None, and return the principal; None if there is none of this name."""
         row = self.connection.row(ALTER_PRINCIPAL, administrator, disabled, name)
-        self._changed()
+        self._invalidate()
         return PrincipalRecord.of(row) if row else None
 
     @writes
     def add_key(self, id_: str, principal: str, hash_: str, note: str, expires_at: int | None) -> KeyRecord:
-        """Add a key of a principal that there is."""
+        """Add a key of an existing principal."""
         now = self._clock()
         self.connection.change(ADD_KEY, id_, principal, hash_, note, now, expires_at)
-        self._changed()
+        self._invalidate()
         return KeyRecord(id_, principal, hash_, note, now, expires_at, None, None)
 
     @reads
     def describe_key(self, id_: str) -> tuple[KeyRecord, PrincipalRecord] | None:
-        """Return a key and whose it is, or None."""
+        """Return a key and its principal, or None."""
         row = self.connection.row(KEY_AND_PRINCIPAL, id_)
         if row is None:
             return None
@@ -104,28 +144,28 @@ class Principals(Scope):
 
     @reads
     def list_keys(self, principal: str | None, after: Sequence[object] | None, limit: int) -> list[KeyRecord]:
-        """Return up to `limit` keys, of one principal or of all; `after` is the last one's (principal, created, id)."""
-        rows = self.connection.rows(LIST_KEYS, principal, *(after or NEVER_BEFORE), limit)
+        """Return up to `limit` keys, of one principal or of all, those after a (principal, created_at, id)."""
+        rows = self.connection.rows(LIST_KEYS, principal, *(after or FIRST_PAGE), limit)
         return [KeyRecord.of(row) for row in rows]
 
     @writes
     def expire_key(self, id_: str, expires_at: int) -> None:
-        """Let a key end at a time, unless it ends before by itself."""
+        """Let a key expire at a time, unless it expires earlier anyway."""
         self.connection.change(EXPIRE, expires_at, id_, expires_at)
-        self._changed()
+        self._invalidate()
 
     @writes
     def revoke_key(self, id_: str) -> bool:
-        """End a key now, for ever; whether there is one."""
-        found = self.connection.change(REVOKE, self._clock(), id_) == 1
-        self._changed()
-        return found
+        """Revoke a key for good; return whether there is one."""
+        exists = self.connection.change(REVOKE, self._clock(), id_) == 1
+        self._invalidate()
+        return exists
 
     @writes
-    def record_key_use(self, id_: str, at_least_ms: int) -> None:
-        """Note that a key was used just now, unless that was noted less than `at_least_ms` ago."""
+    def record_key_use(self, id_: str, interval_ms: int) -> None:
+        """Set when a key was last used to now, unless that is less than `interval_ms` ago."""
         now = self._clock()
-        self.connection.change(USED, now, id_, now - at_least_ms)
+        self.connection.change(SET_LAST_USED, now, id_, now - interval_ms)
 
-    def _changed(self) -> None:
-        self.connection.change(COUNT_UP, IDENTITY_GENERATION)
+    def _invalidate(self) -> None:
+        count_up(self.connection, IDENTITY_GENERATION)

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.store.access.generations import COUNT_UP
+from tiltyard.store.access.generations import GRANTS_GENERATION, count_up
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.connection_scope import Scope, reads, writes
-from tiltyard.store.paths import among
+from tiltyard.store.paths import placeholders
+from tiltyard.store.repository import Repository, reads, writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-GRANTS_GENERATION = "grants"
-"""The generation of roles and grants."""
 
 ADD = "INSERT INTO roles (name, created_at) VALUES (?, ?) ON CONFLICT DO NOTHING"
 DROP = "DELETE FROM roles WHERE name = ?"
@@ -28,22 +25,22 @@ MEMBERS = "SELECT member FROM role_members WHERE role = ? ORDER BY member"
 ROLES_OF = "SELECT DISTINCT role FROM role_members WHERE member IN ({members}) ORDER BY role"
 
 
-class Roles(Scope):
+class Roles(Repository):
     """The methods for roles. A member is written 'principal:NAME' or 'group:NAME'."""
 
     __slots__ = ()
 
     @writes
     def add_role(self, name: str) -> bool:
-        """Add a role; False if there is one of this name, which stays as it is."""
+        """Add a role; return False if there is one of this name, which stays as it is."""
         return self.connection.change(ADD, name, self._clock()) == 1
 
     @writes
     def drop_role(self, name: str) -> bool:
-        """Take away a role with its members and all that was granted to it; whether there was one."""
+        """Delete a role with its members and its grants; return whether there was one."""
         self.connection.change(DROP_GRANTS, f"role:{name}")
         dropped = self.connection.change(DROP, name) == 1
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
+        count_up(self.connection, GRANTS_GENERATION)
         return dropped
 
     @reads
@@ -53,24 +50,24 @@ class Roles(Scope):
 
     @reads
     def list_roles(self, after: str | None, limit: int) -> list[str]:
-        """Return up to `limit` names of roles that follow `after`."""
+        """Return up to `limit` names of roles, those after `after`."""
         return [row[0] for row in self.connection.rows(LIST, after or "", limit)]
 
     @writes
     def add_member(self, role: str, member: str) -> bool:
-        """Add a member; False if it is one already. Raises InvalidInputError without the role."""
+        """Add a member; return False if it is one already. Raises InvalidInputError if there is no such role."""
         try:
             added = self.connection.change(ADD_MEMBER, role, member, self._clock()) == 1
         except ForeignKeyError:
             raise InvalidInputError(f"There is no role '{role}': create it first.") from None
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
+        count_up(self.connection, GRANTS_GENERATION)
         return added
 
     @writes
     def drop_member(self, role: str, member: str) -> bool:
-        """Take a member out of a role; whether it was one."""
+        """Remove a member from a role; return whether it was one."""
         dropped = self.connection.change(DROP_MEMBER, role, member) == 1
-        self.connection.change(COUNT_UP, GRANTS_GENERATION)
+        count_up(self.connection, GRANTS_GENERATION)
         return dropped
 
     @reads
@@ -80,5 +77,5 @@ class Roles(Scope):
 
     @reads
     def roles_of(self, members: Sequence[str]) -> list[str]:
-        """Return the names of the roles that any of these members is in."""
-        return [row[0] for row in self.connection.rows(ROLES_OF.format(members=among(members)), *members)]
+        """Return the names of the roles that have any of these members."""
+        return [row[0] for row in self.connection.rows(ROLES_OF.format(members=placeholders(members)), *members)]

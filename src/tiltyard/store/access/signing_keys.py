@@ -1,52 +1,81 @@
-"""The keys with which the servers of one catalog sign their tokens: each signs for a while, and verifies longer."""
+"""Secrets that the servers of one catalog share: the keys that sign their tokens, and secrets by name."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
+from typing import Any
 
-from tiltyard.store.access.generations import COUNT_UP
-from tiltyard.store.access.identity_records import SigningKey
-from tiltyard.store.access.principals import IDENTITY_GENERATION
-from tiltyard.store.connection_scope import Scope, reads, writes
+from tiltyard.store.access.generations import IDENTITY_GENERATION, count_up
+from tiltyard.store.repository import Repository, reads, writes
 
-VALUE_BYTES = 32
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A key that signs tokens: 32 random bytes. It signs for a while, and verifies for longer."""
+
+    id: str
+    value: bytes
+    created_at: int
+
+    COLUMNS = "id, value, created_at"
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> SigningKey:
+        """Read a row of COLUMNS."""
+        id_, value, created_at = row
+        return cls(id_, bytes.fromhex(value), created_at)
+
+
+SECRET_BYTES = 32
 ID_BYTES = 8
-NEWEST = f"SELECT {SigningKey.COLUMNS} FROM signing_keys WHERE created_at > ? ORDER BY created_at DESC, id LIMIT 1"
-ONE = f"SELECT {SigningKey.COLUMNS} FROM signing_keys WHERE id = ? AND created_at > ?"
+LATEST = f"SELECT {SigningKey.COLUMNS} FROM signing_keys WHERE created_at > ? ORDER BY created_at DESC, id LIMIT 1"
+DESCRIBE = f"SELECT {SigningKey.COLUMNS} FROM signing_keys WHERE id = ? AND created_at > ?"
 ADD = f"INSERT INTO signing_keys ({SigningKey.COLUMNS}) VALUES (?, ?, ?)"
-FORGET = "DELETE FROM signing_keys WHERE created_at <= ?"
+DELETE = "DELETE FROM signing_keys WHERE created_at <= ?"
+ADD_SECRET = "INSERT INTO secrets (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"  # noqa: S105 - SQL
+READ_SECRET = "SELECT value FROM secrets WHERE name = ?"  # noqa: S105 - SQL
 
 
-class SigningKeys(Scope):
-    """The methods for signing keys. Of two servers that add one at once, each may sign with its own: both verify."""
+class SigningKeys(Repository):
+    """The methods for signing keys and shared secrets.
+
+    Of two servers that add a signing key at the same time, each may sign with its own: both verify.
+    """
 
     __slots__ = ()
 
     @reads
-    def latest_signing_key(self, younger_than_ms: int) -> SigningKey | None:
-        """Return the key that signs, or None if it is too old."""
-        row = self.connection.row(NEWEST, self._clock() - younger_than_ms)
+    def latest_signing_key(self, max_age_ms: int) -> SigningKey | None:
+        """Return the latest signing key, or None if it is too old to sign."""
+        row = self.connection.row(LATEST, self._clock() - max_age_ms)
         return SigningKey.of(row) if row else None
 
     @writes
     def add_signing_key(self, keep_ms: int) -> SigningKey:
-        """Make a new key, and forget those older than `keep_ms`."""
+        """Create a signing key and return it; delete those older than `keep_ms`."""
         now = self._clock()
-        self.connection.change(FORGET, now - keep_ms)
-        id_, value = secrets.token_hex(ID_BYTES), secrets.token_hex(VALUE_BYTES)
+        self.connection.change(DELETE, now - keep_ms)
+        id_, value = secrets.token_hex(ID_BYTES), secrets.token_hex(SECRET_BYTES)
         self.connection.change(ADD, id_, value, now)
         return SigningKey(id_, bytes.fromhex(value), now)
 
     @writes
     def delete_signing_keys(self) -> None:
-        """End all tokens that were signed until now."""
-        self.connection.change(FORGET, self._clock())
-        self.connection.change(COUNT_UP, IDENTITY_GENERATION)
+        """Delete all signing keys, which ends all tokens that were signed until now."""
+        self.connection.change(DELETE, self._clock())
+        count_up(self.connection, IDENTITY_GENERATION)
 
     @reads
-    def signing_key(self, id_: str, younger_than_ms: int) -> SigningKey | None:
-        """Return a key that may still verify, or None."""
-        row = self.connection.row(ONE, id_, self._clock() - younger_than_ms)
+    def signing_key(self, id_: str, max_age_ms: int) -> SigningKey | None:
+        """Return a signing key that is young enough to verify, or None."""
+        row = self.connection.row(DESCRIBE, id_, self._clock() - max_age_ms)
         return SigningKey.of(row) if row else None
+
+    @writes
+    def shared_secret(self, name: str) -> bytes:
+        """Return the 32 random bytes of this name; they are created by the first call and never change."""
+        self.connection.change(ADD_SECRET, name, secrets.token_hex(SECRET_BYTES))
+        return bytes.fromhex(self.connection.rows(READ_SECRET, name)[0][0])

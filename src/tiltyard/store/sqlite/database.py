@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tiltyard.store.backend import Connection, Soon
+    from tiltyard.store.backend import CallSoon, Connection
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class _Snapshot:
     in it was ready before the snapshot was taken, and misses nothing that it could know of.
     """
 
-    def __init__(self, path: Path, soon: Soon) -> None:
+    def __init__(self, path: Path, soon: CallSoon) -> None:
         """Open the file. Raises ServiceUnavailableError where that fails."""
         self.thread = threading.get_ident()
         self._soon = soon
@@ -104,7 +104,7 @@ class SqliteDatabase:
             if len(self._readers) < IDLE_READERS and not self._closed:
                 self._readers.append(reader)
 
-    def share_reads(self, soon: Soon) -> None:
+    def share_reads(self, soon: CallSoon) -> None:
         """See `Database.share_reads`."""
         self._snapshot = _Snapshot(self._path, soon)
 
@@ -112,7 +112,7 @@ class SqliteDatabase:
         """See `Database.write`."""
         return self._writer.write(fn)
 
-    def write_alone(self, fn: Callable[[Connection], T]) -> T:
+    def write_statement(self, fn: Callable[[Connection], T]) -> T:
         """See `Database.write_alone`: no less than another write here."""
         return self.write(fn)
 
@@ -124,7 +124,7 @@ class SqliteDatabase:
         """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT count(*) FROM sqlite_master"))
 
-    def check_room(self) -> None:
+    def check_disk_space(self) -> None:
         """See `Database.check_room`: a file of some size is written beside the catalog's, and deleted.
 
         To commit something would not do: the write-ahead log has room from before for small changes.

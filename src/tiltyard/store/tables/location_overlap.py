@@ -1,4 +1,4 @@
-"""Folders of tables lie apart: none inside another. Two that a client names at the same time are looked at in turn."""
+"""Check that no table's folder contains another's. Checks of concurrent transactions are serialized."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.store.paths import among, folders_above
+from tiltyard.store.paths import parent_folders, placeholders
 
 if TYPE_CHECKING:
     from tiltyard.store.backend import Connection
 
-# One after the other, until the transaction ends: each then sees what the one before has entered.
-IN_TURN = "SELECT id FROM namespaces WHERE id = 1 /*+ FOR NO KEY UPDATE */"
-# What was dropped is doomed as well; what was deregistered is not, and would go with the folder around it.
+# Held until the transaction ends: so each check sees the locations that the one before has inserted.
+SERIALIZE = "SELECT id FROM namespaces WHERE id = 1 /*+ FOR NO KEY UPDATE */"
+# A dropped table is scheduled for deletion as well; a deregistered one is not, and would go with a folder around it.
 OVERLAPS = """
     SELECT FALSE FROM tables WHERE location IN ({above})
     UNION ALL SELECT FALSE FROM doomed_folders WHERE location IN ({above})
@@ -24,46 +24,48 @@ OVERLAPS = """
     LIMIT 1
 """
 IN_USE = "The location is inside or around the folder of another table: choose one beside it."
-KEPT = (
+IN_TRASH = (
     "The location is inside or around the folder of a table that was deregistered, and is kept for a while:"
     " choose one beside it, undrop that table, or wait until its time is over (`tiltyard undrop` lists it)."
 )
 
 
-# Whether a folder is doomed, and whether its table can still be brought back.
-IS_DOOMED = """
+# Whether a folder is scheduled for deletion, and whether its table can still be restored.
+SCHEDULED_DELETION = """
     SELECT EXISTS (SELECT 1 FROM removed_tables kept WHERE kept.location = doomed.location AND kept.dropped)
     FROM doomed_folders doomed WHERE doomed.location = ?
 """
 
 
-def check_not_doomed(connection: Connection, location: str) -> None:
-    """Raise InvalidInputError for a folder that is being deleted, or is when nobody brings its table back."""
-    if (doomed := connection.row(IS_DOOMED, location)) is None:
+def check_not_scheduled(connection: Connection, location: str) -> None:
+    """Raise InvalidInputError for a folder that is scheduled for deletion, also if its table can still be restored."""
+    if (row := connection.row(SCHEDULED_DELETION, location)) is None:
         return
-    if doomed[0]:
+    (is_restorable,) = row
+    if is_restorable:
         raise InvalidInputError(
             "The table here was dropped, and is kept for a while: undrop that one (`tiltyard undrop` lists it)."
         )
     raise InvalidInputError(f"The location is being deleted: {location}")
 
 
-def check_apart(connection: Connection, location: str) -> None:
-    """Raise InvalidInputError if a folder lies inside or around that of a table, or of one that is kept or doomed.
+def check_no_overlap(connection: Connection, location: str) -> None:
+    """Raise InvalidInputError if a folder lies inside or around that of a table, in the catalog or removed from it.
 
-    Whether it is the very folder of another table is left to the unique key.
+    Whether it is the same folder as another table's is left to the unique constraint.
     """
-    if refusal := overlap(connection, location):
-        raise InvalidInputError(refusal)
+    if message := find_overlap(connection, location):
+        raise InvalidInputError(message)
 
 
-def overlap(connection: Connection, location: str) -> str | None:
-    """Say why a folder does not lie apart, or nothing; until the transaction ends no client's location is entered."""
-    connection.row(IN_TURN)
-    above = folders_above(location)
+def find_overlap(connection: Connection, location: str) -> str | None:
+    """Return why a folder overlaps another, or None; until the transaction ends, no other call of this returns."""
+    connection.row(SERIALIZE)
+    above = parent_folders(location)
     below = f"{location}/", f"{location}0"  # "0" is what follows "/"
-    sql = OVERLAPS.format(above=among(above))
-    found = connection.row(sql, *above, *above, *below, *below, *above, *below)
-    if found is None:
+    sql = OVERLAPS.format(above=placeholders(above))
+    overlap = connection.row(sql, *above, *above, *below, *below, *above, *below)
+    if overlap is None:
         return None
-    return KEPT if found[0] else IN_USE
+    (is_in_trash,) = overlap
+    return IN_TRASH if is_in_trash else IN_USE

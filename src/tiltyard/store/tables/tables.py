@@ -1,10 +1,11 @@
-"""Tables: what is where. Their data is not the store's business."""
+"""Tables: their names, locations and properties, and which are materialized views. Their data is not in the store."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -17,26 +18,26 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import check_composed
-from tiltyard.store.access.grants import TABLE, forget, own
+from tiltyard.store.access.grants import TABLE, delete_dependents, grant_to_creator
 from tiltyard.store.backend import ForeignKeyError, UniqueError
-from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.paths import (
     NESTED,
     ROOT,
-    among,
-    anchor,
     at_depth,
-    folders_above,
+    display_path,
     namespace_id,
-    no_namespace,
-    no_table,
-    shown,
-    split,
+    namespace_not_found,
+    parent_folders,
+    placeholders,
+    resolve_prefix,
+    split_path,
+    table_not_found,
 )
 from tiltyard.store.records import ListedTable, Path, Properties, TableRecord, encode
-from tiltyard.store.tables.deleted_folders import CREATING, DOOM, DROPPED, RESERVED
-from tiltyard.store.tables.location_overlap import check_apart, check_not_doomed
-from tiltyard.store.tables.trash import forget_removed, keep_table
+from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.tables.folder_deletions import CREATING, DROPPED, RESERVED, SCHEDULE
+from tiltyard.store.tables.location_overlap import check_no_overlap, check_not_scheduled
+from tiltyard.store.tables.trash import move_table_to_trash, purge_table_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,8 +57,8 @@ LIST = """
     SELECT name FROM tables WHERE namespace_id = {namespace} AND name > ? AND (? OR NOT declared)
     ORDER BY name LIMIT ?
 """
-# Behind a page of (namespace_id, name): that page, then the ancestors of its namespaces, told apart by the first
-# column, so that one statement sees one catalog.
+# Follows a page of (namespace_id, name): yields that page, then the ancestors of its namespaces. The first column tells
+# them apart; so a single statement reads a single snapshot of the catalog.
 WITH_ANCESTORS = """, up (leaf, parent_id, name, height) AS (
         SELECT id, parent_id, name, 1 FROM namespaces WHERE id IN (SELECT namespace_id FROM page)
         UNION ALL
@@ -82,19 +83,37 @@ RENAME = f"""
 REMOVE = f"""
     DELETE FROM tables WHERE namespace_id = ? AND name = ? AND id = COALESCE(?, id) RETURNING {TableRecord.COLUMNS}
 """
-CANCEL = """
+CANCEL_TRANSACTIONS = """
     UPDATE transactions SET status = 'Canceled', lease_owner = NULL, updated_at = ?
     WHERE table_id = ? AND status IN ('Queued', 'Running') AND id <> COALESCE(?, '')
 """
-FOUND_AT_ONCE = 32
-"""Most paths of one statement: databases keep statements prepared, one for each number of paths."""
+PATHS_PER_STATEMENT = 32
+"""Databases keep statements prepared, one for each number of paths: so it is limited."""
 MARK_WRITTEN = f"UPDATE tables SET declared = FALSE, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
 SET_PROPERTIES = f"UPDATE tables SET properties = ?, updated_at = ? WHERE id = ? RETURNING {TableRecord.COLUMNS}"
-PUBLISH = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
-TAKE_RESERVED = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{RESERVED}' AND claims = 0"
+CANCEL_DELETION = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{CREATING}' AND claims = 0"
+USE_RESERVATION = f"DELETE FROM doomed_folders WHERE location = ? AND reason = '{RESERVED}' AND claims = 0"
 
 
-class Tables(Scope):
+SET_VIEW = """
+    INSERT INTO views (table_id, definition, definer) VALUES (?, ?, ?)
+    ON CONFLICT (table_id) DO UPDATE SET definition = excluded.definition, definer = excluded.definer
+"""
+DESCRIBE_VIEW = "SELECT definition, definer FROM views WHERE table_id = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRecord:
+    """A materialized view; its full definition is in the table's metadata.
+
+    `definition` is a digest of that, `definer` the principal who created the view, as text that is opaque to the store.
+    """
+
+    definition: str
+    definer: str
+
+
+class Tables(Repository):
     """The methods for tables."""
 
     __slots__ = ()
@@ -113,85 +132,84 @@ class Tables(Scope):
         creator: Creator | None = None,
         expected_parent_id: int | None = None,
     ) -> TableRecord:
-        """Give a name and a location to a table, and to whoever creates it what that gives.
+        """Add a table to the catalog and grant its creator its privileges on it; return the table.
 
-        With `expected_parent_id` only in the namespace of this id, whatever has its name by now.
-
-        With `in_creation` the folder was doomed with reason 'creating' while its data was written, and is spared
-        from now on.
-        Raises NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError for a location that another table
-        has or that is being deleted, or, where a client gave it (`registered`), inside or around such a folder;
-        ConcurrentModificationError for a creation whose lease ran out.
+        With `in_creation` its folder was scheduled for deletion with the reason 'creating' while data was written to
+        it, and no longer is from now on.
+        Raises NamespaceNotFoundError, also if the namespace has not the `expected_parent_id` (any more),
+        TableAlreadyExistsError, InvalidInputError for a location that another table has or that is being deleted, or,
+        where a client gave it (`registered`), inside or around such a folder; ConcurrentModificationError for a
+        creation whose lease has expired.
         """
-        parent, name = split(path)
+        parent, name = split_path(path)
         parent_id, now = namespace_id(self.connection, parent, expected_parent_id), self._clock()
         flags = managed, declared, registered
         try:
             row = self.connection.row(INSERT, parent_id, name, location, encode(dict(properties)), *flags, now, now)
         except ForeignKeyError:
-            raise no_namespace(parent) from None
+            raise namespace_not_found(parent) from None
         if row is None and self.connection.row(at_depth(DESCRIBE, 0), parent_id, name):
-            raise TableAlreadyExistsError(f"Table already exists: {shown(path)}")
+            raise TableAlreadyExistsError(f"Table already exists: {display_path(path)}")
         if row is None:
             raise InvalidInputError(f"Another table has this location: {location}")
         if registered:
-            self.connection.change(TAKE_RESERVED, location)
-            check_apart(self.connection, location)
-        if in_creation and not self.connection.change(PUBLISH, location):
-            raise ConcurrentModificationError(f"Creating the table took longer than its lease: {shown(path)}")
+            self.connection.change(USE_RESERVATION, location)
+            check_no_overlap(self.connection, location)
+        if in_creation and not self.connection.change(CANCEL_DELETION, location):
+            raise ConcurrentModificationError(f"Creating the table took longer than its lease: {display_path(path)}")
         if not in_creation:
-            check_not_doomed(self.connection, location)
-        check_composed(name)  # here, so that a name that is taken is told first; the transaction is rolled back
+            check_not_scheduled(self.connection, location)
+        check_composed(name)  # this late, so that a name conflict is reported first; raising rolls the transaction back
         record = TableRecord.of(row)
-        own(self.connection, TABLE, record.id, creator, now)
+        grant_to_creator(self.connection, TABLE, record.id, creator, now)
         return record
 
     @reads
     def describe_table(self, path: Path) -> TableRecord:
         """Return a table. Raises TableNotFoundError, or NamespaceNotFoundError where its namespace is missing."""
-        parent, name = split(path)
-        base, names = anchor(self.connection, parent)
+        parent, name = split_path(path)
+        base, names = resolve_prefix(self.connection, parent)
         if row := self.connection.row(at_depth(DESCRIBE, len(names)), base, *names, name):
             return TableRecord.of(row)
         namespace_id(self.connection, parent)
-        raise no_table(path)
+        raise table_not_found(path)
 
     @reads
     def find_tables(self, paths: Iterable[Path]) -> dict[Path, TableRecord]:
-        """Return those that are there, at the cost of few; one whose namespace is very deep is left out."""
-        depths: dict[int, list[Path]] = {}
+        """Return the tables that exist, by path, in few statements; tables in very deep namespaces are left out."""
+        paths_by_depth: dict[int, list[Path]] = {}
         for path in dict.fromkeys(paths):
             if 0 < len(path) <= NESTED and not any("\0" in name for name in path):
-                depths.setdefault(len(path) - 1, []).append(path)
-        found: dict[Path, TableRecord] = {}
-        for depth, those in depths.items():
-            for start in range(0, len(those), FOUND_AT_ONCE):
-                some = those[start : start + FOUND_AT_ONCE]
+                paths_by_depth.setdefault(len(path) - 1, []).append(path)
+        tables: dict[Path, TableRecord] = {}
+        for depth, same_depth in paths_by_depth.items():
+            for start in range(0, len(same_depth), PATHS_PER_STATEMENT):
+                chunk = same_depth[start : start + PATHS_PER_STATEMENT]
                 rows = self.connection.rows(
-                    _find(depth, len(some)), *chain.from_iterable((ROOT, *path) for path in some)
+                    _find_statement(depth, len(chunk)), *chain.from_iterable((ROOT, *path) for path in chunk)
                 )
-                found.update((some[row[0]], TableRecord.of(row[1:])) for row in rows)
-        return found
+                tables.update((chunk[row[0]], TableRecord.of(row[1:])) for row in rows)
+        return tables
 
     @reads
     def table_by_id(self, table_id: int) -> TableRecord:
         """Return a table. Raises TableNotFoundError."""
-        return _found(self.connection.row(BY_ID, table_id), table_id)
+        return _require_row(self.connection.row(BY_ID, table_id), table_id)
 
     @reads
     def table_at(self, location: str) -> TableRecord | None:
-        """Return the table that lies at a location or around it, or None."""
-        folders = [*folders_above(location), location]
-        row = self.connection.row(AT.format(folders=among(folders)), *folders)
+        """Return the table whose folder is a location or contains it, or None."""
+        folders = [*parent_folders(location), location]
+        row = self.connection.row(AT.format(folders=placeholders(folders)), *folders)
         return TableRecord.of(row) if row else None
 
     @reads
     def list_tables(self, path: Path, after: str | None, limit: int, include_declared: bool = True) -> list[str]:
-        """Return up to `limit` names of tables that sort behind `after`, in the order of their UTF-8 bytes.
+        """Return up to `limit` names of tables, those after `after`, in the order of their UTF-8 bytes.
 
         Raises NamespaceNotFoundError.
         """
-        base, names = anchor(self.connection, path)
+        base, names = resolve_prefix(self.connection, path)
         sql = at_depth(LIST, len(names))
         rows = self.connection.rows(sql, base, *names, after or "", include_declared, limit)
         if not rows:
@@ -202,20 +220,20 @@ class Tables(Scope):
     def list_all_tables(
         self, after: tuple[int, str] | None, limit: int, include_declared: bool = True
     ) -> list[ListedTable]:
-        """Return up to `limit` tables of the whole catalog in the order of (namespace id, name) behind `after`."""
+        """Return up to `limit` tables of the whole catalog by (namespace id, name), those after `after`."""
         rows = self.connection.rows(LIST_ALL, *(after or (0, "")), include_declared, limit)
-        return listed(rows)
+        return read_listed_tables(rows)
 
     @writes
     def rename_table(
         self, path: Path, new_path: Path, *, expected_id: int | None = None, expected_parent_id: int | None = None
     ) -> TableRecord:
-        """Give a table another name, or another namespace; its location stays.
+        """Rename a table, or move it to another namespace; its location stays.
 
-        With `expected_id` no table but that of this id is renamed, with `expected_parent_id` into no namespace but that of this id.
-        Raises TableNotFoundError, TableAlreadyExistsError, NamespaceNotFoundError for either namespace.
+        Raises TableNotFoundError, also if the table has not the `expected_id` (any more), TableAlreadyExistsError,
+        NamespaceNotFoundError for either namespace, also if the new one has not the `expected_parent_id`.
         """
-        (parent, name), (new_parent, new_name) = split(path), split(new_path)
+        (parent, name), (new_parent, new_name) = split_path(path), split_path(new_path)
         old_id, new_id = (
             namespace_id(self.connection, parent),
             namespace_id(self.connection, new_parent, expected_parent_id),
@@ -223,11 +241,11 @@ class Tables(Scope):
         try:
             row = self.connection.row(RENAME, new_id, new_name, self._clock(), old_id, name, expected_id)
         except ForeignKeyError:
-            raise no_namespace(new_parent) from None
+            raise namespace_not_found(new_parent) from None
         except UniqueError:
-            raise TableAlreadyExistsError(f"Table already exists: {shown(new_path)}") from None
+            raise TableAlreadyExistsError(f"Table already exists: {display_path(new_path)}") from None
         if row is None:
-            raise no_table(path)
+            raise table_not_found(path)
         check_composed(new_name)
         return TableRecord.of(row)
 
@@ -241,15 +259,16 @@ class Tables(Scope):
         keep_ms: int = 0,
         expected_id: int | None = None,
     ) -> TableRecord:
-        """Take a table out of the catalog and return what it was; cancel its unfinished transactions.
+        """Remove a table from the catalog and return its record; cancel its unfinished transactions.
 
-        With `expected_id` none but that of this id is taken. With `delete_folder` its folder is to be deleted (drop), without it stays
-        (deregister). For `keep_ms` it can be brought back. Raises TableNotFoundError, NamespaceNotFoundError.
+        With `delete_folder` its folder is scheduled for deletion (drop), without it stays (deregister). For `keep_ms`
+        the table can be restored. Raises TableNotFoundError, also if it has not the `expected_id` (any more),
+        NamespaceNotFoundError.
         """
-        parent, name = split(path)
+        parent, name = split_path(path)
         parent_id, now = namespace_id(self.connection, parent), self._clock()
         if keep_ms:
-            keep_table(
+            move_table_to_trash(
                 self.connection,
                 path,
                 parent_id,
@@ -260,15 +279,15 @@ class Tables(Scope):
             )
         row = self.connection.row(REMOVE, parent_id, name, expected_id)
         if row is None:
-            raise no_table(path)
+            raise table_not_found(path)
         record = TableRecord.of(row)
         if delete_folder:
-            self.connection.change(DOOM, record.location, now + keep_ms, transaction_id, DROPPED)
-            if not keep_ms:  # nor can one be brought back that lay there before
-                forget_removed(self.connection, record.location)
-        self.connection.change(CANCEL, now, record.id, transaction_id)
+            self.connection.change(SCHEDULE, record.location, now + keep_ms, transaction_id, DROPPED)
+            if not keep_ms:  # nor can a table be restored that was at this location before
+                purge_table_at(self.connection, record.location)
+        self.connection.change(CANCEL_TRANSACTIONS, now, record.id, transaction_id)
         if not keep_ms:
-            forget(self.connection, TABLE, "?", record.id)
+            delete_dependents(self.connection, TABLE, "?", record.id)
         return record
 
     @writes
@@ -283,10 +302,10 @@ class Tables(Scope):
         creator: Creator | None = None,
         expected_parent_id: int | None = None,
     ) -> TableRecord:
-        """Register a table, in the place of the one that may have its name; the old data stays where it is.
+        """Register a table, replacing one that may have its name; the old table's data stays where it is.
 
-        The new table has an id of its own, and nothing of the old one's versions and transactions; for `keep_ms` the
-        old one can be brought back.
+        The new table has an id of its own, and none of the old one's versions and transactions; for `keep_ms` the old
+        one can be restored.
         Raises NamespaceNotFoundError, InvalidInputError as `insert_table` does, ConcurrentModificationError when
         another creates the table at the same time.
         """
@@ -303,41 +322,53 @@ class Tables(Scope):
                 expected_parent_id=expected_parent_id,
             )
         except TableAlreadyExistsError as error:
-            raise ConcurrentModificationError(f"Table is being created by another: {shown(path)}") from error
+            raise ConcurrentModificationError(f"Table is being created by another: {display_path(path)}") from error
 
     @writes
     def mark_written(self, table_id: int) -> TableRecord:
-        """Note that a table has data now. Raises TableNotFoundError."""
-        return _found(self.connection.row(MARK_WRITTEN, self._clock(), table_id), table_id)
+        """Record that a table has data, so that it is no longer `declared`. Raises TableNotFoundError."""
+        return _require_row(self.connection.row(MARK_WRITTEN, self._clock(), table_id), table_id)
+
+    @writes
+    def set_view(self, table_id: int, view: ViewRecord) -> None:
+        """Record that a table is a materialized view, or its new definition."""
+        self.connection.change(SET_VIEW, table_id, view.definition, view.definer)
+
+    @reads
+    def describe_view(self, table_id: int) -> ViewRecord | None:
+        """Return the view that a table is, or None if it is none."""
+        row = self.connection.row(DESCRIBE_VIEW, table_id)
+        return ViewRecord(*row) if row else None
 
     @writes
     def set_table_properties(self, table_id: int, properties: Properties) -> TableRecord:
         """Replace a table's properties. Raises TableNotFoundError."""
         values = encode(dict(properties)), self._clock(), table_id
-        return _found(self.connection.row(SET_PROPERTIES, *values), table_id)
+        return _require_row(self.connection.row(SET_PROPERTIES, *values), table_id)
 
 
-def listed(rows: list[Row]) -> list[ListedTable]:
-    """Read what WITH_ANCESTORS yields."""
+def read_listed_tables(rows: list[Row]) -> list[ListedTable]:
+    """Read the rows of WITH_ANCESTORS."""
     paths: dict[int, list[str]] = {}
     for height, leaf, name in reversed(rows):  # the highest ancestors come first then
         if height:
             paths.setdefault(leaf, []).append(name)
-    known = {leaf: tuple(names) for leaf, names in paths.items()}
-    return [ListedTable(leaf, known.get(leaf, ()), name) for height, leaf, name in rows if not height]
+    namespaces = {leaf: tuple(names) for leaf, names in paths.items()}
+    return [ListedTable(leaf, namespaces.get(leaf, ()), name) for height, leaf, name in rows if not height]
 
 
-def _found(row: tuple[object, ...] | None, table_id: int) -> TableRecord:
+def _require_row(row: tuple[object, ...] | None, table_id: int) -> TableRecord:
     if row is None:
         raise TableNotFoundError(f"Table not found: it was dropped (id {table_id})")
     return TableRecord.of(row)
 
 
 @cache
-def _find(depth: int, number: int) -> str:
-    """The statement that looks for so many tables, each so many names below the root, and says which each row is.
+def _find_statement(depth: int, number: int) -> str:
+    """Return the statement that finds `number` tables in namespaces `depth` names below the root.
 
-    It joins nothing: where a database has yet to learn how many tables there are, it would read all of them for that.
+    The first column is the position of the table in the parameters. It has no join: a database without statistics yet
+    would read all tables for one.
     """
-    one = at_depth(DESCRIBE, depth).removeprefix("SELECT")
-    return " UNION ALL ".join(f"SELECT {place}, {one}" for place in range(number))
+    columns = at_depth(DESCRIBE, depth).removeprefix("SELECT")
+    return " UNION ALL ".join(f"SELECT {position}, {columns}" for position in range(number))

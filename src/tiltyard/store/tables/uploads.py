@@ -1,4 +1,4 @@
-"""Uploads: writes that arrive in several parts and are committed at once."""
+"""Multipart uploads: writes that arrive in several parts and are committed together."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -10,8 +10,8 @@ from uuid import uuid4
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TransactionNotFoundError
 
 from tiltyard.store.backend import ForeignKeyError
-from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import UploadPart, UploadRecord, encode
+from tiltyard.store.repository import Repository, reads, writes
 
 INSERT = f"INSERT INTO uploads ({UploadRecord.COLUMNS}) VALUES (?, ?, ?, ?, ?)"
 DESCRIBE = f"SELECT {UploadRecord.COLUMNS} FROM uploads WHERE id = ?"
@@ -25,14 +25,14 @@ PART = f"SELECT {UploadPart.COLUMNS} FROM upload_parts WHERE upload_id = ? AND p
 PARTS = f"SELECT {UploadPart.COLUMNS} FROM upload_parts WHERE upload_id = ? ORDER BY part_id"
 
 
-class Uploads(Scope):
-    """The methods for uploads in parts."""
+class Uploads(Repository):
+    """The methods for multipart uploads."""
 
     __slots__ = ()
 
     @writes
     def create_upload(self, table_id: int, branch: str, mode: str) -> UploadRecord:
-        """Begin an upload. Raises TableNotFoundError."""
+        """Create an upload. Raises TableNotFoundError."""
         record = UploadRecord(str(uuid4()), table_id, branch, mode, self._clock())
         try:
             self.connection.change(INSERT, record.id, table_id, branch, mode, record.created_at)
@@ -42,21 +42,21 @@ class Uploads(Scope):
 
     @reads
     def describe_upload(self, upload_id: str) -> UploadRecord:
-        """Return an upload. Raises TransactionNotFoundError (of the specification's errors the nearest)."""
+        """Return an upload. Raises TransactionNotFoundError (the nearest of the specification's errors)."""
         if row := self.connection.row(DESCRIBE, upload_id):
             return UploadRecord(*row)
-        raise _missing(upload_id)
+        raise _upload_not_found(upload_id)
 
     @writes
     def add_upload_part(self, upload_id: str, part_id: str, fragments: Any, num_rows: int) -> tuple[UploadPart, bool]:
-        """Add a part and return it with True; or, if it came before, return what came first with False.
+        """Add a part and return it with True; if there is one of this id, return that with False.
 
-        Raises TransactionNotFoundError when the upload is over.
+        Raises TransactionNotFoundError when the upload has ended.
         """
         try:
             row = self.connection.row(ADD_PART, upload_id, part_id, encode(fragments), num_rows, self._clock())
         except ForeignKeyError:
-            raise _missing(upload_id) from None
+            raise _upload_not_found(upload_id) from None
         if row:
             return UploadPart.of(row), True
         row = self.connection.row(PART, upload_id, part_id)
@@ -66,7 +66,7 @@ class Uploads(Scope):
 
     @reads
     def upload_parts(self, upload_id: str) -> list[UploadPart]:
-        """Return the parts that have arrived, in the order of their ids. Raises TransactionNotFoundError."""
+        """Return the parts of an upload by id. Raises TransactionNotFoundError."""
         rows = self.connection.rows(PARTS, upload_id)
         if not rows:
             self.describe_upload(upload_id)
@@ -74,15 +74,15 @@ class Uploads(Scope):
 
     @reads
     def stale_uploads(self, created_before: int, limit: int) -> list[UploadRecord]:
-        """Return uploads begun before a time, oldest first."""
+        """Return up to `limit` uploads created before a time, oldest first."""
         return [UploadRecord(*row) for row in self.connection.rows(STALE, created_before, limit)]
 
     @writes
     def delete_upload(self, upload_id: str) -> None:
-        """End an upload and forget its parts; of two who try, one succeeds. Raises TransactionNotFoundError."""
+        """Delete an upload with its parts; of concurrent calls, one succeeds. Raises TransactionNotFoundError."""
         if not self.connection.change(DELETE, upload_id):
-            raise _missing(upload_id)
+            raise _upload_not_found(upload_id)
 
 
-def _missing(upload_id: str) -> TransactionNotFoundError:
+def _upload_not_found(upload_id: str) -> TransactionNotFoundError:
     return TransactionNotFoundError(f"Upload not found: {upload_id}")

@@ -1,4 +1,4 @@
-"""Versions: the commits that went through the server. The primary key decides which of two commits wins."""
+"""Commit records: the versions that were committed through the server. The primary key decides which commit wins."""
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
 
@@ -10,9 +10,9 @@ import msgspec
 from lance_namespace.errors import ConcurrentModificationError, TableNotFoundError, TableVersionNotFoundError
 
 from tiltyard.store.backend import ForeignKeyError, NullError, Row
-from tiltyard.store.connection_scope import Scope, reads, writes, writes_alone
-from tiltyard.store.paths import among
+from tiltyard.store.paths import placeholders
 from tiltyard.store.records import NewVersion, VersionRecord, encode
+from tiltyard.store.repository import Repository, reads, writes, writes_one_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,10 +22,10 @@ INSERT = f"""
     ON CONFLICT (table_id, branch, version) DO NOTHING RETURNING table_id, branch, version
 """
 ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-PLACED_ROW = ROW.replace("?", "(SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = ?)", 1)
-"""Of a table that must be in its place: the id is none, and the statement is refused, if it is not."""
-ROWS = 32
-"""Most rows of one statement: databases keep statements prepared, one for each number of rows."""
+ROW_OF_NAMED_TABLE = ROW.replace("?", "(SELECT id FROM tables WHERE namespace_id = ? AND name = ? AND id = ?)", 1)
+"""For a table that must have its expected name: if it has not, the id is NULL, and the statement is refused."""
+ROWS_PER_STATEMENT = 32
+"""Databases keep statements prepared, one for each number of rows: so it is limited."""
 MANIFEST = """
     SELECT manifest FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?
 """
@@ -39,8 +39,8 @@ LIST_DOWN = f"""
     ORDER BY version DESC LIMIT ?
 """
 DELETE = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version >= ? AND version < ?"
-FORGET = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?"
-UNFULFILL = """
+DELETE_RECORD = "DELETE FROM table_versions WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?"
+CLEAR_COMMIT_OF_REQUESTS = """
     UPDATE requests SET table_id = NULL, branch = NULL, version = NULL
     WHERE table_id = ? AND branch = ? AND version = ? AND status IS NULL
 """
@@ -58,97 +58,101 @@ PENDING_OF_ONE = f"""
 PENDING_TABLES = """
     SELECT DISTINCT table_id FROM table_versions WHERE NOT finalized AND table_id > ? ORDER BY table_id LIMIT ?
 """
-FINALIZE_SAME = """
+FINALIZE_WITH_SIZE = """
     UPDATE table_versions
     SET finalized = TRUE, manifest = NULL, manifest_size = COALESCE(?, manifest_size), e_tag = COALESCE(?, e_tag)
     WHERE table_id = ? AND branch = ? AND version = ? AND staged_path = ?
 """
-# Versions of one branch, of which all but that is recorded. They follow each other, so a range of them is looked for in
-# the index, however little a database knows of the table; no two have the same staged path.
-FINALIZE_TOLD = """
+# For versions of one branch whose size and ETag are recorded already. They are consecutive, so a range of them is read
+# from the index, even by a database without statistics of the table; no two have the same staged path.
+FINALIZE_RANGE = """
     UPDATE table_versions SET finalized = TRUE, manifest = NULL
     WHERE table_id = ? AND branch = ? AND version BETWEEN ? AND ? AND staged_path IN ({paths})
 """
-Recorded: TypeAlias = tuple[VersionRecord, bool]
-"""A version's record, and whether it was made."""
-BEYOND = (1 << 63) - 1
+RecordedVersion: TypeAlias = tuple[VersionRecord, bool]
+"""The record of a version, and whether this call inserted it."""
+ABOVE_ALL = (1 << 63) - 1
 """Above any version."""
 
 
 class FinalManifest(msgspec.Struct, frozen=True):
-    """A recorded version whose manifest is in its final place, with its size in bytes and its tag there."""
+    """A recorded version whose manifest is at its final path, with its size in bytes and its ETag there."""
 
     record: VersionRecord
     size: int
     e_tag: str | None
 
 
-class Versions(Scope):
-    """The methods for versions."""
+class Versions(Repository):
+    """The methods for versions. The branch '' is main."""
 
     __slots__ = ()
 
-    def record_version(self, new: NewVersion, transaction_id: str | None = None) -> Recorded:
-        """Record a version and return it with True; or, if there is one of that number, return that with False.
+    def record_version(self, new: NewVersion, transaction_id: str | None = None) -> RecordedVersion:
+        """Record a version and return it with True; if there is one of that number, return that with False.
 
-        So a caller can tell a retry (its own staged manifest is there) from a lost race. If the connection to the
-        database is lost meanwhile, this may be such a retry itself. Raises TableNotFoundError.
+        So a caller can tell a retry (the record has its own staged manifest) from a lost race. If the connection to
+        the database is lost meanwhile, this call may be such a retry itself. Raises TableNotFoundError.
         """
         return self.record_versions([new], transaction_id)[0]
 
-    def record_versions(self, entries: Sequence[NewVersion], transaction_id: str | None = None) -> list[Recorded]:
-        """Do that for several at the cost of few: each may be taken without a harm to the others.
+    def record_versions(
+        self, entries: Sequence[NewVersion], transaction_id: str | None = None
+    ) -> list[RecordedVersion]:
+        """Record versions in few statements, as `record_version` does each; a conflict of one leaves the others.
 
-        Raises TableNotFoundError, if the table of one is gone, or not in its place: then nothing is recorded.
+        Raises TableNotFoundError if the table of one is gone, or has not its expected name: then none is recorded.
         """
-        return (self._record_few if len(entries) <= ROWS else self._record_many)(entries, transaction_id)
+        return (self._record_few if len(entries) <= ROWS_PER_STATEMENT else self._record_many)(entries, transaction_id)
 
-    @writes_alone
-    def _record_few(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[Recorded]:
+    @writes_one_statement
+    def _record_few(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[RecordedVersion]:
         return self._record(entries, transaction_id)
 
     @writes
-    def _record_many(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[Recorded]:
+    def _record_many(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[RecordedVersion]:
         return self._record(entries, transaction_id)
 
-    def _record(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[Recorded]:
+    def _record(self, entries: Sequence[NewVersion], transaction_id: str | None) -> list[RecordedVersion]:
         now = self._clock()
-        records = [_record(new, now, transaction_id) for new in entries]
+        records = [_new_record(new, now, transaction_id) for new in entries]
         try:
-            made = {
+            inserted = {
                 key
-                for start in range(0, len(entries), ROWS)
-                for key in self._insert(records[start : start + ROWS], entries[start : start + ROWS])
+                for start in range(0, len(entries), ROWS_PER_STATEMENT)
+                for key in self._insert(
+                    records[start : start + ROWS_PER_STATEMENT], entries[start : start + ROWS_PER_STATEMENT]
+                )
             }
         except (ForeignKeyError, NullError):
-            gone = ", ".join(sorted({str(new.table_id) for new in entries}))
-            raise TableNotFoundError(f"Table not found: it was dropped or renamed (id {gone})") from None
-        found = []
+            table_ids = ", ".join(sorted({str(new.table_id) for new in entries}))
+            raise TableNotFoundError(f"Table not found: it was dropped or renamed (id {table_ids})") from None
+        outcomes = []
         for new, record in zip(entries, records, strict=True):
-            if (key := (new.table_id, new.branch, new.version)) in made:
-                made.remove(key)  # of two that ask for one version, the first has it
-                found.append((record, True))
+            if (key := (new.table_id, new.branch, new.version)) in inserted:
+                inserted.remove(key)  # of two entries for one version, the first wins
+                outcomes.append((record, True))
             else:
-                found.append((self._there(new), False))
-        return found
+                outcomes.append((self._existing_record(new), False))
+        return outcomes
 
     def _insert(self, records: Sequence[VersionRecord], entries: Sequence[NewVersion]) -> list[Row]:
-        """The keys (table, branch, version) of those that were not taken."""
+        """Insert the records whose versions are free; return their keys (table, branch, version)."""
         rows: list[str] = []
         values: list[object] = []
-        for one, new in zip(records, entries, strict=True):
-            rows.append(ROW if new.expected_name is None else PLACED_ROW)
+        for record, new in zip(records, entries, strict=True):
+            rows.append(ROW if new.expected_name is None else ROW_OF_NAMED_TABLE)
             if new.expected_name is not None:
                 values += new.expected_name
-            values += (one.table_id, one.branch, one.version, one.staged_path, one.manifest_path, one.manifest_size)
-            values += (one.e_tag, encode(one.metadata), one.naming_scheme, one.created_at, one.finalized)
-            values += (one.transaction_id, new.manifest)
+            values += (record.table_id, record.branch, record.version, record.staged_path, record.manifest_path)
+            values += (record.manifest_size, record.e_tag, encode(record.metadata), record.naming_scheme)
+            values += (record.created_at, record.finalized, record.transaction_id, new.manifest)
         return self.connection.rows(INSERT.format(rows=", ".join(rows)), *values)
 
-    def _there(self, new: NewVersion) -> VersionRecord:
+    def _existing_record(self, new: NewVersion) -> VersionRecord:
         row = self.connection.row(DESCRIBE, new.table_id, new.branch, new.version)
-        if row is None:  # deleted since the insert met it
-            raise _taken(new)
+        if row is None:  # deleted since the insert conflicted with it
+            raise _version_exists(new)
         return VersionRecord.of(row)
 
     @reads
@@ -156,11 +160,11 @@ class Versions(Scope):
         """Return a version. Raises TableVersionNotFoundError."""
         if row := self.connection.row(DESCRIBE, table_id, branch, version):
             return VersionRecord.of(row)
-        raise _missing(table_id, branch, version)
+        raise _version_not_found(table_id, branch, version)
 
     @reads
     def stored_manifest(self, record: VersionRecord) -> bytes | None:
-        """Return the manifest that is kept of a version; None once its file is durable, or if it always was."""
+        """Return the stored manifest of a version; None once its file is durable, or if it was from the start."""
         row = self.connection.row(MANIFEST, record.table_id, record.branch, record.version, record.staged_path)
         return None if row is None or row[0] is None else bytes(row[0])
 
@@ -168,44 +172,44 @@ class Versions(Scope):
     def list_versions(
         self, table_id: int, branch: str = "", after: int | None = None, limit: int = 100, descending: bool = False
     ) -> list[VersionRecord]:
-        """Return up to `limit` versions beyond `after`, upwards or downwards."""
-        start = after if after is not None else BEYOND if descending else -1
+        """Return up to `limit` versions after `after`, ascending or descending."""
+        start = after if after is not None else ABOVE_ALL if descending else -1
         rows = self.connection.rows(LIST_DOWN if descending else LIST, table_id, branch, start, limit)
         return [VersionRecord.of(row) for row in rows]
 
     @reads
     def latest_version(self, table_id: int, branch: str = "") -> VersionRecord | None:
-        """Return the highest version, or None without any."""
-        row = self.connection.row(LIST_DOWN, table_id, branch, BEYOND, 1)
+        """Return the latest version, or None without any."""
+        row = self.connection.row(LIST_DOWN, table_id, branch, ABOVE_ALL, 1)
         return VersionRecord.of(row) if row else None
 
     @writes
     def delete_versions(self, table_id: int, branch: str, ranges: Iterable[tuple[int, int | None]]) -> int:
-        """Forget the versions in the ranges [start, end), None standing for no end; return how many there were."""
+        """Delete the records of versions in the half-open ranges, with None for no end; return how many there were."""
         deleted = 0
         for start, end in ranges:
-            deleted += self.connection.change(DELETE, table_id, branch, start, BEYOND if end is None else end)
+            deleted += self.connection.change(DELETE, table_id, branch, start, ABOVE_ALL if end is None else end)
         return deleted
 
     @writes
     def delete_version_record(self, record: VersionRecord) -> bool:
-        """Forget one version, unless another commit has its number by now; whether it was still there."""
+        """Delete a version's record, unless another commit has its number by now; return whether it was there."""
         key = record.table_id, record.branch, record.version, record.staged_path
-        return bool(self.connection.change(FORGET, *key))
+        return bool(self.connection.change(DELETE_RECORD, *key))
 
     @writes
     def roll_back_version(self, record: VersionRecord) -> bool:
-        """Forget one version that did not come to be, and that it fulfilled any request; whether it was there."""
+        """Delete the record of a failed commit, and the references of requests to it; return whether it was there."""
         if not self.delete_version_record(record):
             return False
-        self.connection.change(UNFULFILL, record.table_id, record.branch, record.version)
+        self.connection.change(CLEAR_COMMIT_OF_REQUESTS, record.table_id, record.branch, record.version)
         return True
 
     @reads
     def pending_versions(
         self, table_id: int | None = None, limit: int = 100, after: VersionRecord | None = None
     ) -> list[VersionRecord]:
-        """Return versions that are recorded but not finalized, oldest first: of one table beyond `after`, or of all."""
+        """Return up to `limit` versions that are not finalized, oldest first: of one table after `after`, or of all."""
         if table_id is None:
             rows = self.connection.rows(PENDING_OF_ALL, limit)
         else:
@@ -215,49 +219,50 @@ class Versions(Scope):
 
     @reads
     def tables_with_pending_versions(self, after: int, limit: int) -> list[int]:
-        """Return the ids beyond `after` of tables with versions that are recorded but not finalized, upwards."""
+        """Return up to `limit` ids of tables with versions that are not finalized, those after `after`."""
         return [row[0] for row in self.connection.rows(PENDING_TABLES, after, limit)]
 
     @reads
     def has_pending_versions(self, table_id: int) -> bool:
-        """Return whether a table has versions that are recorded but not finalized."""
+        """Return whether a table has versions that are not finalized."""
         return self.connection.row(HAS_PENDING, table_id) is not None
 
     @writes
-    def mark_finalized(self, found: Iterable[FinalManifest]) -> None:
-        """Note that of several; a record that is gone, or of another manifest by now, is left as it is."""
-        told: dict[tuple[int, str], list[VersionRecord]] = {}
-        others: list[Row] = []
-        for one in found:
-            record = one.record
-            if (one.size, one.e_tag) == (record.manifest_size, record.e_tag):
-                told.setdefault((record.table_id, record.branch), []).append(record)
+    def mark_finalized(self, manifests: Iterable[FinalManifest]) -> None:
+        """Mark versions as finalized; a record that is gone, or has another manifest by now, is left alone."""
+        with_known_size: dict[tuple[int, str], list[VersionRecord]] = {}
+        with_new_size: list[Row] = []
+        for manifest in manifests:
+            record = manifest.record
+            if (manifest.size, manifest.e_tag) == (record.manifest_size, record.e_tag):
+                with_known_size.setdefault((record.table_id, record.branch), []).append(record)
             else:
                 key = record.table_id, record.branch, record.version, record.staged_path
-                others.append((one.size, one.e_tag, *key))
-        for branch, records in told.items():
-            for start in range(0, len(records), ROWS):
-                some = records[start : start + ROWS]
-                ends = min(record.version for record in some), max(record.version for record in some)
-                paths = [record.staged_path for record in some]
-                self.connection.change(FINALIZE_TOLD.format(paths=among(paths)), *branch, *ends, *paths)
-        if others:
-            self.connection.change_many(FINALIZE_SAME, others)
+                with_new_size.append((manifest.size, manifest.e_tag, *key))
+        for branch, records in with_known_size.items():
+            for start in range(0, len(records), ROWS_PER_STATEMENT):
+                chunk = records[start : start + ROWS_PER_STATEMENT]
+                versions = [record.version for record in chunk]
+                ends = min(versions), max(versions)
+                paths = [record.staged_path for record in chunk]
+                self.connection.change(FINALIZE_RANGE.format(paths=placeholders(paths)), *branch, *ends, *paths)
+        if with_new_size:
+            self.connection.change_many(FINALIZE_WITH_SIZE, with_new_size)
 
 
-def _record(new: NewVersion, now: int, transaction_id: str | None) -> VersionRecord:
-    """What a version's row says once it is there."""
+def _new_record(new: NewVersion, now: int, transaction_id: str | None) -> VersionRecord:
+    """Return the record of a new version."""
     head = new.table_id, new.branch, new.version, new.staged_path, new.manifest_path, new.manifest_size, new.e_tag
     return VersionRecord(*head, dict(new.metadata or {}), new.naming_scheme, now, new.finalized, transaction_id)
 
 
-def _taken(new: NewVersion) -> ConcurrentModificationError:
-    return ConcurrentModificationError(f"Version {new.version} exists already{_on(new.branch)}")
+def _version_exists(new: NewVersion) -> ConcurrentModificationError:
+    return ConcurrentModificationError(f"Version {new.version} exists already{_on_branch(new.branch)}")
 
 
-def _missing(table_id: int, branch: str, version: int) -> TableVersionNotFoundError:
-    return TableVersionNotFoundError(f"Table version not found: {version}{_on(branch)} (table id {table_id})")
+def _version_not_found(table_id: int, branch: str, version: int) -> TableVersionNotFoundError:
+    return TableVersionNotFoundError(f"Table version not found: {version}{_on_branch(branch)} (table id {table_id})")
 
 
-def _on(branch: str) -> str:
+def _on_branch(branch: str) -> str:
     return f" on branch {branch}" if branch else ""

@@ -1,8 +1,8 @@
-"""What a view reads, and whether those may read it on whose behalf its rows are made.
+"""The source tables of a view, and who may read them.
 
-A refresh runs with all that a worker may read, and its rows are for whoever may read the view. So the one who asks for
-it and the one who made the view must each have `read` on every table of its query, with no policy between: else a view
-would be a way round grants and policies.
+A refresh runs with a worker's access to all tables, and its rows are for every reader of the view. So the principal who
+requests it and the definer (who created the view) must each have `read` on every table of its query, without policies:
+otherwise a view would bypass grants and policies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tiltyard.access.visibility import seen_table
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.table_history import read_transactions
-from tiltyard.model.view_definitions import Made, ViewDefinition, sources_of
+from tiltyard.model.view_definitions import ViewDefinition, ViewLineage, parse_sources
 from tiltyard.storage.errors import lance_errors
-from tiltyard.store.tables.views import ViewRecord
+from tiltyard.store import ViewRecord
 
 if TYPE_CHECKING:
     import lance
@@ -36,50 +36,50 @@ if TYPE_CHECKING:
     from tiltyard.model.ids import Id
     from tiltyard.store import TableRecord
 
-_LOOKED_AT = 100
-"""How many versions are looked through for a refresh: index builds and compactions come between two of them."""
-_MADE_OF: weakref.WeakKeyDictionary[lance.LanceDataset, dict[str, str]] = weakref.WeakKeyDictionary()
+_MAX_VERSIONS = 100
+"""How many versions are searched for the last refresh: index builds and compactions come between two of them."""
+_PROPERTIES: weakref.WeakKeyDictionary[lance.LanceDataset, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
-def remember_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
-    """Note who made a view, and of what."""
+def record_view(ctx: Context, path: Id, definition: ViewDefinition) -> None:
+    """Record the definer and the definition of a new view."""
     definer = msgspec.json.encode(ctx.principal).decode()
     ctx.store.set_view(ctx.store.describe_table(path).id, ViewRecord(definition.digest, definer))
 
 
-def check_definition(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Principal:
-    """Who made a view, as they are now. Raises PermissionDeniedError for somebody who was disabled since.
+def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) -> Principal:
+    """Return the principal who created a view, as it is now. Raises PermissionDeniedError if it was disabled since.
 
-    Raises InvalidTableStateError if what its metadata says is not what was made.
+    Raises InvalidTableStateError if the definition in the table's metadata is not the recorded one.
     """
-    known = ctx.store.describe_view(record.id)
-    if known is None:
+    view = ctx.store.describe_view(record.id)
+    if view is None:
         raise InvalidTableStateError(
             "This catalog has not made this view, only found its table: create it anew, and it can be refreshed."
         )
-    if known.definition != definition.digest:
+    if view.definition != definition.digest:
         raise InvalidTableStateError(
             "The definition of this view was changed in its table's metadata: create it anew, and it can be refreshed."
         )
-    return _as_known(ctx, msgspec.json.decode(known.definer, type=Principal))
+    return _refreshed(ctx, msgspec.json.decode(view.definer, type=Principal))
 
 
-def readable_sources(ctx: Context, view: Id, query: str, definer: Principal) -> dict[str, str]:
-    """The location of each table of a query, by its id, all of which both may read.
+def resolve_sources(ctx: Context, view: Id, query: str, definer: Principal) -> dict[str, str]:
+    """Return the location of each table of a query, by its id; caller and definer may read all of them.
 
     Raises InvalidInputError (no query, or one of the view itself), TableNotFoundError, NamespaceNotFoundError (none
-    that whoever asks may see), PermissionDeniedError.
+    that the caller may see), PermissionDeniedError.
     """
-    found = {}
-    for name in sources_of(query):
+    locations = {}
+    for name in parse_sources(query):
         path = table_id(parse_id(name, DEFAULT_DELIMITER))
         if path == view:
             raise InvalidInputError("A view cannot read itself.")
         record = _readable(ctx, path)
         if definer.name != ctx.principal.name:
             _check_definer(msgspec.structs.replace(ctx, principal=definer, resolved=None), path)
-        found[name] = record.location
-    return found
+        locations[name] = record.location
+    return locations
 
 
 def _readable(ctx: Context, path: Id) -> TableRecord:
@@ -98,7 +98,7 @@ def _check_definer(ctx: Context, path: Id) -> None:
         ) from error
 
 
-def _as_known(ctx: Context, definer: Principal) -> Principal:
+def _refreshed(ctx: Context, definer: Principal) -> Principal:
     try:
         return present(ctx, definer)
     except PermissionDeniedError as error:
@@ -107,23 +107,25 @@ def _as_known(ctx: Context, definer: Principal) -> Principal:
         ) from error
 
 
-def made_of(ctx: Context, record: TableRecord, branch: str | None, dataset: lance.LanceDataset) -> dict[str, str]:
-    """Return the versions a view was made from, as table properties; none for one that was not refreshed lately.
+def source_version_properties(
+    ctx: Context, record: TableRecord, branch: str | None, dataset: lance.LanceDataset
+) -> dict[str, str]:
+    """Return the source versions of a view's rows as table properties; none for one that was not refreshed lately.
 
-    The answer is kept with the handle, which readers share until the table's version moves.
+    They are cached with the dataset, which readers share until the table's version changes.
     """
-    if ViewDefinition.of(dataset.schema.metadata) is None:
+    if ViewDefinition.from_metadata(dataset.schema.metadata) is None:
         return {}
-    if (properties := _MADE_OF.get(dataset)) is None:
+    if (properties := _PROPERTIES.get(dataset)) is None:
         ctx.storage.manifests.check_history(record.location, branch)
         with lance_errors(dataset):
-            properties = _MADE_OF[dataset] = _read_made_of(dataset)
+            properties = _PROPERTIES[dataset] = _read_source_versions(dataset)
     return properties
 
 
-def _read_made_of(dataset: lance.LanceDataset) -> dict[str, str]:
-    for _, transaction in read_transactions(dataset, int(dataset.version) - _LOOKED_AT):
-        made = Made.of(transaction.transaction_properties)
+def _read_source_versions(dataset: lance.LanceDataset) -> dict[str, str]:
+    for _, transaction in read_transactions(dataset, int(dataset.version) - _MAX_VERSIONS):
+        made = ViewLineage.from_properties(transaction.transaction_properties)
         if made is not None:
             sources = {name: one.version for name, one in made.sources.items()}
             return {"tiltyard.view.sources": msgspec.json.encode(sources).decode()}

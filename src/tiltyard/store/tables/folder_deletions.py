@@ -1,7 +1,7 @@
-"""Folders that will be deleted: marked first, deleted by a sweeper once due, and only then forgotten.
+"""Folders scheduled for deletion: recorded first, deleted by a sweeper once due, and removed from here after that.
 
-A table in creation has its folder here too, due when the lease of its creator runs out: what a crash leaves behind
-is swept like all the rest. So is a folder that a batch chose for a table that a later one of the same principal makes.
+The folder of a table in creation is scheduled, too, due when its creator's lease expires: so the remains of a crash are
+swept like all others. So is a folder that a batch reserves for a table that a later batch of its principal creates.
 """
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
@@ -10,32 +10,32 @@ from __future__ import annotations
 
 from lance_namespace.errors import ConcurrentModificationError
 
-from tiltyard.store.connection_scope import Scope, reads, writes
 from tiltyard.store.records import ScheduledDeletion
-from tiltyard.store.tables.location_overlap import overlap
-from tiltyard.store.tables.trash import forget_expired, forget_removed
+from tiltyard.store.repository import Repository, reads, writes
+from tiltyard.store.tables.location_overlap import find_overlap
+from tiltyard.store.tables.trash import purge_expired, purge_table_at
 
 CREATING = "creating"
 DROPPED = "dropped"
 RESERVED = "reserved"
 
-DOOM = """
+SCHEDULE = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) VALUES (?, ?, ?, ?, 0)
     ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
         transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
 """
-# Whoever enters the table of a folder at this moment is waited for, so that the next statement sees it.
+# Wait for a transaction that is inserting the table of the folder, so that the next statement sees that table.
 HOLD = "SELECT 1 FROM doomed_folders WHERE location = ? /*+ FOR UPDATE */"
-# What a table uses stays; and for its time what a removed one holds, and no sweeper has begun to delete.
-DOOM_UNLESS_KEPT = """
+# Not the folder of a table, nor of one in the trash that no sweeper has begun to delete.
+SCHEDULE_UNLESS_USED = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) SELECT ?, ?, ?, ?, 0
     WHERE NOT EXISTS (SELECT 1 FROM tables WHERE location = ?)
         AND NOT EXISTS (SELECT 1 FROM removed_tables WHERE location = ?)
     ON CONFLICT (location) DO UPDATE SET due_at = excluded.due_at,
         transaction_id = excluded.transaction_id, reason = excluded.reason, claims = 0
 """
-# Beside all that, what shallow clones use.
-DOOM_UNKNOWN = """
+# Nor, besides, a folder that shallow clones use.
+SCHEDULE_ORPHAN = """
     INSERT INTO doomed_folders (location, due_at, transaction_id, reason, claims) SELECT ?, ?, NULL, ?, 0
     WHERE NOT EXISTS (SELECT 1 FROM tables WHERE location = ?)
         AND NOT EXISTS (SELECT 1 FROM removed_tables WHERE location = ?)
@@ -46,7 +46,7 @@ DOOM_UNKNOWN = """
     ON CONFLICT (location) DO NOTHING
 """
 EXTEND = "UPDATE doomed_folders SET due_at = ? WHERE location = ? AND claims = 0"
-# A folder that a table uses is never handed out, whatever happened.
+# A folder that a table uses is never claimed, whatever happened.
 CLAIM = f"""
     WITH due (location) AS MATERIALIZED (
         SELECT location FROM doomed_folders
@@ -56,7 +56,7 @@ CLAIM = f"""
     UPDATE doomed_folders SET due_at = ?, claims = claims + 1 WHERE location IN (SELECT location FROM due)
     RETURNING {ScheduledDeletion.COLUMNS}
 """
-FORGET = "DELETE FROM doomed_folders WHERE location = ?"
+DELETE = "DELETE FROM doomed_folders WHERE location = ?"
 IS_RESERVED = f"""
     SELECT 1 FROM doomed_folders JOIN transactions ON transactions.id = doomed_folders.transaction_id
     WHERE location = ? AND reason = '{RESERVED}' AND asked_by = ?
@@ -64,64 +64,64 @@ IS_RESERVED = f"""
 COUNT = "SELECT count(*) FROM doomed_folders WHERE transaction_id = ?"
 
 
-class Folders(Scope):
-    """The methods for doomed folders."""
+class FolderDeletions(Repository):
+    """The methods for folders scheduled for deletion."""
 
     __slots__ = ()
 
     @writes
     def schedule_deletion(self, location: str, due_at: int, reason: str, transaction_id: str | None = None) -> bool:
-        """Mark a folder as one to delete once `due_at` has passed; mark it anew if it is marked already.
+        """Schedule a folder for deletion at `due_at` (ms since 1970), or reschedule it; return whether it was.
 
-        That of a table, or of a removed one that can be brought back, is left as it is: False says so.
+        The folder of a table, or of one that can be restored, is left alone.
         """
         self.connection.row(HOLD, location)
         values = location, due_at, transaction_id, reason
-        return bool(self.connection.change(DOOM_UNLESS_KEPT, *values, location, location))
+        return bool(self.connection.change(SCHEDULE_UNLESS_USED, *values, location, location))
 
     @writes
     def schedule_orphan_deletion(self, location: str, due_at: int, reason: str) -> bool:
-        """Mark a folder that nobody was found to know; return whether it was marked.
+        """Schedule an orphaned folder for deletion; return whether it was.
 
-        It is not if by now a table lies there, inside or around, can be brought back, or is a shallow clone of what
-        lies there, or if the folder is marked already.
+        It is not if by now a table lies in it or around it, one there can be restored or has shallow clones, or the
+        folder is scheduled already.
         """
-        if overlap(self.connection, location):
+        if find_overlap(self.connection, location):
             return False
-        return bool(self.connection.change(DOOM_UNKNOWN, location, due_at, reason, *[location] * 4))
+        return bool(self.connection.change(SCHEDULE_ORPHAN, location, due_at, reason, *[location] * 4))
 
     @writes
     def postpone_deletion(self, location: str, due_at: int) -> None:
-        """Put off the deletion of a folder. Raises ConcurrentModificationError when a sweeper has it, or had it."""
+        """Postpone the deletion of a folder. Raises ConcurrentModificationError if a sweeper has claimed it."""
         if not self.connection.change(EXTEND, due_at, location):
             raise ConcurrentModificationError(f"The folder is being deleted: {location}")
 
     @writes
     def claim_due_deletions(self, limit: int, lease_ms: int) -> list[ScheduledDeletion]:
-        """Hand out up to `limit` folders that are due. No other worker gets them for `lease_ms`.
+        """Claim up to `limit` folders that are due; no other worker gets them for `lease_ms`.
 
-        Their tables cannot be brought back from here on.
+        Their tables cannot be restored from here on.
         """
         now = self._clock()
         rows = self.connection.rows(CLAIM, now, limit, now + lease_ms)
         folders = [ScheduledDeletion(*row) for row in rows]
         for folder in folders:
-            forget_removed(self.connection, folder.location)
-        forget_expired(self.connection, now)
+            purge_table_at(self.connection, folder.location)
+        purge_expired(self.connection, now)
         return folders
 
     @writes
     def complete_deletion(self, location: str) -> None:
-        """Note that a folder is deleted."""
-        self.connection.change(FORGET, location)
+        """Remove the record of a folder that has been deleted."""
+        self.connection.change(DELETE, location)
 
     @reads
     def is_location_reserved(self, location: str, principal: str) -> bool:
-        """Whether a folder waits for a table that a principal makes."""
+        """Return whether a batch reserved a folder for a table that this principal creates."""
         return self.connection.row(IS_RESERVED, location, principal) is not None
 
     @reads
     def count_pending_deletions(self, transaction_id: str) -> int:
-        """Return how many folders of a transaction are left to delete."""
+        """Return how many folders of a transaction are still to be deleted."""
         row = self.connection.row(COUNT, transaction_id)
         return int(row[0]) if row else 0

@@ -1,7 +1,7 @@
-"""Lists of what somebody may see, who was granted only some objects: pages come from the grants, not from a filter.
+"""Pages of the objects visible to a principal with few grants, read from the grants rather than by a filter.
 
-An object is visible to whoever has any privilege on it, or on a namespace above it; a namespace, too, if one of the
-objects below it is, by its name alone. Grantees are all that a principal is: itself, its groups, its roles.
+An object is visible with any privilege on it or on an ancestor; a namespace also, by its name alone, if an object in it
+is visible. Grantees are the names a principal has: its own, its groups', its roles'.
 """
 
 # ruff: noqa: S608 - only constants of the code are put into SQL, never values
@@ -10,26 +10,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiltyard.store.connection_scope import Scope, reads
-from tiltyard.store.jobs import LAST
-from tiltyard.store.paths import among
+from tiltyard.store.jobs import NEWEST as NEWEST_JOB
+from tiltyard.store.paths import placeholders
 from tiltyard.store.records import ListedTable, RemovedNamespace, RemovedTable, TransactionRecord
-from tiltyard.store.tables.tables import WITH_ANCESTORS, listed
-from tiltyard.store.tables.trash import NEWEST
+from tiltyard.store.repository import Repository, reads
+from tiltyard.store.tables.tables import WITH_ANCESTORS, read_listed_tables
+from tiltyard.store.tables.trash import NEWEST as NEWEST_REMOVAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.model.modes import TransactionStatus
 
-# Granted objects, and with `up` the namespaces on the way to them. MATERIALIZED and CROSS JOIN make SQLite begin with
+# Granted objects, and with `up` their ancestors. MATERIALIZED and CROSS JOIN make SQLite begin with
 # the grants, which are few.
-MINE = """
+GRANTED = """
     WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
         SELECT DISTINCT kind, object_id FROM grants WHERE grantee IN ({grantees}) AND kind <> 'server'
     )
 """
-UP = f"""{MINE}, seeds (id) AS (
+WITH_PARENTS = f"""{GRANTED}, seeds (id) AS (
         SELECT id FROM mine WHERE kind = 'namespace'
         UNION SELECT namespace_id FROM mine CROSS JOIN tables WHERE tables.id = mine.id AND kind = 'table'
     ), up (id) AS (
@@ -37,8 +37,8 @@ UP = f"""{MINE}, seeds (id) AS (
         UNION SELECT parent_id FROM up CROSS JOIN namespaces WHERE namespaces.id = up.id AND parent_id IS NOT NULL
     )
 """
-ON_THE_WAY = f"{UP} SELECT 1 FROM up WHERE id = ?"
-NAMESPACES = f"""{UP}
+IS_PARENT = f"{WITH_PARENTS} SELECT 1 FROM up WHERE id = ?"
+NAMESPACES = f"""{WITH_PARENTS}
     SELECT name FROM up CROSS JOIN namespaces
     WHERE namespaces.id = up.id AND parent_id = ? AND name > ? ORDER BY name LIMIT ?
 """
@@ -49,17 +49,17 @@ TABLES = """
         AND +namespace_id = ? AND name > ? AND (? OR NOT declared)
     ORDER BY name LIMIT ?
 """
-HOLDS_A_TABLE = """
+HAS_GRANTED_TABLE = """
     SELECT 1 FROM grants CROSS JOIN tables
     WHERE grantee IN ({grantees}) AND kind = 'table' AND tables.id = object_id AND namespace_id = ? LIMIT 1
 """
 COUNT = "SELECT count(*) FROM (SELECT 1 FROM grants WHERE grantee IN ({grantees}) LIMIT ?) found"
-DOWN = """, down (id) AS (
+WITH_DESCENDANTS = """, down (id) AS (
         SELECT id FROM mine WHERE kind = 'namespace'
         UNION SELECT namespaces.id FROM down CROSS JOIN namespaces WHERE namespaces.parent_id = down.id
     )
 """
-ALL_TABLES = f"""{MINE}{DOWN}, page (namespace_id, name) AS (
+ALL_TABLES = f"""{GRANTED}{WITH_DESCENDANTS}, page (namespace_id, name) AS (
         SELECT * FROM (
             SELECT namespace_id, name FROM mine CROSS JOIN tables
             WHERE tables.id = mine.id AND kind = 'table' AND (namespace_id, name) > (?, ?) AND (? OR NOT declared)
@@ -74,8 +74,8 @@ ALL_TABLES = f"""{MINE}{DOWN}, page (namespace_id, name) AS (
         ORDER BY 1, 2 LIMIT ?
     ){WITH_ANCESTORS}
 """
-# What was removed has its grants and its place still: for those with one of the privileges given as bits.
-REMOVED = """
+# Objects in the trash still have their grants and their parent: those with one of the privileges given as bits.
+GRANTED_IN_TRASH = """
     WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
         SELECT kind, object_id FROM grants
         WHERE grantee IN ({grantees}) AND kind <> 'server' AND (privileges & ?) <> 0
@@ -86,13 +86,13 @@ REMOVED = """
         UNION SELECT places.id FROM down JOIN places ON places.parent_id = down.id
     )
 """
-REMOVED_TABLES = f"""{REMOVED}
+REMOVED_TABLES = f"""{GRANTED_IN_TRASH}
     SELECT {RemovedTable.COLUMNS} FROM removed_tables WHERE (removed_at, id) < (?, ?)
         AND (namespace_id IN (SELECT id FROM down) OR id IN (SELECT id FROM mine WHERE kind = 'table'))
         AND NOT EXISTS (SELECT 1 FROM tables WHERE tables.location = removed_tables.location)
     ORDER BY removed_at DESC, id DESC LIMIT ?
 """
-REMOVED_NAMESPACES = f"""{REMOVED}
+REMOVED_NAMESPACES = f"""{GRANTED_IN_TRASH}
     SELECT {RemovedNamespace.COLUMNS} FROM removed_namespaces
     WHERE top AND (removed_at, id) < (?, ?) AND id IN (SELECT id FROM down)
     ORDER BY removed_at DESC, id DESC LIMIT ?
@@ -102,7 +102,7 @@ JOBS = f"""
     WITH RECURSIVE mine (kind, id) AS MATERIALIZED (
         SELECT kind, object_id FROM grants
         WHERE grantee IN ({{grantees}}) AND kind <> 'server' AND (privileges & ?) <> 0
-    ){DOWN}
+    ){WITH_DESCENDANTS}
     SELECT {TransactionRecord.COLUMNS} FROM transactions
     WHERE kind IN ({{kinds}}) AND status = COALESCE(?, status) AND (created_at, id) < (?, ?) AND (
         asked_by = ? OR EXISTS (
@@ -115,31 +115,31 @@ JOBS = f"""
 """
 
 
-class Visibility(Scope):
-    """The methods for what somebody may see."""
+class Visibility(Repository):
+    """The methods for the objects visible to some grantees."""
 
     __slots__ = ()
 
     @reads
     def has_grant_at_or_below(self, namespace_id: int, grantees: Sequence[str]) -> bool:
-        """Return whether anything was granted on a namespace or below it."""
-        for sql in (HOLDS_A_TABLE, ON_THE_WAY):  # the first is what is asked most, and cheaper
-            if self.connection.row(sql.format(grantees=among(grantees)), *grantees, namespace_id) is not None:
+        """Return whether there is a grant on a namespace or on anything in it."""
+        for sql in (HAS_GRANTED_TABLE, IS_PARENT):  # the first is the usual case, and cheaper
+            if self.connection.row(sql.format(grantees=placeholders(grantees)), *grantees, namespace_id) is not None:
                 return True
         return False
 
     @reads
-    def count_grants(self, grantees: Sequence[str], most: int) -> int:
-        """Return how many grants there are to any of the grantees, counting no further than `most`."""
-        row = self.connection.row(COUNT.format(grantees=among(grantees)), *grantees, most)
+    def count_grants(self, grantees: Sequence[str], limit: int) -> int:
+        """Return the number of grants to any of the grantees, counted up to `limit`."""
+        row = self.connection.row(COUNT.format(grantees=placeholders(grantees)), *grantees, limit)
         return int(row[0]) if row else 0
 
     @reads
     def visible_namespaces(
         self, namespace_id: int, grantees: Sequence[str], after: str | None, limit: int
     ) -> list[str]:
-        """Return up to `limit` names of children with a grant on or below them, behind `after`."""
-        sql = NAMESPACES.format(grantees=among(grantees))
+        """Return up to `limit` names of children with a grant on them or on anything in them, those after `after`."""
+        sql = NAMESPACES.format(grantees=placeholders(grantees))
         return [row[0] for row in self.connection.rows(sql, *grantees, namespace_id, after or "", limit)]
 
     @reads
@@ -151,8 +151,8 @@ class Visibility(Scope):
         limit: int,
         include_declared: bool = True,
     ) -> list[str]:
-        """Return up to `limit` names of tables in a namespace with a grant of their own, behind `after`."""
-        sql = TABLES.format(grantees=among(grantees))
+        """Return up to `limit` names of tables in a namespace with a grant of their own, those after `after`."""
+        sql = TABLES.format(grantees=placeholders(grantees))
         values = namespace_id, after or "", include_declared, limit
         return [row[0] for row in self.connection.rows(sql, *grantees, *values)]
 
@@ -160,10 +160,10 @@ class Visibility(Scope):
     def all_visible_tables(
         self, grantees: Sequence[str], after: tuple[int, str] | None, limit: int, include_declared: bool = True
     ) -> list[ListedTable]:
-        """Return up to `limit` tables with a grant on or above them, as `list_all_tables` does."""
-        part = *(after or (0, "")), include_declared, limit
-        sql = ALL_TABLES.format(grantees=among(grantees))
-        return listed(self.connection.rows(sql, *grantees, *part, *part, limit))
+        """Return up to `limit` tables with a grant on them or an ancestor, as `list_all_tables` does."""
+        page = *(after or (0, "")), include_declared, limit
+        sql = ALL_TABLES.format(grantees=placeholders(grantees))
+        return read_listed_tables(self.connection.rows(sql, *grantees, *page, *page, limit))
 
     @reads
     def visible_jobs(
@@ -176,25 +176,25 @@ class Visibility(Scope):
         before: tuple[int, str] | None,
         limit: int,
     ) -> list[TransactionRecord]:
-        """Return jobs, as `list_jobs` does, that `requested_by` wants, or with one of the privileges on their table."""
-        sql = JOBS.format(grantees=among(grantees), kinds=among(kinds))
-        values = privileges, *kinds, status and status.value, *(before or LAST), requested_by, limit
+        """Return jobs as `list_jobs` does: those of `requested_by`, or with one of the privileges on the table."""
+        sql = JOBS.format(grantees=placeholders(grantees), kinds=placeholders(kinds))
+        values = privileges, *kinds, status and status.value, *(before or NEWEST_JOB), requested_by, limit
         return [TransactionRecord.of(row) for row in self.connection.rows(sql, *grantees, *values)]
 
     @reads
     def visible_removed_tables(
         self, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
     ) -> list[RemovedTable]:
-        """Return removed tables, as `list_removed_tables` does, on which one of the privileges was granted."""
-        sql = REMOVED_TABLES.format(grantees=among(grantees))
-        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST), limit)
+        """Return removed tables as `list_removed_tables` does, those with one of the privileges granted on them."""
+        sql = REMOVED_TABLES.format(grantees=placeholders(grantees))
+        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST_REMOVAL), limit)
         return [RemovedTable.of(row) for row in rows]
 
     @reads
     def visible_removed_namespaces(
         self, grantees: Sequence[str], privileges: int, before: tuple[int, int] | None, limit: int
     ) -> list[RemovedNamespace]:
-        """Return removed namespaces, as `list_removed_namespaces` does, on which one of the privileges was granted."""
-        sql = REMOVED_NAMESPACES.format(grantees=among(grantees))
-        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST), limit)
+        """Return removed namespaces as `list_removed_namespaces` does, those with one of the privileges granted."""
+        sql = REMOVED_NAMESPACES.format(grantees=placeholders(grantees))
+        rows = self.connection.rows(sql, *grantees, privileges, *(before or NEWEST_REMOVAL), limit)
         return [RemovedNamespace.of(row) for row in rows]

@@ -50,7 +50,7 @@ from tests.conformance.cases import World, paths
 from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tiltyard.publishing import commit
-from tiltyard.publishing.batch_call import sender
+from tiltyard.publishing.batch_call import batch_sender
 
 Fresh = Callable[[str], str]
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
@@ -544,7 +544,7 @@ def test_publish_by_http_sends_headers_and_understands_refusals() -> None:
         server.seen, server.answers = [], [(409, b'{"code": 5, "error": "taken"}'), (502, b"<html>")]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client = rust.RestNamespace(uri=f"http://127.0.0.1:{server.server_port}")
-        send = sender(client, {"Authorization": "Bearer me"})
+        send = batch_sender(client, {"Authorization": "Bearer me"})
         for expected in (TableAlreadyExistsError, InternalError):
             with pytest.raises(expected):
                 send(BatchCommitTablesRequest(operations=[]), "a key")

@@ -31,7 +31,7 @@ from tests.conformance.test_publish import ROWS, Answers, Stop, write
 from tests.identity.test_serving import certificate
 from tests.services.server import ServerProcess
 from tiltyard.publishing import commit
-from tiltyard.publishing.batch_call import NotSentError, sender
+from tiltyard.publishing.batch_call import NotSentError, batch_sender
 from tiltyard.runtime.failpoints import Point
 from tiltyard.tables.commits import finalizing
 
@@ -213,7 +213,7 @@ def test_publish_takes_no_version_of_a_thread_that_is_late(home: Home) -> None:
     [operation] = changes.operations
     assert operation.create_table_version is not None
     with pytest.raises(InvalidInputError, match="has ended"):
-        changes.add(operation.create_table_version)
+        changes.add_version(operation.create_table_version)
 
 
 @pytest.mark.parametrize("error", [NotSentError("refused"), ThrottlingError("slowly")])
@@ -249,7 +249,7 @@ def test_sender_tells_a_server_that_is_not_there_from_one_that_does_not_answer()
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client = rust.RestNamespace(uri=f"http://127.0.0.1:{server.server_port}")
-        send = sender(client, {})
+        send = batch_sender(client, {})
         with pytest.raises(ServiceUnavailableError, match="did not answer"):
             send(BatchCommitTablesRequest(operations=[]), "a key")
         server.shutdown()

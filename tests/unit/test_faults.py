@@ -37,16 +37,16 @@ def test_parse_of_unknown_words_is_refused(text: str) -> None:
 def test_strike_with_file_strikes_once(tmp_path: Path) -> None:
     file = tmp_path / "armed"
     fault = Fault(Action.RAISE, file)
-    fault.strike(Point.BEFORE_RECORD)
+    fault.trigger(Point.BEFORE_RECORD)
     file.touch()
     with pytest.raises(FaultError, match="before_record"):
-        fault.strike(Point.BEFORE_RECORD)
-    fault.strike(Point.BEFORE_RECORD)
+        fault.trigger(Point.BEFORE_RECORD)
+    fault.trigger(Point.BEFORE_RECORD)
 
 
 def test_strike_unavailable_raises_what_a_lost_database_raises() -> None:
     with pytest.raises(ServiceUnavailableError):
-        Fault(Action.UNAVAILABLE, None).strike(Point.AFTER_RECORD)
+        Fault(Action.UNAVAILABLE, None).trigger(Point.AFTER_RECORD)
 
 
 def test_strike_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_cve_2026_42810_s3_policy_of_any_name_opens_that_folder_alone(mine: str,
     assert allows(policy, "s3:PutObject", f"{arn}/{folder.path}/x", None)
     assert allows(policy, "s3:ListBucket", arn, f"{folder.path}/")
     for name in (other, f"{folder.path}2", folder.path):
-        if not name.startswith(folder.inside):
+        if not name.startswith(folder.prefix):
             assert not allows(policy, "s3:GetObject", f"{arn}/{name}", None)
             assert not allows(policy, "s3:ListBucket", arn, name)
     assert not allows(policy, "s3:GetObject", f"arn:aws:s3:::lake2/{folder.path}/x", None)
@@ -102,7 +102,7 @@ class Provider:
         self.go = threading.Event()
         self.go.set()
         self.down = False
-        self.shared = CredentialCache(self, lambda: self.now)
+        self.cache = CredentialCache(self, lambda: self.now)
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
         self.calls.append((folder, writable))
@@ -113,7 +113,7 @@ class Provider:
         return Credentials({"key": f"k{len(self.calls)}"}, self.now, self.now + HOUR)
 
     def key(self, writable: bool = False) -> str:
-        return self.shared.vend(FOLDER, writable=writable).options["key"]
+        return self.cache.vend(FOLDER, writable=writable).options["key"]
 
 
 def test_shared_many_callers_at_once_are_one_call() -> None:
@@ -129,7 +129,7 @@ def test_shared_many_callers_at_once_are_one_call() -> None:
 
 def test_shared_reading_and_writing_and_other_folders_are_apart() -> None:
     provider = Provider()
-    provider.shared.vend(Folder("lake", "tables/t2"), writable=False)
+    provider.cache.vend(Folder("lake", "tables/t2"), writable=False)
     assert (provider.key(), provider.key(writable=True), provider.key(), len(provider.calls)) == ("k2", "k3", "k2", 3)
 
 

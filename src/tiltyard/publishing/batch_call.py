@@ -1,4 +1,4 @@
-"""BatchCommitTables through any client, also through one that lacks the call."""
+"""Call BatchCommitTables through any client, also through one that lacks the method."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from lance_namespace_urllib3_client.exceptions import ApiException
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, MaxRetryError, NewConnectionError, SSLError
 
 Send: TypeAlias = Callable[[upstream.BatchCommitTablesRequest, str | None], upstream.BatchCommitTablesResponse]
-"""Sends a batch under a key: with the same key, it is the same batch again. Without one credentials are answered."""
+"""Sends a batch with an idempotency key, or without one: only then has the response credentials."""
 
-ANSWER_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 _ENDPOINT = re.compile(r'endpoint: "([^"]+)"')
 
 
 class NotSentError(ServiceUnavailableError):
-    """No connection was made, so that the server has not heard of the batch."""
+    """No connection was made, so the server has not received the batch."""
 
 
 RETRYABLE_ERRORS = NotSentError, ThrottlingError
-"""What says that nothing was committed, and may go well when it is tried again."""
+"""Errors for which nothing was committed, and a retry may succeed."""
 
 
-def sender(client: upstream.LanceNamespace, headers: Mapping[str, str], ssl_ca_cert: str | None = None) -> Send:
-    """The way to send batches through a client. Raises UnsupportedOperationError if it has none, TypeError."""
+def batch_sender(client: upstream.LanceNamespace, headers: Mapping[str, str], ssl_ca_cert: str | None = None) -> Send:
+    """Return a function that sends batches through a client. Raises UnsupportedOperationError, TypeError."""
     if not isinstance(client, upstream.LanceNamespace):
         raise TypeError(
             f"A publication needs a LanceNamespace, not {type(client).__name__}: see lance_namespace.connect."
@@ -51,29 +51,31 @@ def sender(client: upstream.LanceNamespace, headers: Mapping[str, str], ssl_ca_c
     endpoint = _ENDPOINT.search(client.namespace_id()) if isinstance(client, RestNamespace) else None
     if endpoint is None:
         raise UnsupportedOperationError(f"{type(client).__name__} cannot commit several tables in one batch.")
-    return _by_http(Configuration(host=endpoint[1].rstrip("/"), ssl_ca_cert=ssl_ca_cert), headers)
+    return _http_sender(Configuration(host=endpoint[1].rstrip("/"), ssl_ca_cert=ssl_ca_cert), headers)
 
 
-def _by_http(server: Configuration, headers: Mapping[str, str]) -> Send:
-    """pylance's RestNamespace (14) has no batch; the generated client is asked in its place."""
+def _http_sender(server: Configuration, headers: Mapping[str, str]) -> Send:
+    """Send batches with upstream's generated client: pylance's RestNamespace (14) has no method for them."""
     api = TableApi(ApiClient(server))
 
     def send(request: upstream.BatchCommitTablesRequest, key: str | None) -> upstream.BatchCommitTablesResponse:
-        sent = {**headers, "Idempotency-Key": key} if key else dict(headers)
+        request_headers = {**headers, "Idempotency-Key": key} if key else dict(headers)
         try:
-            return api.batch_commit_tables(request, _request_timeout=ANSWER_SECONDS, _headers=sent)
+            return api.batch_commit_tables(request, _request_timeout=TIMEOUT_SECONDS, _headers=request_headers)
         except ApiException as error:
-            raise _told(error) from error
+            raise _response_error(error) from error
         except HTTPError as error:
-            raise _unanswered(error) from error
+            raise _connection_error(error) from error
 
     return send
 
 
-def _unanswered(error: HTTPError) -> LanceNamespaceError:
-    """The error of a batch without an answer; of a connection that was never made, it is certain that it has none."""
+def _connection_error(error: HTTPError) -> LanceNamespaceError:
+    """Translate the error of a request without response; NotSentError where no connection was made."""
     cause = error.reason if isinstance(error, MaxRetryError) else error
-    if isinstance(cause, SSLError) and any(isinstance(one, ssl.SSLCertVerificationError) for one in cause.args):
+    if isinstance(cause, SSLError) and any(
+        isinstance(argument, ssl.SSLCertVerificationError) for argument in cause.args
+    ):
         return InvalidInputError(
             f"The certificate of the server cannot be verified ({cause}): say which authorities are to be trusted, "
             "tiltyard.publish(client, ssl_ca_cert=…)."
@@ -83,8 +85,8 @@ def _unanswered(error: HTTPError) -> LanceNamespaceError:
     return ServiceUnavailableError(f"The server did not answer: {error}")
 
 
-def _told(error: ApiException) -> LanceNamespaceError:
-    """The error that an answer carries."""
+def _response_error(error: ApiException) -> LanceNamespaceError:
+    """Build the error that a response describes."""
     try:
         body = json.loads(error.body or "")
         return from_error_code(int(body["code"]), str(body["error"]))
@@ -93,7 +95,7 @@ def _told(error: ApiException) -> LanceNamespaceError:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error says for certain that nothing was committed."""
+    """Whether an error means for certain that nothing was committed."""
     return isinstance(error, LanceNamespaceError) and not isinstance(
         error, InternalError | ServiceUnavailableError | ThrottlingError
     )

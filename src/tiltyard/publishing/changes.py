@@ -9,47 +9,47 @@ from uuid import uuid4
 import lance_namespace as upstream
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError, TableNotFoundError
 
-from tiltyard.publishing.staged import Line
+from tiltyard.publishing.staged import StagedBranch
 
 if TYPE_CHECKING:
-    from tiltyard.publishing.staged import Table
+    from tiltyard.publishing.staged import PublishedTable
 
 Path: TypeAlias = tuple[str, ...]
 
-COPIES = "_publishing-"
-"""How the folder with a publication's copies begins, inside the folder of each table that it writes."""
+COPIES_PREFIX = "_publishing-"
+"""Prefix of the folder with a publication's copies of manifests, inside the folder of each table that it writes."""
 
 
-def shown(path: Path) -> str:
-    """A table's id, to be read."""
+def display_id(path: Path) -> str:
+    """Format a table's id for messages."""
     return "$".join(path)
 
 
 def fields_of(request: Any) -> dict[str, Any]:
-    """A request as pylance hands it over, a model or like a mapping, without what is absent."""
-    given = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the fields of a request as pylance passes it, a model or a mapping, without those that are absent."""
+    fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def path_of(request: Any) -> Path:
-    """The id that a request names; empty for the root."""
+    """Return the id in a request; empty for the root."""
     return tuple(fields_of(request).get("id") or ())
 
 
 class Changes:
-    """Tables and versions, under one lock; several threads write in a block."""
+    """The tables and versions of a block, under one lock: several threads may write in it."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.is_open = is_open
         self.operations: list[upstream.CommitTableOperation] = []
-        self.deregistered: dict[Path, Table] = {}
-        self._copies = f"{COPIES}{uuid4().hex}"
-        self._tables: dict[Path, Table] = {}
-        self._lines: dict[tuple[Path, str | None], Line] = {}
+        self.deregistered: dict[Path, PublishedTable] = {}
+        self._copies_folder = f"{COPIES_PREFIX}{uuid4().hex}"
+        self._tables: dict[Path, PublishedTable] = {}
+        self._branches: dict[tuple[Path, str | None], StagedBranch] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Take nothing more: what comes after is not in the batch."""
+        """Accept no more changes: later ones would not be in the batch."""
         with self._lock:
             self.is_open = False
 
@@ -58,75 +58,76 @@ class Changes:
         if not self.is_open:
             raise InvalidInputError("The block of this publication has ended: open another one to write.")
 
-    def table(self, path: Path) -> Table | None:
-        """A table as the block knows it; None if it does not. Raises TableNotFoundError if it deregistered it."""
+    def table(self, path: Path) -> PublishedTable | None:
+        """Return a table that the block has used; None for others. Raises TableNotFoundError for a deregistered one."""
         if path in self.deregistered:
-            raise TableNotFoundError(f"{shown(path)} is deregistered in this block.")
+            raise TableNotFoundError(f"{display_id(path)} is deregistered in this block.")
         return self._tables.get(path)
 
-    def declared(self, path: Path) -> Table | None:
-        """A table that the block declares. Raises as `table` does."""
-        found = self.table(path)
-        return found if found is not None and found.declared else None
+    def declared_table(self, path: Path) -> PublishedTable | None:
+        """Return a table that the block declares. Raises as `table` does."""
+        table = self.table(path)
+        return table if table is not None and table.declared else None
 
-    def remember(self, table: Table) -> Table:
-        """Keep what is known of a table; what was known before stands."""
+    def remember(self, table: PublishedTable) -> PublishedTable:
+        """Add a table that the client described, unless it is known; return the known one."""
         with self._lock:
             return self._tables.setdefault(table.path, table)
 
-    def declare(self, table: Table) -> None:
-        """Add a declaration to the batch. Raises TableAlreadyExistsError, also for a table that was there before."""
+    def declare(self, table: PublishedTable) -> None:
+        """Add a declaration to the batch. Raises TableAlreadyExistsError, also for a table that existed before."""
         request = upstream.DeclareTableRequest(
             id=list(table.path), location=table.location, properties=dict(table.properties)
         )
         with self._lock:
             self.check_open()
             if table.path in self._tables and self._tables[table.path].declared:
-                raise TableAlreadyExistsError(f"{shown(table.path)} is declared in this block already.")
-            if any(line.table.path == table.path for line in self._lines.values()):
-                raise TableAlreadyExistsError(f"{shown(table.path)} was there when this block wrote it.")
+                raise TableAlreadyExistsError(f"{display_id(table.path)} is declared in this block already.")
+            if any(branch.table.path == table.path for branch in self._branches.values()):
+                raise TableAlreadyExistsError(f"{display_id(table.path)} was there when this block wrote it.")
             self._tables[table.path] = table
             self.operations.append(upstream.CommitTableOperation(declare_table=request))
 
-    def deregister(self, table: Table) -> None:
+    def deregister(self, table: PublishedTable) -> None:
         """Add a deregistration to the batch. Raises InvalidInputError for a table that the block writes."""
         request = upstream.DeregisterTableRequest(id=list(table.path))
         with self._lock:
             self.check_open()
-            if table.declared or any(line.staged for line in self._lines.values() if line.table.path == table.path):
-                raise InvalidInputError(f"{shown(table.path)} is written in this block: deregister it in another.")
+            branches = [branch for branch in self._branches.values() if branch.table.path == table.path]
+            if table.declared or any(branch.versions for branch in branches):
+                raise InvalidInputError(f"{display_id(table.path)} is written in this block: deregister it in another.")
             self.deregistered[table.path] = table
             self.operations.append(upstream.CommitTableOperation(deregister_table=request))
 
-    def add(self, version: upstream.CreateTableVersionRequest) -> None:
+    def add_version(self, version: upstream.CreateTableVersionRequest) -> None:
         """Add a version to the batch."""
         with self._lock:
             self.check_open()
             self.operations.append(upstream.CommitTableOperation(create_table_version=version))
 
-    def line(self, table: Table, branch: str | None) -> Line:
-        """The versions of a branch, to be added to."""
+    def branch(self, table: PublishedTable, name: str | None) -> StagedBranch:
+        """Return the staged versions of a branch, to add to them."""
         with self._lock:
-            return self._lines.setdefault((table.path, branch), Line(table, branch, self._copies))
+            return self._branches.setdefault((table.path, name), StagedBranch(table, name, self._copies_folder))
 
-    def changed_line(self, path: Path, branch: str | None) -> Line | None:
-        """The versions of a branch, if the block has added any."""
-        found = self._lines.get((path, branch))
-        return found if found is not None and found.staged else None
+    def changed_branch(self, path: Path, name: str | None) -> StagedBranch | None:
+        """Return the staged versions of a branch; None if the block has added none."""
+        branch = self._branches.get((path, name))
+        return branch if branch is not None and branch.versions else None
 
-    def lines(self) -> list[Line]:
-        """All branches that the block has written, or tried to."""
+    def branches(self) -> list[StagedBranch]:
+        """Return all branches that the block has written, or tried to."""
         with self._lock:
-            return list(self._lines.values())
+            return list(self._branches.values())
 
-    def new_tables(self) -> list[Table]:
-        """All tables that the block declares."""
+    def new_tables(self) -> list[PublishedTable]:
+        """Return all tables that the block declares."""
         with self._lock:
             return [table for table in self._tables.values() if table.declared]
 
     def is_written(self, path: Path) -> bool:
         """Whether the block has added versions to a table."""
-        return any(line.staged for line in self.lines() if line.table.path == path)
+        return any(branch.versions for branch in self.branches() if branch.table.path == path)
 
     def is_changed(self, path: Path) -> bool:
         """Whether the block has written a table, or declares it."""

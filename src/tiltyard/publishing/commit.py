@@ -1,4 +1,4 @@
-"""The end of a block: one batch, or no trace."""
+"""End a block: commit its changes in one batch, or roll them back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.publishing.batch_call import RETRYABLE_ERRORS, is_refusal
-from tiltyard.publishing.changes import shown
+from tiltyard.publishing.changes import display_id
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
 
 if TYPE_CHECKING:
@@ -27,57 +27,59 @@ if TYPE_CHECKING:
 
     from tiltyard.publishing.batch_call import Send
     from tiltyard.publishing.changes import Changes, Path
-    from tiltyard.publishing.staged import Line, Table
+    from tiltyard.publishing.staged import PublishedTable, StagedBranch
 
 log = logging.getLogger("tiltyard.publishing")
 
 PAUSES = (0.1, 0.5, 2.0, 5.0)
-"""Seconds before a batch is sent again, after an answer that did not say whether it is committed."""
+"""Seconds before each retry of a batch, after a response that did not say whether it is committed."""
 
 
-class Asked(dict[str, Any]):
-    """A request as pylance makes it for the calls that take mappings."""
+class MappingRequest(dict[str, Any]):
+    """A request as pylance builds it for methods that take mappings."""
 
     def model_dump(self) -> dict[str, Any]:
-        """The same as a plain dict."""
+        """Return a plain dict."""
         return dict(self)
 
 
-def commit(client: upstream.LanceNamespace, send: Send, changes: Changes, renew: Callable[[Table], None]) -> str | None:
-    """Send the batch; the id of its transaction, None if it changes nothing or its answer was lost.
+def commit(
+    client: upstream.LanceNamespace, send: Send, changes: Changes, renew: Callable[[PublishedTable], None]
+) -> str | None:
+    """Send the batch; return its transaction's id, None if the batch is empty or its response was lost.
 
-    `renew` takes other credentials for a table where its own are about to end.
-    Raises PublishConflictError, PublishUncertainError, and what else the server refuses the batch with.
+    `renew` replaces a table's credentials if they are about to expire.
+    Raises PublishConflictError, PublishUncertainError, and the error with which the server refuses the batch.
     """
     if not changes.operations:
         return None
     replaced = [path for path, table in changes.deregistered.items() if _location(client, path) != table.location]
     if replaced:
         raise PublishConflictError(replaced)
-    transaction = _sent(client, send, changes)
-    for line in changes.lines():
-        with _at_best(line.table):
-            renew(line.table)
-            line.forget_copies()
-    return transaction
+    transaction_id = _send(client, send, changes)
+    for branch in changes.branches():
+        with _best_effort(branch.table):
+            renew(branch.table)
+            branch.delete_copies()
+    return transaction_id
 
 
-def roll_back(client: upstream.LanceNamespace, changes: Changes, renew: Callable[[Table], None]) -> None:
-    """Delete what the block staged. What cannot be deleted is logged, and left to the garbage collection."""
-    for line in changes.lines():
-        if not line.table.declared:
-            with _at_best(line.table):
-                renew(line.table)
-                _discard(client, line)
+def roll_back(client: upstream.LanceNamespace, changes: Changes, renew: Callable[[PublishedTable], None]) -> None:
+    """Delete the files of the block. Those that cannot be deleted are logged, and left to the garbage collection."""
+    for branch in changes.branches():
+        if not branch.table.declared:
+            with _best_effort(branch.table):
+                renew(branch.table)
+                _discard(client, branch)
     for table in changes.new_tables():
-        with _at_best(table):
+        with _best_effort(table):
             renew(table)
-            if not _is_there(client, table):
+            if not _is_in_catalog(client, table):
                 table.delete()
 
 
-def _is_there(client: upstream.LanceNamespace, table: Table) -> bool:
-    """Whether a new table is in the catalog after all: who does not answer has refused it, or has not heard of it."""
+def _is_in_catalog(client: upstream.LanceNamespace, table: PublishedTable) -> bool:
+    """Whether a new table is in the catalog after all; False without an answer: the batch was refused or never sent."""
     try:
         return _location(client, table.path) == table.location
     except Exception as error:  # noqa: BLE001  # see above
@@ -85,186 +87,195 @@ def _is_there(client: upstream.LanceNamespace, table: Table) -> bool:
         return False
 
 
-def _discard(client: upstream.LanceNamespace, line: Line) -> None:
-    """Delete what was staged for a branch, and the files that came with it.
+def _discard(client: upstream.LanceNamespace, branch: StagedBranch) -> None:
+    """Delete the staged versions of a branch, and their new files.
 
-    The client knows the table by its name. By now that may be another's: then nobody can tell which files are older
-    versions' as well, and only the commits themselves go. Raises what the client and the storage raise.
+    The client looks up the table by name, which may be another table's by now: then it is unknown which files older
+    versions reference, and only manifests and transactions are deleted. Raises what the client and the storage raise.
     """
-    base, kept = _base_manifest(client, line), _others(client, line)
-    is_known = (
-        (base or not line.base) and kept is not None and _location(client, line.table.path) == line.table.location
-    )
-    line.discard(base, kept if is_known else None)
+    base, others = _base_manifest(client, branch), _other_manifests(client, branch)
+    has_base = base is not None or not branch.base_version
+    if not has_base or others is None or _location(client, branch.table.path) != branch.table.location:
+        others = None
+    branch.discard(base, others)
 
 
 @contextmanager
-def _at_best(table: Table) -> Iterator[None]:
-    """Tidy up as far as the storage lets us: how the block ended is what its caller has to hear."""
+def _best_effort(table: PublishedTable) -> Iterator[None]:
+    """Log errors of a clean-up instead of raising them: the caller needs to learn how the block ended."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  # see above
         log.warning("files of a publication are left in %s: %s", table.location, error)
 
 
-def _base_manifest(client: upstream.LanceNamespace, line: Line) -> str | None:
-    """The manifest of the version that a line begins behind, if it is still there."""
+def _base_manifest(client: upstream.LanceNamespace, branch: StagedBranch) -> str | None:
+    """Return the manifest of a branch's base version; None if there is none any more."""
     try:
-        return _manifest(client, line, line.base) if line.base else None
+        return _manifest(client, branch, branch.base_version) if branch.base_version else None
     except LanceNamespaceError:
         return None
 
 
-def _others(client: upstream.LanceNamespace, line: Line) -> list[str] | None:
-    """The manifests of all other versions whose files the block's own may name; None if they are not to be found.
+def _other_manifests(client: upstream.LanceNamespace, branch: StagedBranch) -> list[str] | None:
+    """Return the manifests of all other versions whose files the block's versions may reference; None if unknown.
 
-    Those are the versions that were restored, and those that others have committed since: Lance finds them in storage,
-    and what it staged on top of them names their files, too. Of one that is cleaned up by now nothing is needed.
+    These are the versions that were restored, and those that others have committed since: Lance finds them in storage,
+    and versions staged on top of them reference their files, too. Versions cleaned up by now are not needed.
     Raises what the client raises.
     """
     try:
-        found = [_manifest(client, line, version) for version in line.restored() if version <= line.base]
-        latest = latest_version(client, line)
+        restored = [version for version in branch.restored_versions() if version <= branch.base_version]
+        manifests = [_manifest(client, branch, version) for version in restored]
+        latest = latest_version(client, branch)
     except (TableNotFoundError, TableVersionNotFoundError):
         return None
-    for version in range(line.base + 1, latest + 1):
+    for version in range(branch.base_version + 1, latest + 1):
         with suppress(TableVersionNotFoundError):
-            found.append(_manifest(client, line, version))
-    return found
+            manifests.append(_manifest(client, branch, version))
+    return manifests
 
 
-def _manifest(client: upstream.LanceNamespace, line: Line, version: int) -> str:
-    """The path of a committed version's manifest. Raises TableVersionNotFoundError, TableNotFoundError."""
-    asked = Asked(id=list(line.table.path), version=version)
-    if line.branch:
-        asked["branch"] = line.branch
-    answer: Any = client.describe_table_version(asked)  # type: ignore[arg-type]  # as pylance itself calls it
-    found = answer["version"] if isinstance(answer, dict) else answer.version.to_dict()
-    return str(found["manifest_path"])
+def _manifest(client: upstream.LanceNamespace, branch: StagedBranch, version: int) -> str:
+    """Return the path of a committed version's manifest. Raises TableVersionNotFoundError, TableNotFoundError."""
+    request = MappingRequest(id=list(branch.table.path), version=version)
+    if branch.name:
+        request["branch"] = branch.name
+    response: Any = client.describe_table_version(request)  # type: ignore[arg-type]  # as pylance itself calls it
+    description = response["version"] if isinstance(response, dict) else response.version.to_dict()
+    return str(description["manifest_path"])
 
 
-def _sent(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str | None:
+def _send(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str | None:
+    """Send the batch with retries under one idempotency key; return as `commit` does, and raise as it does."""
     request, key = upstream.BatchCommitTablesRequest(operations=changes.operations), uuid4().hex
     pauses = iter(PAUSES)
-    certain = True
+    is_certain = True  # that no earlier attempt has been committed
     while True:
         try:
-            transaction = send(request, key).transaction_id
+            transaction_id = send(request, key).transaction_id
         except Exception as error:
-            if certain and is_refusal(error):
+            if is_certain and is_refusal(error):
                 _raise_conflict(client, changes, error)
                 raise
             pause = next(pauses, None)
             if not isinstance(error, RETRYABLE_ERRORS):
-                certain = False  # what it says the next time may be about this one
+                is_certain = False  # the next response may be about this attempt
                 if _is_committed(client, changes):
-                    _check_whole(client, changes)
+                    _check_not_replaced(client, changes)
                     return None
-            if pause is None and certain:
+            if pause is None and is_certain:
                 raise
             if pause is None:
                 raise PublishUncertainError(
                     "The server did not say whether it published: look at the tables before you run the block again."
                 ) from error
         else:
-            if not certain:
-                _check_whole(client, changes)
-            return transaction
+            if not is_certain:
+                _check_not_replaced(client, changes)
+            return transaction_id
         time.sleep(pause)
 
 
 def _raise_conflict(client: upstream.LanceNamespace, changes: Changes, error: Exception) -> None:
     """Raise PublishConflictError if that is why a batch was refused."""
-    tables = _conflicting_as_far_as_told(client, changes)
-    if tables or isinstance(error, ConcurrentModificationError):
-        raise PublishConflictError(tables) from error
+    conflicts = _find_conflicts_if_answered(client, changes)
+    if conflicts or isinstance(error, ConcurrentModificationError):
+        raise PublishConflictError(conflicts) from error
 
 
-def _conflicting_as_far_as_told(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
-    """Those tables, or none when nobody answers: that the batch was refused is what its caller has to hear."""
+def _find_conflicts_if_answered(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
+    """Find conflicting tables; none if the server does not answer: the caller gets its refusal then."""
     try:
-        return _conflicting(client, changes)
+        return _find_conflicts(client, changes)
     except Exception as error:  # noqa: BLE001  # see above
         log.warning("cannot tell which tables kept a publication from taking effect: %s", error)
         return []
 
 
-def _conflicting(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
-    """The tables that are not as the block found them."""
-    lines = changes.lines()
-    tables = {line.table.path: line.table for line in lines if line.staged}
+def _find_conflicts(client: upstream.LanceNamespace, changes: Changes) -> list[Path]:
+    """Find the tables that others have changed since the block read them."""
+    branches = changes.branches()
+    tables = {branch.table.path: branch.table for branch in branches if branch.versions}
     tables |= {table.path: table for table in changes.new_tables()}
-    found = [path for path, table in tables.items() if _location(client, path) != _expected(table)]
-    moved = [line.table.path for line in lines if line.table.path not in found and _is_behind(client, line)]
-    gone = [path for path in changes.deregistered if _location(client, path) is None]
-    return list(dict.fromkeys([*found, *moved, *gone]))
+    replaced = [path for path, table in tables.items() if _location(client, path) != _expected_location(table)]
+    unreplaced = [branch for branch in branches if branch.table.path not in replaced]
+    changed = [branch.table.path for branch in unreplaced if _is_behind(client, branch)]
+    dropped = [path for path in changes.deregistered if _location(client, path) is None]
+    return list(dict.fromkeys([*replaced, *changed, *dropped]))
 
 
-def _expected(table: Table) -> str | None:
-    """Where a table should lie for the batch to succeed; None if its name has to be free."""
+def _expected_location(table: PublishedTable) -> str | None:
+    """Return the location that a table must have for the batch to succeed; None if its name must be free."""
     return None if table.declared else table.location
 
 
 def _location(client: upstream.LanceNamespace, path: Path) -> str | None:
-    """Where a table lies; None if there is none."""
+    """Return a table's location; None if there is no table."""
     try:
         return client.describe_table(upstream.DescribeTableRequest(id=list(path))).location
     except (TableNotFoundError, NamespaceNotFoundError):
         return None
 
 
-def _is_behind(client: upstream.LanceNamespace, line: Line) -> bool:
-    """Whether somebody else committed to a branch after the version that the block's own begin behind."""
-    return bool(line.staged) and not line.table.declared and latest_version(client, line) != line.base
+def _is_behind(client: upstream.LanceNamespace, branch: StagedBranch) -> bool:
+    """Whether another writer committed to a branch after the block's base version."""
+    return bool(branch.versions) and not branch.table.declared and latest_version(client, branch) != branch.base_version
 
 
-def latest_version(client: upstream.LanceNamespace, line: Line) -> int:
-    """The latest version of a branch for all but the block; 0 without any. Raises TableNotFoundError."""
-    request = upstream.ListTableVersionsRequest(id=list(line.table.path), branch=line.branch, limit=1, descending=True)
+def latest_version(client: upstream.LanceNamespace, branch: StagedBranch) -> int:
+    """Return the latest committed version of a branch; 0 without any. Raises TableNotFoundError."""
+    request = upstream.ListTableVersionsRequest(
+        id=list(branch.table.path), branch=branch.name, limit=1, descending=True
+    )
     try:
-        found = client.list_table_versions(request).versions
+        versions = client.list_table_versions(request).versions
     except TableBranchNotFoundError:
         return 0
-    return found[0].version if found else 0
+    return versions[0].version if versions else 0
 
 
-def _check_whole(client: upstream.LanceNamespace, changes: Changes) -> None:
-    """Raise PublishUncertainError if a commit round the server took the place of a version that was committed."""
-    lost = [line.table.path for line in changes.lines() if _is_replaced(client, line)]
+def _check_not_replaced(client: upstream.LanceNamespace, changes: Changes) -> None:
+    """Raise PublishUncertainError if a commit that bypassed the server has replaced a version that was committed."""
+    lost = [branch.table.path for branch in changes.branches() if _is_replaced(client, branch)]
     if lost:
-        names = ", ".join(map(shown, lost))
+        names = ", ".join(map(display_id, lost))
         raise PublishUncertainError(
             f"The server published all but {names}: a commit round the server was there at the same moment. "
             "Look at the tables before you run the block again."
         )
 
 
-def _is_replaced(client: upstream.LanceNamespace, line: Line) -> bool:
-    """Whether other versions have the places of the block's own; what is gone by now was there."""
-    for version, staged in line.staged.items():
+def _is_replaced(client: upstream.LanceNamespace, branch: StagedBranch) -> bool:
+    """Whether other versions have the numbers of the block's versions; a version that is gone was committed."""
+    for version, staged in branch.versions.items():
         with suppress(TableNotFoundError, TableBranchNotFoundError, TableVersionNotFoundError):
-            if not line.is_final(staged, _manifest(client, line, version)):
+            if not branch.is_final(staged, _manifest(client, branch, version)):
                 return True
     return False
 
 
 def _is_committed(client: upstream.LanceNamespace, changes: Changes) -> bool:
-    """Whether the batch took effect; as far as it is known, which one of its operations tells.
+    """Whether the batch is known to be committed: one of its operations shows it for all.
 
-    That a table is gone tells less than the others, of which nobody else can have made the same.
+    A declaration or a version is checked if there is one, which no other client can have made identically; that a table
+    is deregistered proves less.
     """
-    first = next((one for one in changes.operations if one.deregister_table is None), changes.operations[0])
+    first = next(
+        (operation for operation in changes.operations if operation.deregister_table is None), changes.operations[0]
+    )
     try:
         if first.declare_table is not None:
             return _location(client, tuple(first.declare_table.id or ())) == first.declare_table.location
         if first.deregister_table is not None:
             return _location(client, tuple(first.deregister_table.id or ())) is None
         assert first.create_table_version is not None
-        line = changes.changed_line(tuple(first.create_table_version.id or ()), first.create_table_version.branch)
-        assert line is not None
-        staged = line.staged[first.create_table_version.version]
-        return line.is_final(staged, _manifest(client, line, staged.request.version))
-    except Exception as error:  # noqa: BLE001  # the server does not answer well, or has no such version
+        version = first.create_table_version
+        branch = changes.changed_branch(tuple(version.id or ()), version.branch)
+        assert branch is not None
+        staged = branch.versions[version.version]
+        return branch.is_final(staged, _manifest(client, branch, version.version))
+    except Exception as error:  # noqa: BLE001  # the server fails, or has no such version
         if not is_refusal(error):
             log.warning("cannot ask whether a publication is committed: %s", error)
         return False

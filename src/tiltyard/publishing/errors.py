@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class PublishConflictError(ConcurrentModificationError):
-    """Somebody else changed tables of the publication first; nothing of it is visible, its files are deleted.
+    """Another writer changed tables of the publication first; nothing of it is visible, its files are deleted.
 
-    `tables` are their ids. Running the block again, on the tables as they are then, is the way on.
+    `tables` are their ids. Run the block again, on the latest versions of the tables.
     """
 
     def __init__(self, tables: Iterable[tuple[str, ...]]) -> None:
@@ -23,8 +23,8 @@ class PublishConflictError(ConcurrentModificationError):
 
 
 class PublishUncertainError(ServiceUnavailableError):
-    """The server did not say whether it published, and could not be asked: all or nothing is visible.
+    """The server did not say whether it published, and does not answer any more: all or nothing is visible.
 
-    Or, by its message, one version is lost to a commit round the server, and the rest is visible. Files are left where
-    they are, since the tables may need them; if they do not, `tiltyard gc` finds them.
+    Or, by its message, one version is lost to a commit that bypassed the server, and all others are visible. Files are
+    not deleted, since the tables may need them; if they do not, `tiltyard gc` deletes them.
     """

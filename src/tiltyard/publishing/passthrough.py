@@ -1,57 +1,55 @@
-"""What a publication does not hold back: operations that pass to its client, and those that it refuses.
-
-A publication has every operation of a namespace. Which of these three ways one takes is said here, by its name.
-"""
+"""A namespace in front of another one: operations that a publication passes to its client, and those it refuses."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import lance_namespace as upstream
 from lance_namespace.errors import UnsupportedOperationError
 
-from tiltyard.publishing.changes import path_of, shown
+from tiltyard.publishing.changes import display_id, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.publishing.publication import Publication
+    from tiltyard.publishing.changes import Path
 
 PASSED = (
     "create_namespace", "describe_namespace", "describe_transaction", "drop_namespace", "list_all_tables",
     "list_namespaces", "namespace_exists",
 )  # fmt: skip
-SERVED = (
+SERVER_READS = (
     "analyze_table_query_plan", "count_table_rows", "describe_table_index_stats", "explain_table_query_plan",
     "get_table_stats", "get_table_tag_version", "list_table_branches", "list_table_indices", "list_table_tags",
     "query_table",
 )  # fmt: skip
-"""What the server reads by itself: it does not see what a block has written."""
+"""What the server reads from storage: it does not see what a block has written."""
 
 
-def complete(publication: type[Publication]) -> None:
-    """Give a publication the operations that it has not got by itself."""
-    for name in vars(upstream.LanceNamespace):
-        if not name.startswith("_") and name not in vars(publication):
-            way = _passed if name in PASSED else _served if name in SERVED else _refused
-            method = way(name)
-            method.__name__ = name
-            setattr(publication, name, method)
+class PassthroughNamespace(upstream.LanceNamespace):
+    """Pass or refuse every operation of a namespace; a publication overrides those that it holds back."""
+
+    client: upstream.LanceNamespace
+
+    @abstractmethod
+    def has_changed(self, path: Path) -> bool:
+        """Whether the block holds back changes of a table."""
 
 
 def _passed(name: str) -> Callable[..., Any]:
-    def method(self: Publication, *arguments: Any) -> Any:
+    def method(self: PassthroughNamespace, *arguments: Any) -> Any:
         return getattr(self.client, name)(*arguments)
 
     return method
 
 
-def _served(name: str) -> Callable[..., Any]:
-    def method(self: Publication, request: Any) -> Any:
+def _passed_if_unchanged(name: str) -> Callable[..., Any]:
+    def method(self: PassthroughNamespace, request: Any) -> Any:
         path = path_of(request)
         if self.has_changed(path):
             raise UnsupportedOperationError(
-                f"{name} does not see what this block wrote to {shown(path)}: read it with lance.dataset."
+                f"{name} does not see what this block wrote to {display_id(path)}: read it with lance.dataset."
             )
         return getattr(self.client, name)(request)
 
@@ -59,10 +57,23 @@ def _served(name: str) -> Callable[..., Any]:
 
 
 def _refused(name: str) -> Callable[..., Any]:
-    def method(self: Publication, *arguments: Any) -> Any:
+    def method(self: PassthroughNamespace, *arguments: Any) -> Any:
         raise UnsupportedOperationError(
             f"{name} takes effect at once, so it cannot be part of a publication: call it outside of the block, or "
             "write through pylance."
         )
 
     return method
+
+
+def _add_operations() -> None:
+    """Give the class a method for each operation of upstream's interface, also for those of later versions."""
+    for name in vars(upstream.LanceNamespace):
+        if not name.startswith("_") and name not in upstream.LanceNamespace.__abstractmethods__:
+            kind = _passed if name in PASSED else _passed_if_unchanged if name in SERVER_READS else _refused
+            method = kind(name)
+            method.__name__ = name
+            setattr(PassthroughNamespace, name, method)
+
+
+_add_operations()

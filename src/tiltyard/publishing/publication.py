@@ -1,7 +1,7 @@
-"""A namespace that holds back what is committed through it, until its block ends.
+"""A namespace that holds back commits until its block ends.
 
 Reads pass through to the client, except that the block reads its own writes. Commits are recorded; the end of the
-block sends them as one BatchCommitTables.
+block sends them in one BatchCommitTables.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.publishing.batch_call import Send, sender
-from tiltyard.publishing.changes import Changes, Path, fields_of, path_of, shown
+from tiltyard.publishing.batch_call import Send, batch_sender
+from tiltyard.publishing.changes import Changes, Path, display_id, fields_of, path_of
 from tiltyard.publishing.commit import commit, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
-from tiltyard.publishing.passthrough import complete
-from tiltyard.publishing.staged import Line, Staged, Table
+from tiltyard.publishing.passthrough import PassthroughNamespace
+from tiltyard.publishing.staged import PublishedTable, StagedBranch, StagedVersion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-_LANCE_SAYS = OSError, RuntimeError, ValueError
-"""How Lance says that a commit failed, and no more."""
+_LANCE_COMMIT_ERRORS = OSError, RuntimeError, ValueError
+"""What Lance raises for a failed commit, without its reason."""
 
 
 def publish(
@@ -41,17 +41,17 @@ def publish(
     """Write several tables and publish them together: `with tiltyard.publish(client) as tables: …`.
 
     `client` is any namespace that has BatchCommitTables: pylance's `RestNamespace` on a Tiltyard server, or
-    `tiltyard.Namespace`. A RestNamespace keeps what it was given to itself: the batch goes with `headers`, and trusts
-    a server by `ssl_ca_cert`, the path of a file with the certificates of authorities (default: those of the system).
+    `tiltyard.Namespace`. A RestNamespace does not expose its own settings: the batch is sent with `headers`, and
+    verifies the server with `ssl_ca_cert`, the path of a file of CA certificates (default: those of the system).
     Raises UnsupportedOperationError for a client without BatchCommitTables, and for another publication.
     """
-    return Publication(client, sender(client, headers or {}, ssl_ca_cert))
+    return Publication(client, batch_sender(client, headers or {}, ssl_ca_cert))
 
 
-class Publication(upstream.LanceNamespace):
-    """What `publish` gives: the `namespace_client` of all that is written in its block, by any number of threads.
+class Publication(PassthroughNamespace):
+    """The `namespace_client` for everything that is written in a block of `publish`, by any number of threads.
 
-    After the block `transaction_id` names the server's transaction, and reads pass through to `client`.
+    After the block `transaction_id` is the id of the server's transaction, and reads pass through to `client`.
     """
 
     def __init__(self, client: upstream.LanceNamespace, send: Send) -> None:
@@ -65,15 +65,14 @@ class Publication(upstream.LanceNamespace):
         self._refusal: LanceNamespaceError | None = None
 
     def namespace_id(self) -> str:
-        """What tells this publication from others, and from its client."""
+        """Return an id that differs from those of other publications, and from the client's."""
         return f"publication {self._id} of {self.client.namespace_id()}"
 
     def has_changed(self, path: Path) -> bool:
-        """Whether the block holds back something of a table."""
         return self._changes.is_changed(path)
 
     def __reduce__(self) -> Any:
-        """Raise TypeError: a publication is one process's."""
+        """Raise TypeError: a publication belongs to one process."""
         raise TypeError(
             "A publication stays in its process: let other processes write fragments, and commit those here "
             "(docs/publishing.md shows how)."
@@ -85,16 +84,16 @@ class Publication(upstream.LanceNamespace):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Publish; after an exception, leave nothing behind.
+        """Publish; after an exception, roll back.
 
-        Raises PublishConflictError, PublishUncertainError, what the batch was refused with, or why a write in the
-        block was refused (Lance says no more of that than that a commit failed).
+        Raises PublishConflictError, PublishUncertainError, the error with which the batch was refused, or the error
+        with which a write in the block was refused (Lance itself reports only that a commit failed).
         """
         changes, self._changes = self._changes, Changes(is_open=False)
         changes.close()
         if error is not None or self._refusal is not None:
             roll_back(self.client, changes, self._renew)
-            if self._refusal is not None and (error is None or isinstance(error, _LANCE_SAYS)):
+            if self._refusal is not None and (error is None or isinstance(error, _LANCE_COMMIT_ERRORS)):
                 raise self._refusal from error
             return
         try:
@@ -106,14 +105,14 @@ class Publication(upstream.LanceNamespace):
             raise
 
     def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
-        """Where a table lies; one that is declared in the block is there.
+        """Describe a table; one that is declared in the block exists.
 
-        Each is said to be managed, so that commits to one that is not come here, too, and are refused.
-        Raises TableNotFoundError, PublishConflictError for one that the block knows, and somebody has replaced.
+        Every table is described as managed, so that commits to unmanaged tables come here, too, and are refused.
+        Raises TableNotFoundError, PublishConflictError for one that was replaced since the block used it.
         """
         path, changes = path_of(request), self._changes
         try:
-            return self._described(changes, path, request)
+            return self._describe(changes, path, request)
         except PublishConflictError as error:
             self._refusal = self._refusal or error
             raise
@@ -122,8 +121,8 @@ class Publication(upstream.LanceNamespace):
                 self._refusal = self._refusal or PublishConflictError([path])
             raise
 
-    def _described(self, changes: Changes, path: Path, request: Any) -> upstream.DescribeTableResponse:
-        if table := changes.declared(path):
+    def _describe(self, changes: Changes, path: Path, request: Any) -> upstream.DescribeTableResponse:
+        if table := changes.declared_table(path):
             self._renew(table)
             return upstream.DescribeTableResponse(
                 table=path[-1],
@@ -135,20 +134,20 @@ class Publication(upstream.LanceNamespace):
             )
         response = self.client.describe_table(request)
         if changes.is_open:
-            known = changes.table(path)
-            if known is not None and known.location != response.location:
+            table = changes.table(path)
+            if table is not None and table.location != response.location:
                 raise PublishConflictError([path])
             if fields_of(request).get("vend_credentials") is not False:
-                changes.remember(_table(path, response))
+                changes.remember(_published_table(path, response))
             response.managed_versioning = True
         return response
 
     def table_exists(self, request: Any) -> Any:
-        """Answer if a table is there. Raises TableNotFoundError."""
-        return None if self._changes.declared(path_of(request)) else self.client.table_exists(request)
+        """Return if a table exists. Raises TableNotFoundError."""
+        return None if self._changes.declared_table(path_of(request)) else self.client.table_exists(request)
 
     def list_tables(self, request: Any) -> upstream.ListTablesResponse:
-        """The tables of a namespace; those of the block stand at the end of the last page."""
+        """List the tables of a namespace; those that the block declares come last on the last page."""
         response, parent = self.client.list_tables(request), path_of(request)
         names = [name for name in response.tables if (*parent, name) not in self._changes.deregistered]
         if not response.page_token:
@@ -159,7 +158,7 @@ class Publication(upstream.LanceNamespace):
     def declare_table(self, request: Any) -> upstream.DeclareTableResponse:
         """Declare a table within the batch: its name appears at the end of the block.
 
-        Raises TableAlreadyExistsError, NamespaceNotFoundError, InvalidInputError for a location of the caller's.
+        Raises TableAlreadyExistsError, NamespaceNotFoundError, InvalidInputError for a request with a location.
         """
         changes = self._changes
         changes.check_open()
@@ -167,10 +166,10 @@ class Publication(upstream.LanceNamespace):
         if fields.get("location"):
             raise InvalidInputError("Leave the location out: in a publication the server chooses it.")
         if path in changes.deregistered:
-            raise InvalidInputError(f"{shown(path)} is deregistered in this block: declare it in another.")
-        table = changes.declared(path) or self._placed(path, fields)
+            raise InvalidInputError(f"{display_id(path)} is deregistered in this block: declare it in another.")
+        table = changes.declared_table(path) or self._reserve(path, fields)
         if not table.managed:
-            raise _unmanaged(path)
+            raise _unmanaged_error(path)
         changes.declare(table)
         return upstream.DeclareTableResponse(
             location=table.location,
@@ -180,10 +179,10 @@ class Publication(upstream.LanceNamespace):
         )
 
     def create_empty_table(self, request: Any) -> upstream.CreateEmptyTableResponse:
-        """Do what `declare_table` does, under its older name."""
-        declared = self.declare_table(request)
+        """Declare a table, by the operation's older name."""
+        response = self.declare_table(request)
         return upstream.CreateEmptyTableResponse(
-            location=declared.location, storage_options=declared.storage_options, properties=declared.properties
+            location=response.location, storage_options=response.storage_options, properties=response.properties
         )
 
     def deregister_table(self, request: Any) -> upstream.DeregisterTableResponse:
@@ -191,24 +190,24 @@ class Publication(upstream.LanceNamespace):
         changes = self._changes
         changes.check_open()
         path = path_of(request)
-        table = self._table(changes, path)
+        table = self._find_table(changes, path)
         changes.deregister(table)
         return upstream.DeregisterTableResponse(
             id=list(path), location=table.location, properties=dict(table.properties)
         )
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
-        """The versions of a table, the block's own first if descending; else last, and then beyond the limit."""
+        """List the versions of a table, the block's first if descending; else last, and then beyond the limit."""
         path, fields = path_of(request), fields_of(request)
-        line = self._changes.changed_line(path, fields.get("branch"))
-        new = [] if line is None else [staged.copy for _, staged in sorted(line.staged.items())]
-        if self._changes.declared(path):
+        branch = self._changes.changed_branch(path, fields.get("branch"))
+        new = [] if branch is None else [staged.copy for _, staged in sorted(branch.versions.items())]
+        if self._changes.declared_table(path):
             return upstream.ListTableVersionsResponse(versions=new[::-1] if fields.get("descending") else new)
-        if line is None:
+        if branch is None:
             return self.client.list_table_versions(request)
         if not fields.get("descending"):
             response = self.client.list_table_versions(request)
-            old = [entry for entry in response.versions if entry.version <= line.base]
+            old = [entry for entry in response.versions if entry.version <= branch.base_version]
             response.versions = old if response.page_token else old + new
             return response
         if not fields.get("page_token"):
@@ -217,39 +216,39 @@ class Publication(upstream.LanceNamespace):
                 return upstream.ListTableVersionsResponse(versions=new[::-1][:limit])
             fields["limit"] = limit and limit - len(new)
         response = self.client.list_table_versions(upstream.ListTableVersionsRequest.model_validate(fields))
-        old = [entry for entry in response.versions if entry.version <= line.base]
+        old = [entry for entry in response.versions if entry.version <= branch.base_version]
         response.versions = old if fields.get("page_token") else new[::-1] + old
         return response
 
     def describe_table_version(self, request: Any) -> Any:
-        """A version of a table, or the latest. Raises TableVersionNotFoundError."""
+        """Describe a version of a table, by default the latest. Raises TableVersionNotFoundError."""
         path, fields = path_of(request), fields_of(request)
-        line = self._changes.changed_line(path, fields.get("branch"))
-        if line is None and not self._changes.declared(path):
+        branch = self._changes.changed_branch(path, fields.get("branch"))
+        if branch is None and not self._changes.declared_table(path):
             return self.client.describe_table_version(request)
-        latest = 0 if line is None else line.latest
+        latest = 0 if branch is None else branch.latest_version
         number = fields.get("version") or latest
-        if line is not None and number in line.staged:
-            return upstream.DescribeTableVersionResponse(version=line.staged[number].copy)
-        if line is None or number > line.base:
-            raise TableVersionNotFoundError(f"No version {number} of {shown(path)}: the latest is {latest}.")
+        if branch is not None and number in branch.versions:
+            return upstream.DescribeTableVersionResponse(version=branch.versions[number].copy)
+        if branch is None or number > branch.base_version:
+            raise TableVersionNotFoundError(f"No version {number} of {display_id(path)}: the latest is {latest}.")
         return self.client.describe_table_version(request)
 
     def create_table_version(self, request: Any) -> upstream.CreateTableVersionResponse:
-        """Hold a staged version back for the batch.
+        """Add a staged version to the batch.
 
-        Raises ConcurrentModificationError for one that is there already, so that Lance rebases; any other error is
+        Raises ConcurrentModificationError for a version that exists already, so that Lance rebases; any other error is
         raised again at the end of the block.
         """
         try:
             changes = self._changes
             changes.check_open()
-            asked = upstream.CreateTableVersionRequest.model_validate(fields_of(request))
-            line = changes.line(self._table(changes, path_of(asked)), asked.branch)
-            staged = self._stage(changes, line, asked)
+            version = upstream.CreateTableVersionRequest.model_validate(fields_of(request))
+            branch = changes.branch(self._find_table(changes, path_of(version)), version.branch)
+            staged = self._stage(changes, branch, version)
         except PublishConflictError as error:
             self._refusal = self._refusal or error
-            raise InvalidInputError(str(error)) from error  # for Lance, which repeats a conflict twenty times
+            raise InvalidInputError(str(error)) from error  # not a conflict for Lance, which retries those twenty times
         except ConcurrentModificationError:
             raise
         except LanceNamespaceError as error:
@@ -257,96 +256,95 @@ class Publication(upstream.LanceNamespace):
             raise
         return upstream.CreateTableVersionResponse(version=staged.copy)
 
-    def _stage(self, changes: Changes, line: Line, asked: upstream.CreateTableVersionRequest) -> Staged:
-        with line.lock:
-            if not line.staged and not line.table.declared:
-                line.base = latest_version(self.client, line)
-            if asked.version <= line.latest:
-                staged = line.staged.get(asked.version)
-                if staged is not None and staged.request.manifest_path == asked.manifest_path:
-                    return staged  # Lance asks again
-                raise ConcurrentModificationError(f"Version {asked.version} exists: describe it, and rebase.")
-            self._renew(line.table)
-            staged = line.hold(asked)
-            if error := self._objection(line, asked):
-                line.refused.append(staged)
+    def _stage(
+        self, changes: Changes, branch: StagedBranch, version: upstream.CreateTableVersionRequest
+    ) -> StagedVersion:
+        with branch.lock:
+            if not branch.versions and not branch.table.declared:
+                branch.base_version = latest_version(self.client, branch)
+            if version.version <= branch.latest_version:
+                staged = branch.versions.get(version.version)
+                if staged is not None and staged.request.manifest_path == version.manifest_path:
+                    return staged  # Lance repeats its request
+                raise ConcurrentModificationError(f"Version {version.version} exists: describe it, and rebase.")
+            self._renew(branch.table)
+            staged = branch.stage(version)
+            if error := self._refusal_of(branch, version):
+                branch.refused.append(staged)
                 raise error
-            changes.add(asked)
-            line.staged[asked.version] = staged
+            changes.add_version(version)
+            branch.versions[version.version] = staged
             return staged
 
     @staticmethod
-    def _objection(line: Line, asked: upstream.CreateTableVersionRequest) -> LanceNamespaceError | None:
-        """Why a version cannot be part of the batch."""
-        path = line.table.path
-        if not line.table.managed:
-            return _unmanaged(path)
-        if line.branch and not line.latest:
-            return InvalidInputError(f"Make the branch {line.branch} of {shown(path)} before the block.")
-        if asked.version > line.latest + 1:  # on top of versions that Lance has found in storage
+    def _refusal_of(branch: StagedBranch, version: upstream.CreateTableVersionRequest) -> LanceNamespaceError | None:
+        """Return the error of a version that cannot be part of the batch; None for others."""
+        path, latest = branch.table.path, branch.latest_version
+        if not branch.table.managed:
+            return _unmanaged_error(path)
+        if branch.name and not latest:
+            return InvalidInputError(f"Make the branch {branch.name} of {display_id(path)} before the block.")
+        if version.version > latest + 1:  # based on versions that Lance has found in storage
             return PublishConflictError([path])
-        if asked.version != line.latest + 1:
-            return InvalidInputError(f"The next version of {shown(path)} is {line.latest + 1}, not {asked.version}.")
+        if version.version != latest + 1:
+            return InvalidInputError(f"The next version of {display_id(path)} is {latest + 1}, not {version.version}.")
         return None
 
-    def _table(self, changes: Changes, path: Path) -> Table:
-        """A table as the block knows it, or as the client describes it. Raises TableNotFoundError."""
-        if found := changes.table(path):
-            return found
-        described = self.client.describe_table(upstream.DescribeTableRequest(id=list(path)))
-        return changes.remember(_table(path, described))
+    def _find_table(self, changes: Changes, path: Path) -> PublishedTable:
+        """Return a table that the block knows, or else that the client describes. Raises TableNotFoundError."""
+        if table := changes.table(path):
+            return table
+        response = self.client.describe_table(upstream.DescribeTableRequest(id=list(path)))
+        return changes.remember(_published_table(path, response))
 
-    def _renew(self, table: Table) -> None:
-        """Take other credentials for a table where its own are about to end. Raises PublishConflictError."""
-        if not table.is_ending:
+    def _renew(self, table: PublishedTable) -> None:
+        """Replace a table's credentials if they are about to expire. Raises PublishConflictError."""
+        if not table.needs_credentials:
             return
         try:
             if table.declared:
-                table.options = self._placed(table.path, {"location": table.location}).options
+                table.options = self._reserve(table.path, {"location": table.location}).options
                 return
-            described = self.client.describe_table(upstream.DescribeTableRequest(id=list(table.path)))
+            response = self.client.describe_table(upstream.DescribeTableRequest(id=list(table.path)))
         except (TableAlreadyExistsError, TableNotFoundError) as error:
             raise PublishConflictError([table.path]) from error
-        if described.location != table.location:
+        if response.location != table.location:
             raise PublishConflictError([table.path])
-        table.options = described.storage_options or {}
+        table.options = response.storage_options or {}
 
-    def _placed(self, path: Path, fields: Mapping[str, Any]) -> Table:
-        """Learn where the server puts a new table: declared and deregistered in one batch, nobody sees it.
+    def _reserve(self, path: Path, fields: Mapping[str, Any]) -> PublishedTable:
+        """Reserve a location for a new table: declare and deregister it in one batch, so that it is never visible.
 
-        The folder is reserved for this principal by that; one that is already, as `location`, is given other
-        credentials. No key: the answer has them, and is not to be kept.
+        That reserves the folder for this principal; for one that it has reserved before, as `location`, the server
+        vends new credentials. The batch has no idempotency key: its response has credentials, and must not be stored.
         """
-        declared = upstream.DeclareTableRequest(
+        declaration = upstream.DeclareTableRequest(
             id=list(path),
             location=fields.get("location"),
             properties=fields.get("properties"),
             vend_credentials=fields.get("vend_credentials") is not False,
         )
         operations = [
-            upstream.CommitTableOperation(declare_table=declared),
+            upstream.CommitTableOperation(declare_table=declaration),
             upstream.CommitTableOperation(deregister_table=upstream.DeregisterTableRequest(id=list(path))),
         ]
-        answer = self._send(upstream.BatchCommitTablesRequest(operations=operations), None)
-        return _table(path, answer.results[0].declare_table, declared=True)
+        response = self._send(upstream.BatchCommitTablesRequest(operations=operations), None)
+        return _published_table(path, response.results[0].declare_table, declared=True)
 
 
-def _table(path: Path, told: Any, declared: bool = False) -> Table:
-    return Table(
+def _published_table(path: Path, response: Any, declared: bool = False) -> PublishedTable:
+    return PublishedTable(
         path,
-        told.location,
-        told.storage_options or {},
-        told.managed_versioning is True,
+        response.location,
+        response.storage_options or {},
+        response.managed_versioning is True,
         declared,
-        told.properties or {},
+        response.properties or {},
     )
 
 
-def _unmanaged(path: Path) -> InvalidInputError:
+def _unmanaged_error(path: Path) -> InvalidInputError:
     return InvalidInputError(
-        f"{shown(path)} commits straight to storage: only managed tables can be published together "
+        f"{display_id(path)} commits straight to storage: only managed tables can be published together "
         "(the property tiltyard.managed_versioning of the table, or of its namespace)."
     )
-
-
-complete(Publication)

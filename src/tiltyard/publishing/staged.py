@@ -1,7 +1,7 @@
-"""Versions that only their publication sees, and the files that go with them when it fails.
+"""Stage versions that only their publication sees, and delete their files when it fails.
 
-Lance makes a manifest final, and so visible, as soon as a namespace names one that is still staged. So the block reads
-copies of its manifests: they have final names, in a folder of the publication where no reader of the table looks.
+Lance finalizes a manifest, and so makes it visible, as soon as a namespace returns one that is still staged. So the
+block reads copies of its manifests: they have final names, in a folder of the publication that no reader looks into.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import lance_namespace as upstream
 import obstore
 from obstore.store import LocalStore
 
-from tiltyard.model.object_store_options import open_object_store
+from tiltyard.model.object_stores import open_object_store
 from tiltyard.model.table_history import read_transaction
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Table:
-    """Where a table lies; `declared` in this very publication, which then owns all of its files.
+class PublishedTable:
+    """A table that a block reads or writes; `declared` by this publication, which then owns all of its files.
 
-    `options` open its files, and may have an end.
+    `options` are the storage options for its files; credentials in them may expire.
     """
 
     path: tuple[str, ...]
@@ -40,13 +40,15 @@ class Table:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def is_ending(self) -> bool:
-        """Whether its credentials are about to end."""
-        end = self.options.get("expires_at_millis")
-        return end is not None and time.time() * 1000 >= int(end) - int(self.options.get("refresh_offset_millis", 0))
+    def needs_credentials(self) -> bool:
+        """Whether its credentials are about to expire."""
+        expires_at = self.options.get("expires_at_millis")
+        return expires_at is not None and time.time() * 1000 >= int(expires_at) - int(
+            self.options.get("refresh_offset_millis", 0)
+        )
 
-    def files(self) -> Any:
-        """Its files, as an object store."""
+    def open_files(self) -> Any:
+        """Open its folder as an object store."""
         if "://" in self.location:
             return open_object_store(self.location, self.options)
         return LocalStore(self.location, automatic_cleanup=True)
@@ -56,14 +58,14 @@ class Table:
         if "://" not in self.location:
             shutil.rmtree(self.location, ignore_errors=True)
             return
-        files = self.files()
+        files = self.open_files()
         while paths := [entry["path"] for entry in next(iter(obstore.list(files)), ())]:
             obstore.delete(files, paths)
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A version that Lance staged: what it asked to commit, the copy that the block reads, and what is in both."""
+class StagedVersion:
+    """A version that Lance staged: its request, the manifest's copy that the block reads, and the content of both."""
 
     request: upstream.CreateTableVersionRequest
     copy: upstream.TableVersion
@@ -71,107 +73,115 @@ class Staged:
 
 
 @dataclass(slots=True)
-class Line:
-    """The versions that a publication adds to one branch of a table, behind `base`; others were `refused`."""
+class StagedBranch:
+    """The versions that a publication adds to one branch of a table after `base_version`, and those that it refused."""
 
-    table: Table
-    branch: str | None
-    copies: str
-    base: int = 0
-    staged: dict[int, Staged] = field(default_factory=dict)
-    refused: list[Staged] = field(default_factory=list)
+    table: PublishedTable
+    name: str | None
+    copies_folder: str
+    base_version: int = 0
+    versions: dict[int, StagedVersion] = field(default_factory=dict)
+    refused: list[StagedVersion] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def latest(self) -> int:
+    def latest_version(self) -> int:
         """The latest version, as the block sees it."""
-        return max(self.staged, default=self.base)
+        return max(self.versions, default=self.base_version)
 
     @property
-    def home(self) -> str:
-        """Where the branch lies inside the table's folder: empty, or with a closing slash."""
-        return f"tree/{self.branch}/" if self.branch else ""
+    def prefix(self) -> str:
+        """The branch's folder inside the table's folder: empty, or with a trailing slash."""
+        return f"tree/{self.name}/" if self.name else ""
 
-    def hold(self, request: upstream.CreateTableVersionRequest) -> Staged:
-        """Copy a staged manifest to where the block, and nobody else, reads it."""
+    def stage(self, request: upstream.CreateTableVersionRequest) -> StagedVersion:
+        """Copy a staged manifest to the publication's folder, where only the block reads it."""
         folder, _, name = request.manifest_path.rpartition("/")
-        above = folder.removesuffix(f"{self.home}_versions")
-        copy = f"{self.copies}/{self.home}{name.partition('.')[0]}.manifest"
-        files = self.table.files()
-        content = bytes(obstore.get(files, self.relative(request.manifest_path)).bytes())
-        made = obstore.put(files, copy, content, use_multipart=False)
+        table_folder = folder.removesuffix(f"{self.prefix}_versions")
+        copy = f"{self.copies_folder}/{self.prefix}{name.partition('.')[0]}.manifest"
+        files = self.table.open_files()
+        content = bytes(obstore.get(files, self.path_in_table(request.manifest_path)).bytes())
+        result = obstore.put(files, copy, content, use_multipart=False)
         version = upstream.TableVersion(
-            version=request.version, manifest_path=above + copy, manifest_size=len(content), e_tag=made["e_tag"]
+            version=request.version,
+            manifest_path=table_folder + copy,
+            manifest_size=len(content),
+            e_tag=result["e_tag"],
         )
-        return Staged(request, version, content)
+        return StagedVersion(request, version, content)
 
-    def relative(self, manifest: str) -> str:
-        """The path of one of its manifests inside the table's folder."""
-        return f"{self.home}_versions/{manifest.rpartition('/')[2]}"
+    def path_in_table(self, manifest: str) -> str:
+        """Return the path of one of its manifests relative to the table's folder."""
+        return f"{self.prefix}_versions/{manifest.rpartition('/')[2]}"
 
-    def is_final(self, staged: Staged, manifest: str) -> bool:
-        """Whether a final manifest is what was staged."""
+    def is_final(self, staged: StagedVersion, manifest: str) -> bool:
+        """Whether a final manifest has the content that was staged."""
         try:
-            return bytes(obstore.get(self.table.files(), self.relative(manifest)).bytes()) == staged.content
+            return bytes(obstore.get(self.table.open_files(), self.path_in_table(manifest)).bytes()) == staged.content
         except FileNotFoundError:
             return False
 
-    def forget_copies(self) -> None:
-        """Delete the copies: the versions are committed."""
-        _delete(self.table.files(), [self._copy(staged) for staged in self.staged.values()])
+    def delete_copies(self) -> None:
+        """Delete the copies of manifests, after the versions are committed."""
+        _delete(self.table.open_files(), [self._copy_path(version) for version in self.versions.values()])
 
-    def restored(self) -> list[int]:
-        """The older versions that the block has restored: its own name their files."""
-        datasets = (self._dataset(staged.copy) for staged in self._lost())
-        found = (transaction.operation for one in datasets if (transaction := read_transaction(one, int(one.version))))
-        return [operation.version for operation in found if isinstance(operation, lance.LanceOperation.Restore)]
+    def restored_versions(self) -> list[int]:
+        """Return the older versions that the block has restored: its own versions reference their files."""
+        datasets = (self._dataset(version.copy) for version in self._all_versions())
+        transactions = (read_transaction(dataset, int(dataset.version)) for dataset in datasets)
+        operations = (transaction.operation for transaction in transactions if transaction)
+        return [operation.version for operation in operations if isinstance(operation, lance.LanceOperation.Restore)]
 
     def discard(self, base_manifest: str | None, other_manifests: Iterable[str] | None) -> None:
-        """Delete what was staged, and the files that came with it; `base_manifest` is that of the version `base`.
+        """Delete the staged versions and their new files; `base_manifest` is the base version's manifest.
 
-        `other_manifests` are those of all other versions that the files may be part of. Without them only the commits
-        themselves go.
+        `other_manifests` are those of all other versions that may reference the files. Without them only the manifests
+        and transactions are deleted.
         """
-        files = self.table.files()
-        lost = self._lost()
-        datasets = [self._dataset(staged.copy) for staged in lost]
+        files = self.table.open_files()
+        discarded = self._all_versions()
+        datasets = [self._dataset(version.copy) for version in discarded]
         if other_manifests is not None:
-            brought = self._brought(files, datasets, base_manifest)
+            new_files = self._new_files(files, datasets, base_manifest)
             others = (upstream.TableVersion(version=0, manifest_path=path) for path in other_manifests)
-            kept = {self.home + path for version in others for path in _named(self._dataset(version))}
-            _delete(files, [path for path in brought if not _is_in(path, kept)])
-        _delete(files, [self.home + path for dataset in datasets for path in _transaction_files(dataset)])
-        _delete(files, [self.relative(staged.request.manifest_path) for staged in lost])
-        _delete(files, [self._copy(staged) for staged in lost])
+            referenced = {
+                self.prefix + path for version in others for path in _referenced_files(self._dataset(version))
+            }
+            _delete(files, [path for path in new_files if not _is_in(path, referenced)])
+        _delete(files, [self.prefix + path for dataset in datasets for path in _transaction_files(dataset)])
+        _delete(files, [self.path_in_table(version.request.manifest_path) for version in discarded])
+        _delete(files, [self._copy_path(version) for version in discarded])
 
-    def _lost(self) -> list[Staged]:
-        return [*self.staged.values(), *self.refused]
+    def _all_versions(self) -> list[StagedVersion]:
+        return [*self.versions.values(), *self.refused]
 
-    def _brought(self, files: Any, datasets: Iterable[lance.LanceDataset], base_manifest: str | None) -> list[str]:
-        """The files that the versions name and `base` does not.
+    def _new_files(self, files: Any, datasets: Iterable[lance.LanceDataset], base_manifest: str | None) -> list[str]:
+        """List the files that the versions reference and the base version does not.
 
-        A restored version names old files: those that are not younger than `base` are left alone.
+        A restored version references old files: those that are not newer than the base version are left out.
         """
-        named = {path for dataset in datasets for path in _named(dataset)}
+        paths = {path for dataset in datasets for path in _referenced_files(dataset)}
         since = None
         if base_manifest:
-            base = upstream.TableVersion(version=self.base, manifest_path=base_manifest)
-            named -= _named(self._dataset(base))
-            since = obstore.head(files, self.relative(base_manifest))["last_modified"]
-        found = [entry for path in named for entry in _entries(files, self.home + path)]
-        return [entry["path"] for entry in found if since is None or entry["last_modified"] > since]
+            base = upstream.TableVersion(version=self.base_version, manifest_path=base_manifest)
+            paths -= _referenced_files(self._dataset(base))
+            since = obstore.head(files, self.path_in_table(base_manifest))["last_modified"]
+        entries = [entry for path in paths for entry in _list(files, self.prefix + path)]
+        return [entry["path"] for entry in entries if since is None or entry["last_modified"] > since]
 
-    def _copy(self, staged: Staged) -> str:
-        return f"{self.copies}/{self.home}{staged.copy.manifest_path.rpartition('/')[2]}"
+    def _copy_path(self, version: StagedVersion) -> str:
+        return f"{self.copies_folder}/{self.prefix}{version.copy.manifest_path.rpartition('/')[2]}"
 
     def _dataset(self, version: upstream.TableVersion) -> lance.LanceDataset:
-        """The branch at a version, wherever its manifest lies; a branch's folder opens like a table's."""
-        view = SingleVersionNamespace(f"{self.table.location}/{self.home}".rstrip("/"), self.table.options, version)
-        return lance.dataset(namespace_client=view, table_id=list(self.table.path))
+        """Open the branch at a version, wherever its manifest lies; a branch's folder opens like a table's."""
+        namespace = SingleVersionNamespace(
+            f"{self.table.location}/{self.prefix}".rstrip("/"), self.table.options, version
+        )
+        return lance.dataset(namespace_client=namespace, table_id=list(self.table.path))
 
 
 class SingleVersionNamespace(upstream.LanceNamespace):
-    """A table that has one version, wherever that one's manifest lies. It can be pickled."""
+    """A namespace with one table of one version, wherever that version's manifest lies. It can be pickled."""
 
     def __init__(self, location: str, options: Mapping[str, str], version: upstream.TableVersion) -> None:
         self._location = location
@@ -179,45 +189,41 @@ class SingleVersionNamespace(upstream.LanceNamespace):
         self._version = version
 
     def namespace_id(self) -> str:
-        """What tells it from others."""
         return f"{self._location} {self._version.manifest_path}"
 
     def describe_table(self, request: Any) -> upstream.DescribeTableResponse:
-        """Where it lies."""
         return upstream.DescribeTableResponse(
             location=self._location, storage_options=self._options, managed_versioning=True
         )
 
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
-        """The one."""
         return upstream.ListTableVersionsResponse(versions=[self._version])
 
     def describe_table_version(self, request: Any) -> upstream.DescribeTableVersionResponse:
-        """The same."""
         return upstream.DescribeTableVersionResponse(version=self._version)
 
 
-def _named(dataset: lance.LanceDataset) -> set[str]:
-    """The data, deletion and index files of a version, relative to its branch; folders have a closing slash."""
-    named: set[str] = set()
+def _referenced_files(dataset: lance.LanceDataset) -> set[str]:
+    """List data, deletion and index files of a version, relative to its branch; folders have a trailing slash."""
+    paths: set[str] = set()
     for fragment in dataset.get_fragments():
         for file in fragment.metadata.files:
-            if file.base_id is None:  # what is too large for it lies beside it, in a folder
-                named.update((f"data/{file.path}", f"data/{file.path.removesuffix('.lance')}/"))
+            if file.base_id is None:  # values too large for it lie in a folder next to it
+                paths.update((f"data/{file.path}", f"data/{file.path.removesuffix('.lance')}/"))
         if deletions := fragment.deletion_file():
-            named.add(deletions)
+            paths.add(deletions)
     for index in dataset.describe_indices():
-        named.update(f"_indices/{segment.uuid}/" for segment in index.segments)
-    return named
+        paths.update(f"_indices/{segment.uuid}/" for segment in index.segments)
+    return paths
 
 
-def _is_in(path: str, named: set[str]) -> bool:
-    """Whether a file is named, or lies in a folder that is."""
-    return path in named or any(path.startswith(folder) for folder in named if folder.endswith("/"))
+def _is_in(path: str, paths: set[str]) -> bool:
+    """Whether a file is one of some paths, or lies in a folder that is."""
+    return path in paths or any(path.startswith(folder) for folder in paths if folder.endswith("/"))
 
 
 def _transaction_files(dataset: lance.LanceDataset) -> list[str]:
-    """Where a version's transaction may lie: it is named by the version that it was written against."""
+    """List the possible paths of a version's transaction: its name has the version that it was written against."""
     version = int(dataset.version)
     transaction = read_transaction(dataset, version)
     if transaction is None:
@@ -225,8 +231,8 @@ def _transaction_files(dataset: lance.LanceDataset) -> list[str]:
     return [f"_transactions/{read}-{transaction.uuid}.txn" for read in range(transaction.read_version, version)]
 
 
-def _entries(files: Any, path: str) -> list[Any]:
-    """The file at a path, or all in the folder, if they are there."""
+def _list(files: Any, path: str) -> list[Any]:
+    """List the file at a path, or all files of a folder; none if it is missing."""
     if path.endswith("/"):
         return [entry for page in obstore.list(files, prefix=path) for entry in page]
     try:
@@ -236,7 +242,7 @@ def _entries(files: Any, path: str) -> list[Any]:
 
 
 def _delete(files: Any, paths: Iterable[str]) -> None:
-    """Delete files; missing ones are fine."""
+    """Delete files; ignore missing ones."""
     for path in paths:
         with suppress(FileNotFoundError):
             obstore.delete(files, path)

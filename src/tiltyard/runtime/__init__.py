@@ -1,1 +1,1 @@
-"""What every process needs of Python and the system: clocks, failpoints, memory, lazy imports, logs of outages."""
+"""Process-level building blocks: clocks, failpoints, memory, threads, batching, lazy imports, the log of outages."""

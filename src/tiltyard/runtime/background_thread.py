@@ -1,4 +1,4 @@
-"""Work that goes on beside a block, in a thread of its own."""
+"""Run a function in a background thread while a block runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def run_in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` while the block runs. It is given an event that the block's end sets, and is waited for there."""
+    """Run `work(done)` in a thread during the block; at its end set the event `done`, and join the thread."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The time by which everything here goes: passed in wherever a test has to move it."""
+"""The clock of every process; passed as an argument where a test has to move it."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def wall_clock() -> int:
-    """Milliseconds since 1970."""
+    """Return milliseconds since 1970."""
     return time.time_ns() // 1_000_000

@@ -1,10 +1,10 @@
-"""Faults at named points, for tests alone: a process dies, an error comes up, or time stands still.
+"""Inject faults at named points, for tests only: kill the process, raise an error, or pause.
 
-`TILTYARD_FAULT` holds entries `point[=action][@file]`, parted by commas; without it a point costs one look into an
-empty dict. The actions are `kill` (SIGKILL, the default), `raise` (an error that nobody foresaw), `unavailable` (a
-ServiceUnavailableError) and `hold` (wait for as long as the file is there, and make one named `<file>.reached` to say
-so). With a file, `kill`, `raise` and `unavailable` strike only if it is there, and delete it first: so a test chooses
-the moment, and a fault strikes once, whatever is started again.
+`TILTYARD_FAULT` has entries `point[=action][@file]`, separated by commas; without it a point costs one lookup in an
+empty dict. The actions are `kill` (SIGKILL, the default), `raise` (an unexpected error), `unavailable` (a
+ServiceUnavailableError) and `hold` (wait while the file exists, and create `<file>.reached` to report it). With a file,
+`kill`, `raise` and `unavailable` trigger only if it exists, and delete it first: so a test chooses the moment, and a
+fault triggers once, also if the process is restarted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _PAUSE_SECONDS = 0.005
 
 
 class Point(StrEnum):
-    """Where a write may be struck, in the order in which it passes."""
+    """Points of a write where a fault can be injected, in the order in which it reaches them."""
 
     BEFORE_RECORD = "before_record"  # files are written, nothing is committed
     AFTER_RECORD = "after_record"  # the catalog has the commit, storage does not show it yet
-    AFTER_FINALIZE = "after_finalize"  # committed for every reader, nobody was told
-    BEFORE_ANSWER = "before_answer"  # the operation has returned, no byte of the answer is sent
+    AFTER_FINALIZE = "after_finalize"  # committed for every reader, the caller has no result yet
+    BEFORE_ANSWER = "before_answer"  # the operation has returned, no byte of the response is sent
 
 
 class Action(StrEnum):
-    """What happens at a point."""
+    """What a fault does."""
 
     KILL = "kill"
     RAISE = "raise"
@@ -45,25 +45,25 @@ class Action(StrEnum):
 
 
 class FaultError(RuntimeError):
-    """Raised at a point on purpose."""
+    """Raised at a point by the action `raise`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at one point, and the file that says when."""
+    """A fault at one point: its action, and the file that says when."""
 
     action: Action
     file: Path | None
 
-    def strike(self, point: Point) -> None:
-        """Do it. Raises FaultError, ServiceUnavailableError."""
+    def trigger(self, point: Point) -> None:
+        """Perform the action. Raises FaultError, ServiceUnavailableError."""
         if self.action is Action.HOLD:
             if self.file is not None and self.file.exists():
                 self.file.with_name(f"{self.file.name}.reached").touch()
                 while self.file.exists():
                     time.sleep(_PAUSE_SECONDS)
             return
-        if self.file is not None and not _taken(self.file):
+        if self.file is not None and not _claim(self.file):
             return
         if self.action is Action.RAISE:
             raise FaultError(f"a fault at {point}")
@@ -73,23 +73,23 @@ class Fault:
 
 
 def parse(text: str) -> Mapping[Point, Fault]:
-    """Faults by point. Raises ValueError for a point or an action that does not exist."""
+    """Parse the variable to faults by point. Raises ValueError for an unknown point or action."""
     faults = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        what, _, file = entry.partition("@")
-        point, _, action = what.partition("=")
+        point_and_action, _, file = entry.partition("@")
+        point, _, action = point_and_action.partition("=")
         faults[Point(point)] = Fault(Action(action or Action.KILL), Path(file) if file else None)
     return faults
 
 
 def reach(point: Point) -> None:
-    """Pass a point: nothing happens unless the variable names it. Raises what the fault raises."""
+    """Trigger the fault at a point, if the variable has one. Raises what the fault raises."""
     if (fault := _faults.get(point)) is not None:
-        fault.strike(point)
+        fault.trigger(point)
 
 
-def _taken(file: Path) -> bool:
-    """Whether this process deleted the file: of several one does."""
+def _claim(file: Path) -> bool:
+    """Delete a fault's file; return whether it existed: of several processes, one succeeds."""
     try:
         file.unlink()
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 Refuse = Callable[[str], NoReturn]
-"""How a command stops: `refuse`, or what a test puts in its place."""
+"""The type of `refuse`, for commands whose tests replace it."""
 
 
 def refuse(message: str) -> NoReturn:

@@ -1,11 +1,11 @@
-"""Leave out of a process what packages import for others: it was two thirds of a server's start.
+"""Skip unused imports of packages, which were two thirds of a server's start-up time.
 
     python -m tiltyard.runtime.lazy_imports MODULE
 
-runs a module so, for a process that is started beside a server's.
+runs a module this way, for helper processes of a server.
 
-`lance_namespace` imports a client of generated pydantic models (1.1 s of CPU), and a server wants its errors alone.
-pyarrow imports pandas where it is installed (0.4 s), which a server has no use for. `bench/starting.py` measures it.
+`lance_namespace` imports a client of generated pydantic models (1.1 s of CPU), while a server uses only its errors.
+pyarrow imports pandas where it is installed (0.4 s), which a server does not use. `bench/starting.py` measures it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PANDAS = "pandas"
 
 
 def import_lazily() -> None:
-    """Have `lance_namespace` run when one of its own names is read, and pyarrow do without pandas.
+    """Execute `lance_namespace` only when one of its own names is read, and start pyarrow without pandas.
 
-    For a process that is ours alone, before anything else has imported them. Modules inside `lance_namespace`, such as
-    `errors`, are imported as always.
+    For processes that run only Tiltyard, before anything else has imported these packages. Modules inside
+    `lance_namespace`, such as `errors`, are imported as usual.
     """
     if UPSTREAM not in sys.modules:
         _defer(UPSTREAM)
@@ -35,17 +35,17 @@ def import_lazily() -> None:
 
 
 def _defer(name: str) -> None:
-    """Put a module in its place that runs later, if it is installed."""
+    """Register a module, if it is installed, that is executed when it is first used."""
     spec = find_spec(name)
     if spec is None or spec.loader is None:
         return
     module = module_from_spec(spec)
-    module.__dict__["__getattr__"] = _Deferred(module, spec.loader.exec_module)
+    module.__dict__["__getattr__"] = _DeferredModule(module, spec.loader.exec_module)
     sys.modules[name] = module
 
 
-class _Deferred:
-    """A module's `__getattr__` (PEP 562), which runs the module when a name of it is read for the first time."""
+class _DeferredModule:
+    """A module's `__getattr__` (PEP 562), which executes the module when one of its names is first read."""
 
     def __init__(self, module: ModuleType, load: Callable[[ModuleType], None]) -> None:
         self._module = module
@@ -53,7 +53,7 @@ class _Deferred:
         self._lock = threading.RLock()
 
     def __call__(self, name: str) -> Any:
-        """The attribute, once the module has run. Raises AttributeError."""
+        """Execute the module if needed, and return its attribute. Raises AttributeError."""
         if name.startswith("__") and name != "__all__":  # `inspect` reads such names of all modules
             raise AttributeError(name)
         with self._lock:
@@ -72,22 +72,22 @@ class _Deferred:
 
 
 def _start_pyarrow_without_pandas() -> None:
-    """Let pyarrow look for pandas, which it does once, at its first conversion; it finds none."""
-    absent = _Absent()
+    """Hide pandas while pyarrow looks for it, which it does once, at its first conversion."""
+    absent = _PandasHider()
     sys.meta_path.insert(0, absent)
     try:
-        import pyarrow as pa  # noqa: PLC0415  # only now: nobody has found pandas yet
+        import pyarrow as pa  # noqa: PLC0415  # only now: pandas must not be found before
 
         pa.array([None, 1])
     finally:
         sys.meta_path.remove(absent)
 
 
-class _Absent:
-    """Says of pandas that it is not installed."""
+class _PandasHider:
+    """A finder on `sys.meta_path` that reports pandas as not installed."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """As Python's import system asks. Raises ModuleNotFoundError."""
+        """Implement the import system's protocol. Raises ModuleNotFoundError for pandas."""
         if name == PANDAS:
             raise ModuleNotFoundError(f"No module named {PANDAS!r}", name=PANDAS)
 

@@ -1,4 +1,4 @@
-"""What the processes of one server share: a file that their parent makes, and tells them of by a variable."""
+"""Pass a file from a server's parent process to its children, by an environment variable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 @contextmanager
 def shared_file(variable: str, content: bytes) -> Iterator[None]:
-    """A file with this content for the processes that are started meanwhile; the variable says where."""
+    """Create a file for the processes that are started in the block; the environment variable has its path."""
     with TemporaryDirectory(prefix="tiltyard-shared-") as folder:
         file = Path(folder) / "file"
         file.write_bytes(content)

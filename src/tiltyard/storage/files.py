@@ -84,7 +84,7 @@ class Files(Protocol):
         """Iterate over all files below a folder, in no order; none if it is missing."""
 
     def list_first_files(self, folder: str) -> dict[str, int | None]:
-        """List the first files of a folder in name order, or all if that costs no more; with sizes if they are known."""
+        """List the first files of a folder in name order, or all if that costs no more; with sizes if known."""
 
     def is_file(self, location: str) -> bool:
         """Whether a file lies at a location."""

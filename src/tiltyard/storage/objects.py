@@ -8,7 +8,7 @@ from uuid import uuid4
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
-from tiltyard.model.object_store_options import open_object_store
+from tiltyard.model.object_stores import open_object_store
 from tiltyard.storage.files import LARGEST_FILE, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tiltyard.model.storage_settings import NamedStorage, SecretError, read_secrets
+from tiltyard.model.settings.storages import NamedStorage, SecretError, read_secrets
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.vending import Folder, MissingVendorError, Vendor, open_vendor, refresh_offset
 

@@ -1,6 +1,6 @@
-"""Credentials for clients that read and write tables by themselves: for one folder each, and for a while.
+"""Vend temporary credentials for one table's folder to clients that read and write its files directly.
 
-What each provider needs is imported only for a storage that hands out credentials.
+The packages of a provider are imported only for a storage that vends credentials.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tiltyard.storage.vending.credential_cache import CredentialCache, refresh_offset
-from tiltyard.storage.vending.vended_credentials import Credentials, Folder, Vendor
+from tiltyard.storage.vending.vendor import Credentials, Folder, Vendor
 
 if TYPE_CHECKING:
-    from tiltyard.model.storage_settings import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, Secrets
 
 __all__ = ["Credentials", "Folder", "MissingVendorError", "Shared", "Vendor", "open_vendor", "refresh_offset"]
 
-# What these log at level debug has the bodies of answers in it, and so the credentials.
-_TALKATIVE = ("azure", "botocore", "google.auth", "msal", "urllib3")
+# Their debug logs have the bodies of responses, and so the credentials.
+_LOGGERS_WITH_SECRETS = ("azure", "botocore", "google.auth", "msal", "urllib3")
 
 _EXTRAS = {"s3": "aws", "az": "azure", "abfss": "azure", "gs": "gcp"}
 
 
 class MissingVendorError(Exception):
-    """The packages that a provider needs are not installed; the message says how to get them."""
+    """The packages of a provider are not installed; the message says how to install them."""
 
 
 def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
-    """A vendor for a storage, its credentials shared by all callers.
+    """Create the vendor of a storage, with a cache that shares credentials between callers.
 
-    Raises MissingVendorError, ValueError for credentials of the storage that cannot be used.
+    Raises MissingVendorError, ValueError for unusable credentials of the storage.
     """
-    for name in _TALKATIVE:
+    for name in _LOGGERS_WITH_SECRETS:
         logging.getLogger(name).setLevel(logging.WARNING)
     extra = _EXTRAS[storage.scheme]
     try:
-        made = _made(extra, storage, secrets, clock)
+        vendor = _create_vendor(extra, storage, secrets, clock)
     except ImportError as error:
         raise MissingVendorError(
             f"To hand out credentials for {storage.uri}, more packages are needed ({error.name} is missing): "
             f'pip install "tiltyard[{extra}]".'
         ) from error
-    return CredentialCache(made, clock)
+    return CredentialCache(vendor, clock)
 
 
-def _made(extra: str, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
+def _create_vendor(extra: str, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> Vendor:
     match extra:
         case "aws":
             from tiltyard.storage.vending.aws import AwsVendor  # noqa: PLC0415  # an extra

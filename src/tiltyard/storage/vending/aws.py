@@ -1,4 +1,4 @@
-"""Credentials for S3, and for storages that speak its protocol: sessions of a role, narrowed to a folder."""
+"""Vend credentials for S3 and compatible storages: sessions of a role, restricted to a folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiltyard.storage.vending.session_policies import s3_policy
-from tiltyard.storage.vending.vended_credentials import Credentials, Folder, NoCredentialsError
+from tiltyard.storage.vending.vendor import Credentials, Folder, NoCredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.model.storage_settings import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, Secrets
 
 log = logging.getLogger("tiltyard.storage")
 
 _DEFAULT_REGION = "us-east-1"
-_CLIENT: dict[str, Any] = {
+_CLIENT_CONFIG: dict[str, Any] = {
     "connect_timeout": 5,
     "read_timeout": 10,
     "retries": {"mode": "standard", "max_attempts": 3},
@@ -28,10 +28,10 @@ _CLIENT: dict[str, Any] = {
 
 
 class AwsVendor:
-    """Assumes the role of a storage by STS, with the storage's credentials or those that AWS's own chain finds."""
+    """Assume a storage's role through STS, with the storage's credentials or AWS's default credential chain."""
 
     def __init__(self, storage: NamedStorage, secrets: Secrets, clock: Callable[[], int]) -> None:
-        """Be ready to ask; nothing is sent yet. Raises ValueError for an endpoint or a profile that cannot be used."""
+        """Create the STS client; nothing is sent yet. Raises ValueError for an unusable endpoint or profile."""
         self._storage = storage
         self._clock = clock
         try:
@@ -42,33 +42,32 @@ class AwsVendor:
                 aws_access_key_id=secrets.get("aws_access_key_id", "access_key_id"),
                 aws_secret_access_key=secrets.get("aws_secret_access_key", "secret_access_key"),
                 aws_session_token=secrets.get("aws_session_token", "session_token"),
-                config=Config(**_CLIENT),
+                config=Config(**_CLIENT_CONFIG),
             )
         except BotoCoreError as error:
             raise ValueError("no usable profile") from error
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
-        """See Vendor."""
         storage, issued_at = self._storage, self._clock()
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "RoleArn": storage.role,
-            "RoleSessionName": folder.session,
+            "RoleSessionName": folder.session_name,
             "Policy": s3_policy(folder, storage.role, writable=writable, kms_key=storage.kms_key),
             "DurationSeconds": storage.lifetime,
         }
         if storage.external_id:
-            asked["ExternalId"] = storage.external_id
+            request["ExternalId"] = storage.external_id
         try:
-            given = self._client.assume_role(**asked)["Credentials"]
+            session = self._client.assume_role(**request)["Credentials"]
         except (ClientError, BotoCoreError) as error:
             log.warning("the role %s cannot be assumed: %s", storage.role, error)
             raise NoCredentialsError from error
         return Credentials(
             {
-                "aws_access_key_id": given["AccessKeyId"],
-                "aws_secret_access_key": given["SecretAccessKey"],
-                "aws_session_token": given["SessionToken"],
+                "aws_access_key_id": session["AccessKeyId"],
+                "aws_secret_access_key": session["SecretAccessKey"],
+                "aws_session_token": session["SessionToken"],
             },
             issued_at,
-            int(given["Expiration"].timestamp() * 1000),
+            int(session["Expiration"].timestamp() * 1000),
         )

@@ -1,7 +1,7 @@
-"""Credentials for Azure: shared access signatures for one directory, made with a user delegation key.
+"""Vend credentials for Azure: shared access signatures for one directory, signed with a user delegation key.
 
-Azure grants signatures for a directory on accounts with a hierarchical namespace alone. One for the whole container
-would be the only other choice; it would open every other table, so it is never made.
+Azure has signatures for a directory only on accounts with a hierarchical namespace. The only alternative, a signature
+for the whole container, would give access to every other table, so it is never created.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.filedatalake import DataLakeServiceClient, generate_directory_sas
 
 from tiltyard.storage.vending.session_policies import azure_permissions
-from tiltyard.storage.vending.vended_credentials import Credentials, Folder, NoCredentialsError
+from tiltyard.storage.vending.vendor import Credentials, Folder, NoCredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from azure.core.credentials import TokenCredential
 
-    from tiltyard.model.storage_settings import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, Secrets
 
 log = logging.getLogger("tiltyard.storage")
 
-_CLOCKS = timedelta(minutes=5)
-"""By how much Azure's clock may be behind ours."""
+_CLOCK_SKEW = timedelta(minutes=5)
+"""How far Azure's clock may be behind the server's."""
 
 
 class AzureVendor:
-    """Signs for the directories of a storage account, as the client of the storage's credentials or the host's."""
+    """Sign for directories of a storage account, with the storage's client credentials or the host's identity."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class AzureVendor:
         credential: TokenCredential | None = None,
         **transport: Any,
     ) -> None:
-        """Be ready to ask; nothing is sent yet. `credential` and `transport` are for clients of another kind."""
+        """Create the client; nothing is sent yet. Tests pass `credential` and options of the `transport`."""
         self._storage = storage
         self._clock = clock
         self._client = DataLakeServiceClient(
@@ -54,12 +54,11 @@ class AzureVendor:
         )
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
-        """See Vendor."""
         issued_at = self._clock()
         now = datetime.fromtimestamp(issued_at / 1000, UTC)
         expires = (now + timedelta(seconds=self._storage.lifetime)).replace(microsecond=0)
         try:
-            key = self._client.get_user_delegation_key(now - _CLOCKS, expires)
+            key = self._client.get_user_delegation_key(now - _CLOCK_SKEW, expires)
         except AzureError as error:
             log.warning("no user delegation key for the account %s: %s", self._storage.account, error)
             raise NoCredentialsError from error
@@ -69,7 +68,7 @@ class AzureVendor:
             directory_name=folder.path,
             credential=key,
             permission=azure_permissions(writable=writable),
-            start=now - _CLOCKS,
+            start=now - _CLOCK_SKEW,
             expiry=expires,
             protocol="https",
         )
@@ -77,7 +76,7 @@ class AzureVendor:
 
 
 def _credential(secrets: Secrets) -> TokenCredential:
-    """The identity that asks: a client with a secret if the storage names one, else what the host offers."""
+    """Return the server's identity: a client with a secret if the storage names one, else the host's default."""
     tenant = secrets.get("azure_storage_tenant_id", "azure_tenant_id")
     client = secrets.get("azure_storage_client_id", "azure_client_id")
     secret = secrets.get("azure_storage_client_secret", "azure_client_secret")

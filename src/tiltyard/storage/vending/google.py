@@ -1,4 +1,4 @@
-"""Credentials for Google Cloud Storage: tokens that a credential access boundary narrows to a folder."""
+"""Vend credentials for Google Cloud Storage: tokens that a credential access boundary restricts to a folder."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from google.auth.transport.requests import Request
 from google.oauth2 import service_account
 
 from tiltyard.storage.vending.session_policies import gcs_condition, gcs_permissions
-from tiltyard.storage.vending.vended_credentials import Credentials, Folder, NoCredentialsError
+from tiltyard.storage.vending.vendor import Credentials, Folder, NoCredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.model.storage_settings import NamedStorage, Secrets
+    from tiltyard.model.settings.storages import NamedStorage, Secrets
 
 log = logging.getLogger("tiltyard.storage")
 
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
-_MOST_IMPERSONATED = 3600
+_MAX_IMPERSONATION_SECONDS = 3600
 
 
 class GoogleVendor:
-    """Narrows tokens of the storage's service account, of the role it takes on, or of the host's account.
+    """Downscope tokens of the storage's service account, of the role it impersonates, or of the host's account.
 
-    A token lives as long as the one it was made from: an hour, or `lifetime` where a role is taken on.
+    A token expires with its source token: after an hour, or after `lifetime` where a role is impersonated.
     """
 
     def __init__(
@@ -40,14 +40,13 @@ class GoogleVendor:
         clock: Callable[[], int],
         transport: Callable[..., Any] | None = None,
     ) -> None:
-        """Be ready to ask; nothing is sent yet. Raises ValueError for a key that is none, a host without account."""
+        """Load the credentials; nothing is sent yet. Raises ValueError for a malformed key, a host without account."""
         self._storage = storage
         self._clock = clock
         self._transport = transport or Request()
-        self._source = _source(storage, secrets)
+        self._source = _source_credentials(storage, secrets)
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
-        """See Vendor."""
         rule = downscoped.AccessBoundaryRule(
             available_resource=f"//storage.googleapis.com/projects/_/buckets/{folder.bucket}",
             available_permissions=gcs_permissions(writable=writable),
@@ -55,18 +54,18 @@ class GoogleVendor:
         )
         issued_at = self._clock()
         try:
-            narrowed = downscoped.Credentials(self._source, downscoped.CredentialAccessBoundary([rule]))
-            narrowed.refresh(self._transport)
+            downscoped_token = downscoped.Credentials(self._source, downscoped.CredentialAccessBoundary([rule]))
+            downscoped_token.refresh(self._transport)
         except GoogleAuthError as error:
             log.warning("no downscoped token for the storage at %s: %s", self._storage.uri, error)
             raise NoCredentialsError from error
-        assert narrowed.expiry is not None  # a refresh that did not raise set both
-        assert narrowed.token is not None
-        expires = narrowed.expiry.replace(tzinfo=UTC)
-        return Credentials({"google_storage_token": narrowed.token}, issued_at, int(expires.timestamp() * 1000))
+        assert downscoped_token.expiry is not None  # a refresh that did not raise set both
+        assert downscoped_token.token is not None
+        expires = downscoped_token.expiry.replace(tzinfo=UTC)
+        return Credentials({"google_storage_token": downscoped_token.token}, issued_at, int(expires.timestamp() * 1000))
 
 
-def _source(storage: NamedStorage, secrets: Secrets) -> Any:
+def _source_credentials(storage: NamedStorage, secrets: Secrets) -> Any:
     key = secrets.get("google_service_account_key", "service_account_key")
     try:
         if key:
@@ -78,5 +77,5 @@ def _source(storage: NamedStorage, secrets: Secrets) -> Any:
     if not storage.role:
         return source
     return impersonated_credentials.Credentials(
-        source, storage.role, target_scopes=_SCOPES, lifetime=min(storage.lifetime, _MOST_IMPERSONATED)
+        source, storage.role, target_scopes=_SCOPES, lifetime=min(storage.lifetime, _MAX_IMPERSONATION_SECONDS)
     )

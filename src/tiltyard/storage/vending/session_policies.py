@@ -1,7 +1,7 @@
-"""What vended credentials may do, in the words of the providers: pure functions from a folder to a policy.
+"""Build the providers' policies that restrict vended credentials to a folder.
 
-Each names the folder with its closing slash, so that a sibling whose name begins alike is another place, and takes
-every character of the folder's name for itself: none is a wildcard, a variable or the end of a string.
+Each policy has the folder with its trailing slash, so that a sibling with the same prefix is excluded, and escapes the
+folder's name: none of its characters is a wildcard, a variable or the end of a string.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import json
 import re
 from typing import Any
 
-from tiltyard.storage.vending.vended_credentials import Folder
+from tiltyard.storage.vending.vendor import Folder
 
 _SPECIAL = re.compile(r"[*?$]")
 _PARTITION = re.compile(r"arn:(aws[a-z-]*):")
 
 
 def s3_literal(text: str) -> str:
-    """A text as IAM reads it literally: its wildcards and the start of its variables escaped."""
-    return _SPECIAL.sub(lambda found: f"${{{found[0]}}}", text)
+    """Escape wildcards and variables of a text for an IAM policy."""
+    return _SPECIAL.sub(lambda match: f"${{{match[0]}}}", text)
 
 
 def s3_policy(folder: Folder, role: str, *, writable: bool, kms_key: str = "") -> str:
-    """The session policy for a folder, as JSON: what a session of the role may do at most."""
-    partition = found[1] if (found := _PARTITION.match(role)) else "aws"
-    bucket, inside = f"arn:{partition}:s3:::{s3_literal(folder.bucket)}", s3_literal(folder.inside)
+    """Build the session policy for a folder, as JSON: the upper bound of what a session of the role may do."""
+    partition = match[1] if (match := _PARTITION.match(role)) else "aws"
+    bucket, prefix = f"arn:{partition}:s3:::{s3_literal(folder.bucket)}", s3_literal(folder.prefix)
     objects = ["s3:GetObject"]
     if writable:
         objects += ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
     statements: list[dict[str, Any]] = [
-        {"Effect": "Allow", "Action": objects, "Resource": f"{bucket}/{inside}*"},
+        {"Effect": "Allow", "Action": objects, "Resource": f"{bucket}/{prefix}*"},
         {
             "Effect": "Allow",
             "Action": ["s3:ListBucket"],
             "Resource": bucket,
-            "Condition": {"StringLike": {"s3:prefix": [f"{inside}*"]}},
+            "Condition": {"StringLike": {"s3:prefix": [f"{prefix}*"]}},
         },
     ]
     if kms_key:
@@ -44,24 +44,25 @@ def s3_policy(folder: Folder, role: str, *, writable: bool, kms_key: str = "") -
 
 
 def cel_string(text: str) -> str:
-    """A text as a string of the Common Expression Language."""
+    """Quote a text as a string of the Common Expression Language."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def gcs_condition(folder: Folder) -> str:
-    """The condition of a credential access boundary under which a folder's objects can be used and listed."""
-    objects = cel_string(f"projects/_/buckets/{folder.bucket}/objects/{folder.inside}")
-    listed = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "")'
-    return f"resource.name.startsWith({objects}) || {listed}.startsWith({cel_string(folder.inside)})"
+    """Build the condition of a credential access boundary that allows to access and list a folder's objects."""
+    objects = cel_string(f"projects/_/buckets/{folder.bucket}/objects/{folder.prefix}")
+    list_prefix = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "")'
+    return f"resource.name.startsWith({objects}) || {list_prefix}.startsWith({cel_string(folder.prefix)})"
 
 
 def gcs_permissions(*, writable: bool) -> list[str]:
-    """The permissions of a credential access boundary; those to write leave out access control lists."""
+    """Return the permissions of a credential access boundary; write permissions exclude access control lists."""
     return [f"inRole:roles/storage.{'objectUser' if writable else 'objectViewer'}"]
 
 
 def azure_permissions(*, writable: bool) -> str:
-    """The permissions of a shared access signature, in the order that Azure wants: read, list; add, create, write,
-    delete, move as well.
+    """Return the permissions of a shared access signature, in the order that Azure requires.
+
+    Read and list; add, create, write, delete and move as well if writable.
     """
     return "racwdlm" if writable else "rl"

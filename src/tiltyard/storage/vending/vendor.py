@@ -1,4 +1,4 @@
-"""What credentials are for, and what they are: one table's folder, and options that Lance reads."""
+"""The types of vending: a table's folder, the credentials for it, and the vendor that creates them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Folder:
 
     @classmethod
     def of(cls, location: str) -> Folder:
-        """The folder of a canonical location, such as s3://bucket/tables/t. Raises ValueError for a whole bucket."""
+        """Parse a canonical location, such as s3://bucket/tables/t. Raises ValueError for a whole bucket."""
         parts = urlsplit(location)
         bucket, path = parts.netloc.partition("@")[0], location.partition("://")[2].partition("/")[2].strip("/")
         if not bucket or not path:
@@ -28,19 +28,19 @@ class Folder:
         return cls(bucket, path)
 
     @property
-    def inside(self) -> str:
-        """What the names of all objects in it begin with, and no other's: the path with a closing slash."""
+    def prefix(self) -> str:
+        """The prefix of all objects in it, and of no others: the path with a trailing slash."""
         return f"{self.path}/"
 
     @property
-    def session(self) -> str:
-        """A name for logs of the provider: letters, digits and hyphens, the same for the same folder."""
+    def session_name(self) -> str:
+        """A name for the provider's logs: letters, digits and hyphens, the same for the same folder."""
         return f"tiltyard-{blake2b(f'{self.bucket}/{self.path}'.encode(), digest_size=12).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Options with credentials in them, and the times (milliseconds since 1970) between which they live."""
+    """Storage options with credentials, and their validity (milliseconds since 1970)."""
 
     options: Mapping[str, str] = field(repr=False)
     issued_at: int
@@ -48,7 +48,7 @@ class Credentials:
 
 
 class NoCredentialsError(ServiceUnavailableError):
-    """The provider does not answer, or refuses; the log has why."""
+    """The provider does not answer, or refuses; the log has the reason."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -57,10 +57,10 @@ class NoCredentialsError(ServiceUnavailableError):
 
 
 class Vendor(Protocol):
-    """Whoever makes credentials, and blocks while it asks its provider. Safe to use from several threads."""
+    """Create credentials, in a blocking request to a provider. Safe to use from several threads."""
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
-        """Credentials for all files of a folder, and for nothing else; to read, or to write and delete as well.
+        """Create credentials for all files of a folder, and nothing else: to read, or to write and delete as well.
 
         Raises NoCredentialsError.
         """

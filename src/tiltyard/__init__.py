@@ -10,43 +10,43 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-class _Announcer:
-    """Tells `lance_namespace` our short name when it is imported: that takes a second, and `--help` has no use for it.
+class _RegisteringFinder:
+    """Registers the implementation "tiltyard" with `lance_namespace` once that is imported.
 
-    `lance_namespace.connect("tiltyard", …)` so finds us once both are imported, in whichever order. The full name,
-    "tiltyard.namespace.Namespace", is found at any time.
+    To import it here would take a second, and `--help` does not need it. `lance_namespace.connect("tiltyard", …)` works
+    once both packages are imported, in whichever order; the full name, "tiltyard.namespace.Namespace", at any time.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """As Python's import system asks; somebody may also ask just to know, and import nothing."""
+        """Wrap the loader of `lance_namespace`, as a finder of Python's import system."""
         if name != "lance_namespace":
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((found for found in others if found is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_announce(module: ModuleType) -> None:
+            def load_and_register(module: ModuleType) -> None:
                 load(module)
                 if module.__name__ == name:  # the loader of an archive is that of all that is in it
-                    _announce(module)
+                    _register(module)
 
-            spec.loader.exec_module = load_and_announce  # type: ignore[method-assign]
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
 
 
-def _announce(module: Any) -> None:
+def _register(module: Any) -> None:
     module.register_namespace_impl("tiltyard", "tiltyard.namespace.Namespace")
 
 
 if "lance_namespace" in sys.modules:
-    _announce(sys.modules["lance_namespace"])
+    _register(sys.modules["lance_namespace"])
 else:
-    sys.meta_path.insert(0, _Announcer())
+    sys.meta_path.insert(0, _RegisteringFinder())
 
 
 def __getattr__(name: str) -> Any:
-    """`tiltyard.Namespace`, `tiltyard.publish` and its errors, imported when they are asked for."""
+    """Import `tiltyard.Namespace`, `tiltyard.publish` and its errors on first use."""
     if name == "Namespace":
         from tiltyard.namespace import Namespace  # noqa: PLC0415  # see above
 

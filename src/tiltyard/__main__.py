@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the commands; an interrupt while they are imported ends the process with the status 130, too."""
+    """Run the command line; an interrupt during its imports ends the process with the status 130, too."""
     try:
         from tiltyard.cli import main as commands  # noqa: PLC0415  # see above
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Settings: defaults, then a TOML file, then `TILTYARD_*` variables, then flags."""
+"""Settings: defaults, overridden by a TOML file, that by `TILTYARD_*` environment variables, those by flags."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
-from tiltyard.model.oidc_settings import Provider, complaint
-from tiltyard.model.spark_properties import complaint as spark_complaint
-from tiltyard.model.storage_settings import NamedStorage
-from tiltyard.model.storage_settings import complaint as storage_complaint
+from tiltyard.model.settings.oidc_providers import OidcProvider, providers_problem
+from tiltyard.model.settings.spark_properties import spark_limits_problem
+from tiltyard.model.settings.storages import NamedStorage, storages_problem
 
 CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),
     "audit": ("auto", "off", "changes", "all"),
 }
-"""What a setting of few values may be; in any case."""
+"""The values of settings that have few; case does not matter."""
 
 DAY_MS = 24 * 60 * 60 * 1000
 BOUNDS = {
@@ -63,7 +62,7 @@ BOUNDS = {
     "max_operations": (1, 1 << 20),
     "max_vectors": (1, 1 << 20),
 }
-"""The least and the most that a setting may be."""
+"""The least and the greatest value of settings that are numbers."""
 
 
 class ConfigError(Exception):
@@ -72,7 +71,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All there is to set. `storage_options` (a TOML table, or a JSON object) holds Lance's own keys."""
+    """All settings. `storage_options` (a TOML table, or a JSON object) holds Lance's own keys."""
 
     root: str = field(default="./tiltyard-data", metadata={"help": "Folder or URI under which tables are kept."})
     db: str = field(
@@ -133,7 +132,7 @@ class Settings:
     insecure: bool = field(
         default=False, metadata={"help": "Serve everybody without asking, on addresses that others can reach, too."}
     )
-    providers: Mapping[str, Provider] = field(
+    providers: Mapping[str, OidcProvider] = field(
         default_factory=dict, metadata={"help": "OpenID providers whose tokens are trusted, by name."}
     )
     token_life: int = field(default=900, metadata={"help": "Seconds for which tokens of this server are valid."})
@@ -238,7 +237,10 @@ class Settings:
 
     @property
     def database_url(self) -> str:
-        """Where the catalog is: `db`, or a SQLite file in the root if that is a local folder."""
+        """The URL of the catalog's database: `db`, or a SQLite file in the root if that is a local folder.
+
+        Raises ConfigError for a root on an object store without `db`.
+        """
         if self.db:
             return self.db
         if "://" in self.root and not self.root.startswith("file://"):
@@ -251,34 +253,35 @@ class Settings:
 def load_settings(
     flags: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Settings from all sources; a flag that is None was not given.
+    """Read the settings from all sources; a flag that is None is absent.
 
-    `file` defaults to the variable TILTYARD_CONFIG. Raises ConfigError for an unknown key or an unusable value.
+    `file` defaults to the environment variable TILTYARD_CONFIG. Raises ConfigError for an unknown key or an unusable
+    value.
     """
     if file is None and environ.get("TILTYARD_CONFIG"):
         file = Path(environ["TILTYARD_CONFIG"])
     values: dict[str, Any] = {}
-    known = {spec.name for spec in fields(Settings)}
+    names = {spec.name for spec in fields(Settings)}
     if file is not None:
-        values |= {key.replace("-", "_"): value for key, value in _read(file).items()}
-    for name in known:
+        values |= {key.replace("-", "_"): value for key, value in _read_file(file).items()}
+    for name in names:
         if (text := environ.get(f"TILTYARD_{name.upper()}")) is not None:
             values[name] = text
     values |= {key: value for key, value in flags.items() if value is not None}
-    if unknown := sorted(set(values) - known):
-        raise ConfigError(f"Unknown setting {unknown[0]!r}: choose from {', '.join(sorted(known))}.")
-    settings = Settings(**{name: _typed(name, value) for name, value in values.items()})
+    if unknown := sorted(set(values) - names):
+        raise ConfigError(f"Unknown setting {unknown[0]!r}: choose from {', '.join(sorted(names))}.")
+    settings = Settings(**{name: _convert(name, value) for name, value in values.items()})
     _check_values(settings)
-    if wrong := storage_complaint(settings.storage):
-        raise ConfigError(wrong)
+    if problem := storages_problem(settings.storage):
+        raise ConfigError(problem)
     _check_identity(settings)
-    if wrong := spark_complaint(settings.spark_limits):
-        raise ConfigError(wrong)
+    if problem := spark_limits_problem(settings.spark_limits):
+        raise ConfigError(problem)
     return settings
 
 
 def _check_values(settings: Settings) -> None:
-    """Raise ConfigError for a value out of its bounds, or that is none of the few there are."""
+    """Raise ConfigError for a value out of its bounds, or that is none of its choices."""
     for name, (least, most) in BOUNDS.items():
         if not least <= getattr(settings, name) <= most:
             raise ConfigError(f"The setting {name} cannot be {getattr(settings, name)}: {least} to {most}.")
@@ -288,9 +291,9 @@ def _check_values(settings: Settings) -> None:
 
 
 def _check_identity(settings: Settings) -> None:
-    """Raise ConfigError for settings of identity that do not fit together."""
-    if wrong := complaint(settings.providers):
-        raise ConfigError(wrong)
+    """Raise ConfigError for settings of authentication and TLS that contradict each other."""
+    if problem := providers_problem(settings.providers):
+        raise ConfigError(problem)
     if settings.providers and not settings.auth:
         raise ConfigError("There are providers, but nobody is asked for a token: set auth, or leave the providers out.")
     if bool(settings.tls_certificate) != bool(settings.tls_key):
@@ -302,7 +305,7 @@ def _check_identity(settings: Settings) -> None:
             raise ConfigError(f"trusted_proxies are addresses or networks: {error}.") from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
@@ -311,17 +314,17 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"The settings file {file} is not TOML: {error}.") from error
 
 
-_KINDS = get_type_hints(Settings)
+_TYPES = get_type_hints(Settings)
 
 
-def _typed(name: str, value: Any) -> Any:
-    """A value as its setting's type; text comes from variables."""
-    kind = _KINDS[name]
-    structure = get_origin(kind) is not None
+def _convert(name: str, value: Any) -> Any:
+    """Convert a value to its setting's type; text comes from environment variables. Raises ConfigError."""
+    kind = _TYPES[name]
+    is_structure = get_origin(kind) is not None
     try:
-        if isinstance(value, str) and structure:
+        if isinstance(value, str) and is_structure:
             return msgspec.json.decode(value, type=kind)
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        shown = "like this" if structure else repr(value)  # options and headers hold secrets
+        shown = "like this" if is_structure else repr(value)  # options and headers hold secrets
         raise ConfigError(f"The setting {name} cannot be {shown}: {error}.") from error

@@ -27,7 +27,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.api.bodies.arrow_encoder import encode
+from tiltyard.api.bodies.arrow_responses import encode
 from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
@@ -105,8 +105,8 @@ class Namespace(upstream.LanceNamespace):
     def list_table_versions(self, request: Any) -> upstream.ListTableVersionsResponse:
         """Run ListTableVersions, as the specification has it.
 
-        A branch that is not there has no versions, for a request for the latest one, which Lance sends before it creates
-        a branch: lancedb's bridge to Lance passes on no errors but failures of the storage.
+        A branch that is not there has no versions, for a request for the latest one, which Lance sends before it
+        creates a branch: lancedb's bridge to Lance passes on no errors but failures of the storage.
         """
         try:
             response: upstream.ListTableVersionsResponse = self.call("ListTableVersions", request)

@@ -19,7 +19,7 @@ from tests.tables.test_version_commits import location, stage
 
 from tiltyard.access import Privilege
 from tiltyard.context import Context
-from tiltyard.model.computed_columns import Declaration, declared
+from tiltyard.model.computed_columns import UdfDeclaration, read_declaration
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import TABLE
@@ -28,7 +28,7 @@ from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.rows.insert import insert_into_table
 
 IMAGE = "registry.example/functions:3"
-CODE = Declaration("f", "1", "YQ==", ("a",), image=IMAGE).metadata()
+CODE = UdfDeclaration("f", "1", "YQ==", ("a",), image=IMAGE).metadata()
 ROWS = pa.table({"a": pa.array([1, 2, 3])})
 TOLD = pa.table(
     [ROWS["a"]], schema=pa.schema([pa.field("a", pa.int64(), metadata={**CODE, "unit": "m"})], metadata={"of": "all"})
@@ -97,7 +97,7 @@ def test_staged_manifest_with_code_needs_to_run_code_over_the_table(server: Serv
         commit.batch_create_table_versions(writer, batch)
     assert server.open("t").version == 1
     commit.create_table_version(asking(server, Privilege.RUN_UDFS), staged(server, tmp_path, 2, CODE))
-    assert isinstance(declared(server.open("t").schema.field("a").metadata), Declaration)
+    assert isinstance(read_declaration(server.open("t").schema.field("a").metadata), UdfDeclaration)
 
 
 def test_staged_manifest_with_the_code_that_is_there_needs_to_write_alone(server: Server, tmp_path: Path) -> None:

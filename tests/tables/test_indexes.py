@@ -23,7 +23,7 @@ from tests.tables.served import Server, ask
 from tiltyard.model.jobs import Job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
-from tiltyard.tables.indexes import build_job, operations
+from tiltyard.tables.indexes import build_job, indexes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ class Indexes:
 
     def create(self, column: str, kind: str, **fields: Any) -> str:
         fields |= {"column": column, "index_type": kind}
-        answer = self._call(operations.create_table_index, models.CreateTableIndexRequest, fields)
+        answer = self._call(indexes.create_table_index, models.CreateTableIndexRequest, fields)
         assert isinstance(answer.transaction_id, str)
         return answer.transaction_id
 
@@ -73,17 +73,17 @@ class Indexes:
         assert self.server.run_jobs() == ["Succeeded"]
 
     def list(self, **fields: Any) -> Any:
-        return self._call(operations.list_table_indices, models.ListTableIndicesRequest, fields)
+        return self._call(indexes.list_table_indices, models.ListTableIndicesRequest, fields)
 
     def names(self) -> dict[str, str]:
         return {entry.index_name: entry.status for entry in self.list().indexes}
 
     def stats(self, name: str, **fields: Any) -> Any:
         fields |= {"index_name": name}
-        return self._call(operations.describe_table_index_stats, models.DescribeTableIndexStatsRequest, fields)
+        return self._call(indexes.describe_table_index_stats, models.DescribeTableIndexStatsRequest, fields)
 
     def drop(self, name: str, **fields: Any) -> Any:
-        return self._call(operations.drop_table_index, models.DropTableIndexRequest, {"index_name": name, **fields})
+        return self._call(indexes.drop_table_index, models.DropTableIndexRequest, {"index_name": name, **fields})
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -218,7 +218,7 @@ def test_create_index_takes_what_lancedb_sends_for_full_text(table: Indexes) -> 
     "name", ["vector", "ivf_pq", "IvfPq", "FTS", "Inverted", "btree", "LabelList", "NGram", "BLOOM_FILTER"]
 )
 def test_index_type_has_many_spellings(name: str) -> None:
-    assert operations.index_type(name)
+    assert indexes.parse_index_type(name)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +279,9 @@ def test_create_index_on_what_is_not_there_is_refused_at_once(table: Indexes) ->
 def test_create_scalar_index_refuses_vectors(table: Indexes) -> None:
     request = ask(models.CreateTableIndexRequest, id="t", column="vec", index_type="IVF_FLAT")
     with pytest.raises(InvalidInputError, match="vector index"):
-        operations.create_table_scalar_index(table.server.ctx, request)
+        indexes.create_table_scalar_index(table.server.ctx, request)
     request = ask(models.CreateTableIndexRequest, id="t", column="id", index_type="BTREE")
-    assert operations.create_table_scalar_index(table.server.ctx, request).transaction_id
+    assert indexes.create_table_scalar_index(table.server.ctx, request).transaction_id
 
 
 def test_create_index_of_a_name_that_is_taken_is_refused_unless_replaced(table: Indexes) -> None:
@@ -381,7 +381,7 @@ def test_failures_are_of_their_branch(table: Indexes) -> None:
     table.create("id", "BTREE")
     fail(table)
     table.dataset.create_branch("b")
-    listed = operations.list_table_indices(table.server.ctx, ask(models.ListTableIndicesRequest, id="t", branch="b"))
+    listed = indexes.list_table_indices(table.server.ctx, ask(models.ListTableIndicesRequest, id="t", branch="b"))
     assert listed.indexes == []
 
 
@@ -534,21 +534,17 @@ def test_prewarm_loads_an_index_or_columns_into_memory(table: Indexes) -> None:
     session = table.server.services.storage.datasets.session
     before = session.size_bytes()
     request = ask(models.PrewarmTableIndexRequest, id="t", index_name="text_idx", with_position=True)
-    operations.prewarm_table_index(table.server.ctx, request)
+    indexes.prewarm_table_index(table.server.ctx, request)
     assert session.size_bytes() > before
     with pytest.raises(TableIndexNotFoundError):
-        operations.prewarm_table_index(
-            table.server.ctx, ask(models.PrewarmTableIndexRequest, id="t", index_name="nope")
-        )
+        indexes.prewarm_table_index(table.server.ctx, ask(models.PrewarmTableIndexRequest, id="t", index_name="nope"))
     pages = table.server.services.storage.datasets.column_cache
     assert pages.size == 0
-    operations.prewarm_table_page_cache(
-        table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["id"])
-    )
+    indexes.prewarm_table_page_cache(table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["id"]))
     narrow = pages.size
-    operations.prewarm_table_page_cache(table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t"))
+    indexes.prewarm_table_page_cache(table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t"))
     assert pages.size > narrow > 0
     with pytest.raises(TableColumnNotFoundError, match=r"No column 'nope'\. This table has: id"):
-        operations.prewarm_table_page_cache(
+        indexes.prewarm_table_page_cache(
             table.server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t", columns=["nope"])
         )

@@ -23,7 +23,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.catalog.tables import describe_table
 from tiltyard.model.spec import models
-from tiltyard.model.view_definitions import MADE, Made, Origin
+from tiltyard.model.view_definitions import LINEAGE_PROPERTY, SourceVersion, ViewLineage
 from tiltyard.tables.schema.views import create_materialized_view, refresh_materialized_view
 
 SCHEMA = pa.schema([pa.field("year", pa.int32(), metadata={"unit": "a"}), pa.field("v", pa.list_(pa.float32(), 2))])
@@ -176,8 +176,8 @@ def test_describe_of_a_view_behind_a_compaction_that_remapped_an_index_tells_wha
     create(served)
     view = served.open("v")
     rows = pa.table({"year": [1, 2], "v": [[0.0, 0.0]] * 2}, SCHEMA)
-    made = Made({"films": Origin("there", 7)}, "digest").text()
-    lance.write_dataset(rows, view, mode="append", max_rows_per_file=1, transaction_properties={MADE: made})
+    made = ViewLineage({"films": SourceVersion("there", 7)}, "digest").to_json()
+    lance.write_dataset(rows, view, mode="append", max_rows_per_file=1, transaction_properties={LINEAGE_PROPERTY: made})
     dataset = served.open("v")
     dataset.create_scalar_index("year", "BTREE")
     dataset.optimize.compact_files()

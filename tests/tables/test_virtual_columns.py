@@ -23,7 +23,7 @@ from tests.tables.served import Server, ask
 from tiltyard.access import Privilege
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.model.computed_columns import Computed, Declaration, declared
+from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.model.principals import Principal
 from tiltyard.model.spec import models
@@ -33,8 +33,8 @@ from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits.recovery import recovered
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
-from tiltyard.tables.schema.computed_columns import MOST_CODE, alter_table_backfill_columns
-from tiltyard.worker.driver_config import own_conf
+from tiltyard.tables.schema.computed_columns import MAX_CODE_LENGTH, alter_table_backfill_columns
+from tiltyard.worker.driver_config import job_spark_conf
 
 IMAGE = "registry.example/functions:3"
 DATA = pa.table({"a": [1, 2, 3], "t": ["x", "yy", "zzz"]})
@@ -86,8 +86,8 @@ def test_add_columns_virtual_is_an_empty_column_whose_field_tells_what_computes_
     assert add(server, virtual_column=virtual(trap, field_metadata={"unit": "m"})) == 2
     dataset = server.open("t")
     field = dataset.schema.field("v")
-    found = declared(field.metadata)
-    assert isinstance(found, Declaration)
+    found = read_declaration(field.metadata)
+    assert isinstance(found, UdfDeclaration)
     assert (found.name, found.version, found.inputs, found.image) == ("bomb", "1", ("a", "t"), IMAGE)
     assert field.type == pa.float32() and field.metadata[b"unit"] == b"m"
     assert dataset.to_table().column("v").null_count == 3
@@ -103,13 +103,13 @@ def test_add_columns_virtual_with_several_outputs_makes_a_column_of_each(server:
     add(server, "both", virtual_column=virtual(trap, data_type=None, outputs=outputs))
     schema = server.open("t").schema
     assert schema.names == ["a", "t", "norm", "words"]
-    assert [declared(schema.field(name).metadata).struct_field for name in kinds] == ["its_norm", "its_words"]  # type: ignore[union-attr]  # declared just now
+    assert [read_declaration(schema.field(name).metadata).struct_field for name in kinds] == ["its_norm", "its_words"]  # type: ignore[union-attr]  # declared just now
 
 
 def test_add_columns_computed_is_declared_with_the_type_of_its_values(server: Server) -> None:
     add(server, "double", computed="a * 2")
     field = server.open("t").schema.field("double")
-    assert (field.type, declared(field.metadata)) == (pa.int64(), Computed("a * 2"))
+    assert (field.type, read_declaration(field.metadata)) == (pa.int64(), ExpressionDeclaration("a * 2"))
     assert server.open("t").to_table().column("double").null_count == 3
 
 
@@ -120,7 +120,7 @@ def test_add_columns_computed_is_declared_with_the_type_of_its_values(server: Se
         ({"udf": "not base64!"}, InvalidInputError, "not base64"),
         ({"udf": "\U0006a882"}, InvalidInputError, "not base64"),
         ({"udf": ""}, InvalidInputError, "empty"),
-        ({"udf": "AAAA" * (MOST_CODE // 4 + 1)}, InvalidInputError, "import what is above"),
+        ({"udf": "AAAA" * (MAX_CODE_LENGTH // 4 + 1)}, InvalidInputError, "import what is above"),
         ({"udf_name": " "}, InvalidInputError, "udf_name"),
         ({"input_columns": []}, InvalidInputError, "input_columns"),
         ({"input_columns": ["a", "nope"]}, TableColumnNotFoundError, "nope"),
@@ -162,11 +162,11 @@ def test_add_columns_virtual_by_who_may_not_run_code_is_refused(server: Server, 
 
 def test_alter_columns_virtual_makes_its_values_stale(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap))
-    before = declared(server.open("t").schema.field("v").metadata)
+    before = read_declaration(server.open("t").schema.field("v").metadata)
     entry = {"path": "v", "virtual_column": {"udf_version": "2", "input_columns": ["a"]}}
     alter_table_alter_columns(server.ctx, ask(models.AlterTableAlterColumnsRequest, id="t", alterations=[entry]))
-    after = declared(server.open("t").schema.field("v").metadata)
-    assert isinstance(before, Declaration) and isinstance(after, Declaration)
+    after = read_declaration(server.open("t").schema.field("v").metadata)
+    assert isinstance(before, UdfDeclaration) and isinstance(after, UdfDeclaration)
     assert (after.version, after.inputs, after.code) == ("2", ("a",), before.code)
     assert after.identity != before.identity
 
@@ -204,8 +204,8 @@ def test_backfill_columns_runs_in_the_image_of_the_column_on_kubernetes_alone(se
     add(server, virtual_column=virtual(trap))
     record = server.services.store.describe_transaction(backfill(server, "v"))
     wanted = ("spark.kubernetes.executor.container.image", IMAGE)
-    assert wanted in own_conf(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record).items()
-    assert wanted not in own_conf(Settings(root="s3://lake/tables", spark="local[2]"), record).items()
+    assert wanted in job_spark_conf(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record).items()
+    assert wanted not in job_spark_conf(Settings(root="s3://lake/tables", spark="local[2]"), record).items()
 
 
 def test_backfill_columns_of_main_by_its_name_is_one_without_a_branch(server: Server, trap: Path) -> None:

@@ -1,4 +1,4 @@
-"""What driver processes inherit and are handed, the files they are told by, and the properties that callers may set."""
+"""The variables that driver processes inherit or get in private, and the Spark properties that callers may set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.config import ConfigError, Settings, load_settings
-from tiltyard.model.java_properties import properties_text
-from tiltyard.model.spark_properties import NUMBERS, SIZES, SWITCHES, check_spark_properties
-from tiltyard.pipeline.driver import environment as driver
-from tiltyard.worker.driver_config import environment, orders, spark_conf
-from tiltyard.worker.driver_environment import handed, inherited
+from tiltyard.model.settings.spark_properties import (
+    NUMBERS,
+    SIZES,
+    SWITCHES,
+    check_spark_properties,
+    to_java_properties,
+)
+from tiltyard.pipeline.driver import private_variables as driver
+from tiltyard.worker.driver_config import (
+    driver_environment,
+    driver_orders,
+    inherited_variables,
+    private_variables,
+    spark_conf,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,32 +43,32 @@ PRIVATE = {
 
 
 def test_driver_inherits_what_starts_it_and_is_handed_all_else() -> None:
-    given = {**PLAIN, **PRIVATE, "TILTYARD_HANDED_DOWN": "{}", "TILTYARD_JOB_CATALOG": "{}"}
-    assert inherited(given) == PLAIN
-    assert handed(given) == PRIVATE
-    assert inherited(given, ["WHATEVER"]) == {**PLAIN, "WHATEVER": "h"}
-    assert "WHATEVER" not in handed(given, ["WHATEVER"])
+    variables = {**PLAIN, **PRIVATE, "TILTYARD_HANDED_DOWN": "{}", "TILTYARD_JOB_CATALOG": "{}"}
+    assert inherited_variables(variables) == PLAIN
+    assert private_variables(variables) == PRIVATE
+    assert inherited_variables(variables, ["WHATEVER"]) == {**PLAIN, "WHATEVER": "h"}
+    assert "WHATEVER" not in private_variables(variables, ["WHATEVER"])
 
 
 def test_driver_of_a_worker_has_no_secret_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in PRIVATE.items():
         monkeypatch.setenv(name, value)
     settings = Settings(db="postgresql://me:word@db/t", storage_options={"key": "k"}, spark_client={"header.a": "b"})
-    assert not PRIVATE.keys() & environment(settings).keys()
-    told = json.loads(orders(settings, submitted=True))
-    assert told["variables"].items() >= PRIVATE.items() and told["properties"]["db"] == settings.db
+    assert not PRIVATE.keys() & driver_environment(settings).keys()
+    orders = json.loads(driver_orders(settings, submitted=True))
+    assert orders["variables"].items() >= PRIVATE.items() and orders["properties"]["db"] == settings.db
 
 
 def test_variables_that_were_handed_over_are_withheld_from_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_adopted", {})
+    monkeypatch.setattr(driver, "_private", {})
     monkeypatch.setattr(os, "environ", {"PATH": "/bin"})
-    driver.adopt({"AWS_REGION": "b", "PGPASSWORD": "d"})
+    driver.adopt_variables({"AWS_REGION": "b", "PGPASSWORD": "d"})
     assert os.environ["PGPASSWORD"] == "d"
-    with driver.withheld():
+    with driver.withhold_variables():
         assert dict(os.environ) == {"PATH": "/bin"}
     assert os.environ["AWS_REGION"] == "b"
-    assert driver.for_tasks("local[2]") == {"AWS_REGION": "b"}
-    assert driver.for_tasks("spark://host:1") == driver.for_tasks(None) == {}
+    assert driver.variables_for_tasks("local[2]") == {"AWS_REGION": "b"}
+    assert driver.variables_for_tasks("spark://host:1") == driver.variables_for_tasks(None) == {}
 
 
 def test_heap_of_drivers_is_a_setting_that_spark_conf_has_the_last_word_on(tmp_path: Path) -> None:
@@ -69,8 +79,8 @@ def test_heap_of_drivers_is_a_setting_that_spark_conf_has_the_last_word_on(tmp_p
 
 
 def test_properties_are_written_as_java_reads_them() -> None:
-    assert properties_text({"a.b": "c d"}) == "a\\u002eb=c\\u0020d\n"
-    assert properties_text({"a": "x\ny=\\z\u20ac\U0001f600"}) == "a=x\\u000ay\\u003d\\u005cz\\u20ac\\ud83d\\ude00\n"
+    assert to_java_properties({"a.b": "c d"}) == "a\\u002eb=c\\u0020d\n"
+    assert to_java_properties({"a": "x\ny=\\z\u20ac\U0001f600"}) == "a=x\\u000ay\\u003d\\u005cz\\u20ac\\ud83d\\ude00\n"
 
 
 @pytest.mark.parametrize("name", [*NUMBERS, *SIZES])

@@ -1,6 +1,6 @@
 """What operations may need, as they declare it: `@operation(needs=on_table(Privilege.READ))`.
 
-Each of these is checked before the operation runs, never for administrators (`Served.admit`). An object that one may
+Each of these is checked before the operation runs, never for administrators (`Handler.authorize`). An object that one may
 not see is answered as one that is not there; `tests/access` runs every operation against this, and docs/security.md is
 its table.
 """
@@ -15,7 +15,7 @@ from tiltyard.access.visibility import check_server, seen_namespace, seen_table
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.modes import DropMode, parse_mode
 from tiltyard.model.operations import Needs
-from tiltyard.model.privileges import Privilege, words
+from tiltyard.model.privileges import Privilege, privilege_names
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def said(wanted: int) -> str:
     """Privileges as the documentation has them."""
-    return ", ".join(f"`{word}`" for word in words(wanted))
+    return ", ".join(f"`{word}`" for word in privilege_names(wanted))
 
 
 def on_table(privileges: Privilege, *, narrowed: bool = False) -> Needs:

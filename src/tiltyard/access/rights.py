@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiltyard.access.grantees import members
 from tiltyard.access.policies import Narrowing, narrowing
-from tiltyard.model.privileges import Privilege, implied
+from tiltyard.model.privileges import Privilege, with_implied
 from tiltyard.store import GRANTS_GENERATION
 from tiltyard.store.access.grants import SERVER, TABLE
 
@@ -51,7 +51,7 @@ class Rights:
         itself = members(principal)
         self.roles = tuple(store.roles_of(itself))
         self.grantees = (*itself, *(f"role:{role}" for role in self.roles))
-        self.server = implied(store.privileges_on(SERVER, 0, self.grantees))
+        self.server = with_implied(store.privileges_on(SERVER, 0, self.grantees))
         self._namespaces: dict[int, int] = {}
         self._tables: dict[int, int] = {}
         self._narrowings: dict[int, Narrowing | None] = {}
@@ -72,7 +72,7 @@ class Rights:
         bits = self._namespaces.get(namespace_id)
         if bits is None:
             _keep_small(self._namespaces)
-            bits = implied(self.server | self._store.privileges_above(namespace_id, self.grantees))
+            bits = with_implied(self.server | self._store.privileges_above(namespace_id, self.grantees))
             self._namespaces[namespace_id] = bits
         return bits
 
@@ -81,7 +81,7 @@ class Rights:
         bits = self._tables.get(table_id)
         if bits is None:
             _keep_small(self._tables)
-            bits = self._tables[table_id] = implied(self._store.privileges_on(TABLE, table_id, self.grantees))
+            bits = self._tables[table_id] = with_implied(self._store.privileges_on(TABLE, table_id, self.grantees))
         return bits | self.on_namespace(namespace_id)
 
     def allow(self, record: TableRecord, wanted: int) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
 def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) -> models.ListAuditRecordsResponse:
     """List what was asked of the servers, newest first.
 
@@ -31,7 +31,7 @@ def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) ->
         object=request.object,
         outcome=outcome,
     )
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         f"audit {wanted!r}",
         request.page_token,
         request.limit,

@@ -21,7 +21,7 @@ from tiltyard.access.securables import (
 )
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Principal
-from tiltyard.model.privileges import ALL, implied, parse_privileges, words
+from tiltyard.model.privileges import ALL, parse_privileges, privilege_names, with_implied
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def grant_privileges(ctx: Context, request: models.GrantPrivilegesRequest) -> mo
     """
     target, whom, bits = _asked(ctx, request)
     if lacking := bits & ~own_privileges(ctx, target):
-        raise PermissionDeniedError(f"Only who has {' and '.join(words(lacking))} on {target} may grant it.")
+        raise PermissionDeniedError(f"Only who has {' and '.join(privilege_names(lacking))} on {target} may grant it.")
     if whom.kind is GranteeKind.ROLE and not ctx.store.has_role(whom.name):
         raise InvalidInputError(f"There is no role '{whom.name}': create it first.")
     ctx.store.grant(str(whom), target.kind, target.number, bits, ctx.principal.name)
@@ -69,7 +69,7 @@ def _asked(
 
 def _granted(ctx: Context, target: Target, whom: Grantee) -> list[str]:
     """What somebody was granted on this very object."""
-    return words(ctx.store.privileges_on(target.kind, target.number, [str(whom)]))
+    return privilege_names(ctx.store.privileges_on(target.kind, target.number, [str(whom)]))
 
 
 @operation(needs=LISTING_GRANTS, changes=False)
@@ -83,7 +83,7 @@ def list_grants(ctx: Context, request: models.ListGrantsRequest) -> models.ListG
     if request.grantee:
         raise InvalidInputError("Name an object or a grantee, not both.")
     target = find_object(ctx, request.object_kind, request.id)
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         f"grants on {target.kind} {target.number}",
         request.page_token,
         request.limit,
@@ -94,7 +94,7 @@ def list_grants(ctx: Context, request: models.ListGrantsRequest) -> models.ListG
 
 
 def _grants_of(ctx: Context, request: models.ListGrantsRequest, whom: Grantee) -> models.ListGrantsResponse:
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         f"grants to {whom}",
         request.page_token,
         request.limit,
@@ -113,7 +113,7 @@ def _told(record: GrantRecord, path: Id | None) -> models.Grant:
         grantee_kind=whom.kind,
         object_kind=record.kind,
         id=None if path is None else list(path),
-        privileges=words(record.privileges),
+        privileges=privilege_names(record.privileges),
         granted_by=record.granted_by,
         granted_at_millis=record.granted_at,
     )
@@ -133,7 +133,9 @@ def check_privileges(ctx: Context, request: models.CheckPrivilegesRequest) -> mo
     else:
         bits = own_privileges(ctx, target)
     missing = wanted & ~bits
-    return models.CheckPrivilegesResponse(allowed=not missing, privileges=words(bits), missing=words(missing))
+    return models.CheckPrivilegesResponse(
+        allowed=not missing, privileges=privilege_names(bits), missing=privilege_names(missing)
+    )
 
 
 def _privileges_of(ctx: Context, target: Target, whom: Grantee, groups: tuple[str, ...]) -> int:
@@ -149,7 +151,7 @@ def _privileges_of(ctx: Context, target: Target, whom: Grantee, groups: tuple[st
         bits |= ctx.store.privileges_above(above, [str(whom)])  # a namespace itself is among them
     if target.kind is ObjectKind.TABLE:
         bits |= ctx.store.privileges_on(target.kind, target.number, [str(whom)])
-    return implied(bits)
+    return with_implied(bits)
 
 
 @operation(needs=ANYBODY, changes=False)
@@ -163,5 +165,5 @@ def who_am_i(ctx: Context, request: models.WhoAmIRequest) -> models.WhoAmIRespon
         roles=list(rights.roles),
         administrator=administrator,
         method=ctx.principal.method,
-        privileges=words(ALL if administrator else rights.server),
+        privileges=privilege_names(ALL if administrator else rights.server),
     )

@@ -29,7 +29,7 @@ from tiltyard.model.ids import display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
-from tiltyard.model.spark_properties import check_spark_properties
+from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import find_table
 
@@ -167,9 +167,9 @@ def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResp
 
     def work(catalog: UnitOfWork) -> TransactionStatus:
         status = catalog.heartbeat(job_id, request.owner, lease)
-        if refusal and not status.finished:
+        if refusal and not status.is_final:
             status = catalog.finish_transaction(job_id, request.owner, TransactionStatus.FAILED, error=refusal).status
-        if request.properties and not status.finished:
+        if request.properties and not status.is_final:
             catalog.merge_properties(job_id, request.properties)
         return status
 
@@ -203,7 +203,7 @@ def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.Ke
 def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.ListJobPartsResponse:
     """List what was kept of a job, by name. Raises TransactionNotFoundError, InvalidInputError."""
     record = _job(ctx, transaction_id(request.id))
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         f"parts {record.id}",
         request.page_token,
         min(request.limit or PARTS, PARTS),
@@ -244,7 +244,7 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
     """
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         f"jobs {request.name} {status}",
         request.page_token,
         request.limit,

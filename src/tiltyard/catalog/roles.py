@@ -36,10 +36,10 @@ def drop_role(ctx: Context, request: models.DropRoleRequest) -> models.DropRoleR
     return models.DropRoleResponse()
 
 
-@operation(needs=ADMINISTRATORS)
+@operation(needs=ADMINISTRATORS, changes=False)
 def list_roles(ctx: Context, request: models.ListRolesRequest) -> models.ListRolesResponse:
     """List the roles by name, with their members. Raises InvalidInputError."""
-    names, token = ctx.paging.page("roles", request.page_token, request.limit, ctx.store.list_roles, lambda name: name)
+    names, token = ctx.paging.fetch_page("roles", request.page_token, request.limit, ctx.store.list_roles, lambda name: name)
     roles = [models.RoleEntry(name=name, members=_members(ctx, name)) for name in names]
     return models.ListRolesResponse(roles=roles, page_token=token)
 

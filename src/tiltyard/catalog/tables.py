@@ -32,7 +32,7 @@ from tiltyard.tables.credentials import may_wait, storage_options
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
-from tiltyard.tables.schema.view_sources import made_of
+from tiltyard.tables.schema.view_sources import source_version_properties
 from tiltyard.tables.versions.records import new_is_managed, registered_is_managed
 
 
@@ -172,7 +172,7 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     if narrowing_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which tell of rows
     response.metadata = _text_metadata(dataset.schema.metadata)
-    response.properties = {**(response.properties or {}), **made_of(ctx, table.record, request.branch, dataset)}
+    response.properties = {**(response.properties or {}), **source_version_properties(ctx, table.record, request.branch, dataset)}
 
 
 def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
@@ -207,7 +207,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
     """
     path = namespace_id(request.id)
     declared = request.include_declared is not False
-    names, token = ctx.paging.page(
+    names, token = ctx.paging.fetch_page(
         tables_scope(path),
         request.page_token,
         request.limit,
@@ -222,7 +222,7 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
 def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
     """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
     declared = request.include_declared is not False
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         "all tables",
         request.page_token,
         request.limit,

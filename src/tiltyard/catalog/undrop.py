@@ -23,7 +23,7 @@ DROPPED, DEREGISTERED = "dropped", "deregistered"
 @operation(needs=ANYBODY, inline=short, changes=False)
 def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) -> models.ListDroppedTablesResponse:
     """List the tables that UndropTable can bring back, newest first. Raises InvalidInputError."""
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         "dropped tables",
         request.page_token,
         request.limit,
@@ -49,7 +49,7 @@ def list_dropped_namespaces(
     ctx: Context, request: models.ListDroppedNamespacesRequest
 ) -> models.ListDroppedNamespacesResponse:
     """List the namespaces that UndropNamespace can bring back, newest first. Raises InvalidInputError."""
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         "dropped namespaces",
         request.page_token,
         request.limit,

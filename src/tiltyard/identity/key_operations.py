@@ -23,7 +23,7 @@ LONGEST_SECONDS = 100 * 366 * 86400
 OVERLAP_SECONDS = 86400
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=on_server(Privilege.ADMINISTER), keyed=False)
 def create_api_key(ctx: Context, request: models.CreateApiKeyRequest) -> models.CreateApiKeyResponse:
     """Create an API key of a principal, who is made if there is none; the answer alone holds the key.
 
@@ -35,7 +35,7 @@ def create_api_key(ctx: Context, request: models.CreateApiKeyRequest) -> models.
     return models.CreateApiKeyResponse(api_key=made.text, key=told_key(made.record))
 
 
-@operation(needs=OWN)
+@operation(needs=OWN, changes=False)
 def list_api_keys(ctx: Context, request: models.ListApiKeysRequest) -> models.ListApiKeysResponse:
     """List API keys by principal and age, without their secrets; one's own, where one may not see all."""
     principal = request.principal
@@ -43,7 +43,7 @@ def list_api_keys(ctx: Context, request: models.ListApiKeysRequest) -> models.Li
         if principal not in (None, ctx.principal.name):
             raise PermissionDeniedError("Only administrators see the keys of others.")
         principal = ctx.principal.name
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         f"keys {principal!r}",
         request.page_token,
         request.limit,
@@ -53,7 +53,7 @@ def list_api_keys(ctx: Context, request: models.ListApiKeysRequest) -> models.Li
     return models.ListApiKeysResponse(keys=[told_key(key) for key in found], page_token=token)
 
 
-@operation(needs=OWN)
+@operation(needs=OWN, keyed=False)
 def rotate_api_key(ctx: Context, request: models.RotateApiKeyRequest) -> models.RotateApiKeyResponse:
     """Create a key in the place of another, which ends after `overlap_seconds` (a day unless said).
 
@@ -76,10 +76,10 @@ def revoke_api_key(ctx: Context, request: models.RevokeApiKeyRequest) -> models.
     return models.RevokeApiKeyResponse(key=told_key(keys.existing_key(ctx.store, request.key_id)))
 
 
-@operation(needs=on_server(Privilege.ADMINISTER))
+@operation(needs=on_server(Privilege.ADMINISTER), changes=False)
 def list_principals(ctx: Context, request: models.ListPrincipalsRequest) -> models.ListPrincipalsResponse:
     """List the principals that have keys, or that an administrator has named."""
-    found, token = ctx.paging.page(
+    found, token = ctx.paging.fetch_page(
         "principals",
         request.page_token,
         request.limit,

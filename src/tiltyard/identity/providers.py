@@ -27,7 +27,7 @@ from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, U
 from tiltyard.identity.keys import OF_A_PROVIDER
 from tiltyard.identity.tokens import reason
 from tiltyard.model.ids import check_name
-from tiltyard.model.oidc_settings import Provider
+from tiltyard.model.settings.oidc_providers import OidcProvider
 
 log = logging.getLogger("tiltyard.identity")
 
@@ -125,7 +125,7 @@ class ProviderKeys:
 class TrustedProvider:
     """Verifies the tokens of one provider. `clock` gives ms since 1970. Safe to use from threads."""
 
-    def __init__(self, name: str, provider: Provider, clock: Callable[[], int], get: Fetch = fetch) -> None:
+    def __init__(self, name: str, provider: OidcProvider, clock: Callable[[], int], get: Fetch = fetch) -> None:
         self._name = name
         self._provider = provider
         self._clock = clock

@@ -1,1 +1,1 @@
-"""The domain without I/O: ids, modes, principals, privileges, index types, schemas; registries of operations, jobs."""
+"""The domain's terms, shared by all packages: ids, modes, principals, privileges, schemas, operations and jobs."""

@@ -1,4 +1,4 @@
-"""Arrow on its way in and out, between the wire and the operations."""
+"""Arrow data of a request or a response, between the wire and the operations."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pyarrow as pa
 
 
 class ArrowBody(Protocol):
-    """Arrow data that a client sends: held in memory when small, read from the wire as it comes when large."""
+    """Arrow data of a request: held in memory when small, streamed from the connection when large."""
 
     @property
     def size(self) -> int | None:
-        """Bytes of the whole body if it is already here (small bodies are), None while it streams in."""
+        """The size of the body in bytes if it is in memory (small bodies are), None while it is streamed."""
 
     @property
     def failure(self) -> BaseException | None:
-        """Why reading failed, if it did: the answer to the client, whatever the reader's reader made of it."""
+        """The error by which reading failed, if it did: the response to the client, whatever Lance made of it."""
 
     def reader(self) -> pa.RecordBatchReader:
-        """The record batches; may be called once.
+        """Return a reader of the record batches; may be called once.
 
         Raises InvalidInputError if the bytes are no Arrow IPC stream or file; the reader raises it later, too, on a
         corrupt or half-sent stream. An empty body has an empty schema and no batches.
@@ -30,7 +30,7 @@ class ArrowBody(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrowAnswer:
-    """Record batches for a client: a list if all are here, else consumed as they are sent, and closed at the end."""
+    """Record batches of a response: a list if all are in memory, else an iterator that is closed once they are sent."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]

@@ -1,8 +1,8 @@
-"""Computed columns, as a table's schema declares them: in the metadata of the column's field, for every Lance reader.
+"""Declarations of computed columns, in the metadata of the column's field, where every Lance reader finds them.
 
-A column is computed by code (`tiltyard.udf.…`), which nobody but Spark's Python workers ever unpickles, or by an SQL
-expression (`tiltyard.computed.expression`). Its values are null until a backfill fills them, and stale once its
-`identity` is another than that by which they were made.
+A column is computed by code (`tiltyard.udf.…`), which is unpickled in Spark's Python workers alone, or by an SQL
+expression (`tiltyard.computed.expression`). Its values are null until a backfill computes them, and stale once the
+declaration's `identity` is another than the one that they were computed by.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 PREFIX = "tiltyard.udf."
 EXPRESSION = "tiltyard.computed.expression"
 VIEW = "tiltyard.view."
-"""How the metadata of a materialized view's schema begins: `kind` (query, udtf, chunker), `query`, `udtf` (the
-specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or not there)."""
+"""The prefix of the metadata of a materialized view's schema: `kind` (query, udtf, chunker), `query`, `udtf` (the
+specification's MaterializedViewUdtfEntry as JSON), `auto_refresh` (true, or absent)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declaration:
-    """A column that code computes; each field is the metadata `tiltyard.udf.<name>`.
+class UdfDeclaration:
+    """The declaration of a column that code computes; each attribute is the metadata `tiltyard.udf.<name>`.
 
     `code` is the callable, pickled (cloudpickle's are such), in base64. It is called with a pyarrow.RecordBatch of the
-    columns `inputs`, in this order, and answers an array of as many values: those of the column, or a struct array
-    whose field `struct_field` they are. `image` is the container image in which it runs on Kubernetes.
+    columns `inputs`, in this order, and returns an array of as many values: those of the column, or a struct array
+    whose field `struct_field` has them. `image` is the container image in which it runs on Kubernetes.
     """
 
     name: str
@@ -41,47 +41,47 @@ class Declaration:
 
     @property
     def identity(self) -> str:
-        """What values were made by: they are stale if it is another now."""
-        told = json.dumps([self.name, self.version, self.code, self.inputs, self.struct_field])
-        return hashlib.sha256(told.encode()).hexdigest()
+        """The hash of what values are computed by: values of another identity are stale."""
+        parts = json.dumps([self.name, self.version, self.code, self.inputs, self.struct_field])
+        return hashlib.sha256(parts.encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of the field; what is empty is left out."""
+        """Return the metadata of the field; empty attributes are left out."""
         texts = {spec.name: getattr(self, spec.name) for spec in fields(self)} | {"inputs": json.dumps(self.inputs)}
         return {f"{PREFIX}{name}": text for name, text in texts.items() if text}
 
-    def altered(self, **changes: Any) -> Declaration:
-        """With other values, for those that are not None."""
+    def with_changes(self, **changes: Any) -> UdfDeclaration:
+        """Return the declaration with the changes that are not None."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """A column that an SQL expression over the table's others computes."""
+class ExpressionDeclaration:
+    """The declaration of a column that an SQL expression over the table's other columns computes."""
 
     expression: str
 
     @property
     def identity(self) -> str:
-        """What values were made by."""
+        """The hash of what values are computed by."""
         return hashlib.sha256(self.expression.encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of the field."""
+        """Return the metadata of the field."""
         return {EXPRESSION: self.expression}
 
 
-def declared(metadata: Mapping[Any, Any] | None) -> Declaration | Computed | None:
-    """What computes a column, from its field's metadata (of pyarrow, or text); None for an ordinary one."""
+def read_declaration(metadata: Mapping[Any, Any] | None) -> UdfDeclaration | ExpressionDeclaration | None:
+    """Read a column's declaration from its field's metadata (of pyarrow, or text); None for an ordinary column."""
     texts = {_text(name): _text(value) for name, value in (metadata or {}).items()}
     if EXPRESSION in texts:
-        return Computed(texts[EXPRESSION])
-    found: dict[str, Any] = {
-        spec.name: texts[PREFIX + spec.name] for spec in fields(Declaration) if PREFIX + spec.name in texts
+        return ExpressionDeclaration(texts[EXPRESSION])
+    values: dict[str, Any] = {
+        spec.name: texts[PREFIX + spec.name] for spec in fields(UdfDeclaration) if PREFIX + spec.name in texts
     }
-    if not {"name", "version", "code", "inputs"} <= found.keys():
+    if not {"name", "version", "code", "inputs"} <= values.keys():
         return None
-    return Declaration(**{**found, "inputs": tuple(json.loads(found["inputs"]))})
+    return UdfDeclaration(**{**values, "inputs": tuple(json.loads(values["inputs"]))})
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Identifiers: paths of names, and what a name may be.
+"""Ids of namespaces and tables: parse them, and check their names.
 
 An id is a `tuple[str, ...]`; the root namespace is `()`. On the wire it is one path segment, its names joined by a
 delimiter ("$" unless the request says otherwise), the root being the delimiter alone.
@@ -17,12 +17,12 @@ Id = tuple[str, ...]
 DEFAULT_DELIMITER = "$"
 LONGEST_NAME = 256
 LONGEST_REF = 200
-"""Characters of a tag's or branch's name: Lance writes a file of that name and 40 characters more; disks take 255."""
+"""Characters of a tag's or branch's name: Lance writes a file of that name plus 40 characters; disks allow 255."""
 MAIN_BRANCH = "main"
 
 
 def decode_segment(raw: bytes) -> str:
-    """One raw path segment as text: "+" is a space (as form encoding has it), then percent-decoding.
+    """Decode one raw path segment: "+" is a space (as in form encoding), then percent-decoding.
 
     Raises InvalidInputError if the bytes are not UTF-8.
     """
@@ -37,7 +37,7 @@ def decode_segment(raw: bytes) -> str:
 
 
 def parse_id(text: str, delimiter: str) -> Id:
-    """The id that a decoded path segment spells; the delimiter alone (or nothing) is the root.
+    """Parse a decoded path segment; the delimiter alone (or an empty text) is the root.
 
     Raises InvalidInputError for a name that no object can have.
     """
@@ -45,70 +45,73 @@ def parse_id(text: str, delimiter: str) -> Id:
         raise InvalidInputError("The delimiter is empty: leave it out for '$', or name one.")
     if text in ("", delimiter):
         return ()
-    return checked(tuple(text.split(delimiter)))
+    return check_id(tuple(text.split(delimiter)))
 
 
-def checked(path: Id) -> Id:
-    """The same id, each name checked."""
+def check_id(path: Id) -> Id:
+    """Return the id if each of its names can be one. Raises InvalidInputError."""
     for name in path:
         check_name(name)
     return path
 
 
 def table_id(names: Sequence[str] | None) -> Id:
-    """The id of a table, from a request. Raises InvalidInputError for the root or a bad name."""
+    """Return the id of a table in a request. Raises InvalidInputError for the root or a bad name."""
     if not names:
         raise InvalidInputError("A table's id has at least one name.")
-    return checked(tuple(names))
+    return check_id(tuple(names))
 
 
 def namespace_id(names: Sequence[str] | None) -> Id:
-    """The id of a namespace, from a request; the root is (). Raises InvalidInputError for a bad name."""
-    return checked(tuple(names or ()))
+    """Return the id of a namespace in a request; the root is (). Raises InvalidInputError for a bad name."""
+    return check_id(tuple(names or ()))
 
 
-def check_name(name: str, what: str = "name") -> str:
-    """The same name: 1 to 256 characters of Unicode without control characters or lone surrogates, not '.' or '..'."""
+def check_name(name: str, kind: str = "name") -> str:
+    """Return the name if it can be one; `kind` is what messages call it. Raises InvalidInputError.
+
+    It has 1 to 256 characters of Unicode without control characters or lone surrogates, and is not '.' or '..'.
+    """
     if not name:
-        raise InvalidInputError(f"Empty {what}: each part of an id needs at least one character.")
+        raise InvalidInputError(f"Empty {kind}: each part of an id needs at least one character.")
     if len(name) > LONGEST_NAME:
-        raise InvalidInputError(f"The {what} has {len(name)} characters: {LONGEST_NAME} at most.")
+        raise InvalidInputError(f"The {kind} has {len(name)} characters: {LONGEST_NAME} at most.")
     if name in (".", ".."):
-        raise InvalidInputError(f"'{name}' cannot be a {what}.")
+        raise InvalidInputError(f"'{name}' cannot be a {kind}.")
     if not name.isprintable():
         bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)
         if bad is not None:
-            raise InvalidInputError(f"The {what} has the control character U+{ord(bad):04X}: leave it out.")
+            raise InvalidInputError(f"The {kind} has the control character U+{ord(bad):04X}: leave it out.")
     return name
 
 
-def check_composed(name: str, what: str = "name") -> str:
+def check_composed(name: str, kind: str = "name") -> str:
     """Return a new name if it is in Unicode's composed form (NFC). Raises InvalidInputError.
 
-    "é" can be written as one character or as two, which look the same: of such names there is one. Names from before
-    this was checked stay what they are.
+    "é" can be written as one character or as two, which look the same: only one of them can be a name. Names from
+    before this check remain valid.
     """
     if not unicodedata.is_normalized("NFC", name):
         composed = unicodedata.normalize("NFC", name)
         raise InvalidInputError(
-            f"The {what} '{name}' is not in Unicode's composed form (NFC): write it as '{composed}'."
+            f"The {kind} '{name}' is not in Unicode's composed form (NFC): write it as '{composed}'."
         )
     return name
 
 
-def check_ref(name: str, what: str) -> str:
-    """Return the name of a new tag or branch (`what`) if a file can have it. Raises InvalidInputError.
+def check_ref(name: str, kind: str) -> str:
+    """Return the name of a new tag or branch (`kind`) if a file can have it. Raises InvalidInputError.
 
     Lance writes letters beyond ASCII percent-encoded, and then reads no tag of the table any more.
     """
-    check_name(name, what)
+    check_name(name, kind)
     if not name.isascii():
-        raise InvalidInputError(f"The {what}'s name has letters beyond ASCII: use A to Z, digits, '.', '-' and '_'.")
+        raise InvalidInputError(f"The {kind}'s name has letters beyond ASCII: use A to Z, digits, '.', '-' and '_'.")
     if len(name) > LONGEST_REF:
-        raise InvalidInputError(f"The {what}'s name is too long: {LONGEST_REF} characters at most.")
+        raise InvalidInputError(f"The {kind}'s name is too long: {LONGEST_REF} characters at most.")
     return name
 
 
 def display(path: Id) -> str:
-    """An id as messages show it."""
+    """Format an id for messages."""
     return DEFAULT_DELIMITER.join(path) if path else DEFAULT_DELIMITER

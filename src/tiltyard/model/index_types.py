@@ -1,4 +1,4 @@
-"""The types of indices: their names, the columns they fit, the parameters they take."""
+"""The types of indices: their names, the columns that they support, and their parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parameters = dict[str, Any]
 
 
 class IndexType(StrEnum):
-    """What an index can be, by the names of the specification."""
+    """The types of indices, by the names of the specification."""
 
     IVF_FLAT = "IVF_FLAT"
     IVF_SQ = "IVF_SQ"
@@ -38,12 +38,12 @@ class IndexType(StrEnum):
 
     @property
     def is_vector(self) -> bool:
-        """Whether it answers nearest neighbours."""
+        """Whether it is an index for nearest-neighbour queries."""
         return self.value.startswith("IVF_")
 
     @property
     def quantizer(self) -> str:
-        """FLAT, SQ, PQ or RQ, for a vector index."""
+        """The quantizer of a vector index: FLAT, SQ, PQ or RQ."""
         return self.value.rpartition("_")[2]
 
 
@@ -59,55 +59,55 @@ _TOKENIZER = (
 _FTS = (*_TOKENIZER, "with_position", "block_size", "lance_tokenizer")
 _OF_HNSW = ("m", "ef_construction")
 _M, _EF_CONSTRUCTION = 20, 150
-"""What Lance takes for those that are not given."""
+"""Lance's defaults for them."""
 _FEWEST_CONNECTIONS = 4
 _OF_QUANTIZER = {"FLAT": (), "SQ": ("num_bits",), "RQ": ("num_bits",), "PQ": ("num_bits", "num_sub_vectors")}
 _NGRAM_NAMES = {"ngram_min_length": "min_ngram_length", "ngram_max_length": "max_ngram_length"}
 _BASE_TOKENIZER = re.compile(r"\w+(/[\w-]+)*", re.ASCII)
-"""A tokenizer's name. Lance takes what follows `jieba/` and `lindera/` for a path below its folder of models."""
+"""A tokenizer's name. Lance reads what follows `jieba/` and `lindera/` as a path below its folder of models."""
 _CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
 _ALL = frozenset({*_IVF, *_FTS, *_OF_HNSW, "num_bits", "num_sub_vectors"})
 
 
-def index_type(name: str) -> IndexType:
-    """The type of this name, in any case, with or without underscores. Raises InvalidInputError."""
-    if found := _BY_NAME.get(name.replace("_", "").replace("-", "").lower()):
-        return found
+def parse_index_type(name: str) -> IndexType:
+    """Return the type of this name, in any case, with or without underscores. Raises InvalidInputError."""
+    if index_type := _BY_NAME.get(name.replace("_", "").replace("-", "").lower()):
+        return index_type
     raise InvalidInputError(f"Unknown index type '{name}': choose one of {', '.join(IndexType)}.")
 
 
-def lance_name(kind: str) -> str:
-    """The specification's name for what Lance calls a type: BTree → BTREE, Inverted → FTS."""
-    found = _BY_NAME.get(kind.replace("_", "").lower())
-    return found.value if found else kind.upper()
+def spec_index_type(lance_type: str) -> str:
+    """Return the specification's name for Lance's name of a type: BTree → BTREE, Inverted → FTS."""
+    index_type = _BY_NAME.get(lance_type.replace("_", "").lower())
+    return index_type.value if index_type else lance_type.upper()
 
 
-def parameters(kind: IndexType, field: pa.Field, request: models.CreateTableIndexRequest) -> Parameters:
-    """The parameters that the request gives and the type takes, all checked.
+def check_parameters(kind: IndexType, field: pa.Field, request: models.CreateTableIndexRequest) -> Parameters:
+    """Return the parameters of the request, all checked against the type and the column.
 
-    A distance type means nothing to a scalar or full-text index and is left out. Raises InvalidInputError for a column
-    that does not fit, and for a parameter that the type does not take or that cannot be.
+    A distance type, which means nothing to a scalar or full-text index, is left out. Raises InvalidInputError for a
+    column that the type does not support, and for a parameter that it does not have or that is invalid.
     """
-    given = _given(request)
+    values = _request_values(request)
     if kind.is_vector:
         allowed = (*_IVF, *_OF_QUANTIZER[kind.quantizer], *(_OF_HNSW if "HNSW" in kind else ()))
     else:
         allowed = _FTS if kind is IndexType.FTS else ()
-    if wrong := sorted(set(given) - set(allowed)):
-        raise InvalidInputError(f"{kind.value} takes no {wrong[0]}: {_listed(allowed)}.")
+    if unknown := sorted(set(values) - set(allowed)):
+        raise InvalidInputError(f"{kind.value} takes no {unknown[0]}: {_list_names(allowed)}.")
     if kind.is_vector:
-        _check_graph(kind, given)
-        return given | VectorColumn.for_index(field).index_parameters(
-            kind.value, kind.quantizer, request.distance_type, given
+        _check_graph(kind, values)
+        return values | VectorColumn.for_index(field).index_parameters(
+            kind.value, kind.quantizer, request.distance_type, values
         )
-    if not _FITS[kind](field.type):
+    if not _SUPPORTS[kind](field.type):
         raise InvalidInputError(f"{kind.value} needs {_NEEDS[kind]}, and '{field.name}' is {field.type}.")
-    return _checked_tokenizer(given, field) if kind is IndexType.FTS else given
+    return _check_tokenizer(values, field) if kind is IndexType.FTS else values
 
 
-def _check_graph(kind: IndexType, given: Parameters) -> None:
+def _check_graph(kind: IndexType, values: Parameters) -> None:
     """Raise InvalidInputError for a graph that Lance's builder refuses."""
-    connections, candidates = given.get("m", _M), given.get("ef_construction", _EF_CONSTRUCTION)
+    connections, candidates = values.get("m", _M), values.get("ef_construction", _EF_CONSTRUCTION)
     if "HNSW" in kind and not _FEWEST_CONNECTIONS <= connections <= candidates:
         raise InvalidInputError(
             f"{kind.value} takes an m of {_FEWEST_CONNECTIONS} or more and an ef_construction that is no smaller; "
@@ -115,47 +115,47 @@ def _check_graph(kind: IndexType, given: Parameters) -> None:
         )
 
 
-def _given(request: models.CreateTableIndexRequest) -> Parameters:
-    given: Parameters = {}
+def _request_values(request: models.CreateTableIndexRequest) -> Parameters:
+    values: Parameters = {}
     for name in request.__struct_fields__:
         key, value = _NGRAM_NAMES.get(name, name), getattr(request, name)
         if key not in _ALL or value is None:
             continue
-        if given.get(key, value) != value:
+        if values.get(key, value) != value:
             raise InvalidInputError(f"{name} and {key} disagree: give one of them.")
-        given[key] = value
-    return given
+        values[key] = value
+    return values
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _list_names(names: tuple[str, ...]) -> str:
     return f"it takes {', '.join(names)}" if names else "it takes no parameters"
 
 
-def _checked_tokenizer(given: Parameters, field: pa.Field) -> Parameters:
-    """The same parameters, after a tokenizer was made of them."""
-    if "language" in given:
-        given["language"] = given["language"].title()
-    if given.get("base_tokenizer") != "code":  # lancedb names these flags always
-        given = {name: value for name, value in given.items() if name not in _CODE_FLAGS or value}
-    base = given.get("base_tokenizer")
+def _check_tokenizer(values: Parameters, field: pa.Field) -> Parameters:
+    """Return the parameters, normalized, once a tokenizer was made of them. Raises InvalidInputError."""
+    if "language" in values:
+        values["language"] = values["language"].title()
+    if values.get("base_tokenizer") != "code":  # lancedb always sends these flags
+        values = {name: value for name, value in values.items() if name not in _CODE_FLAGS or value}
+    base = values.get("base_tokenizer")
     if base is not None and not _BASE_TOKENIZER.fullmatch(base):
         raise InvalidInputError(f"base_tokenizer is a name such as 'simple' or 'jieba/default', not '{base}'.")
-    if given.get("custom_stop_words") and given.get("remove_stop_words") is False:
+    if values.get("custom_stop_words") and values.get("remove_stop_words") is False:
         raise InvalidInputError("custom_stop_words are removed with remove_stop_words alone: leave one of them out.")
-    if given.get("block_size", 128) not in (128, 256):
+    if values.get("block_size", 128) not in (128, 256):
         raise InvalidInputError("block_size is 128 or 256.")
-    if given.get("lance_tokenizer") not in (None, "json" if _is_json(field.type) else "text"):
+    if values.get("lance_tokenizer") not in (None, "json" if _is_json(field.type) else "text"):
         raise InvalidInputError("lance_tokenizer is 'text', and 'json' for a column of JSON: leave it out.")
     try:
-        lance.tokenize("", **{name: given[name] for name in _TOKENIZER if name in given})
+        lance.tokenize("", **{name: values[name] for name in _TOKENIZER if name in values})
     except ValueError as error:
         raise InvalidInputError(f"This tokenizer cannot be: {_reason(error)}.") from error
-    return given
+    return values
 
 
 def _reason(error: ValueError) -> str:
     text = str(error).removeprefix("Failed to build tokenizer: ").removeprefix("Invalid user input: ")
-    if "/" in text.split(", /")[0]:  # a path of this machine
+    if "/" in text.split(", /")[0]:  # it names a path of this machine
         return "its model is not there, or cannot be read"
     return text.split(", /")[0]
 
@@ -187,7 +187,7 @@ def _is_flat_list(kind: pa.DataType) -> bool:
     return _is_list(kind) and not of.is_nested(_storage(kind.value_type))
 
 
-def _hashes(kind: pa.DataType) -> bool:
+def _is_hashable(kind: pa.DataType) -> bool:
     kind = _storage(kind)
     odd = (of.is_boolean, of.is_float16, of.is_duration, of.is_decimal, of.is_fixed_size_binary)
     return _has_order(kind) and not any(check(kind) for check in odd)
@@ -197,11 +197,11 @@ def _is_document(kind: pa.DataType) -> bool:
     return _is_json(kind) or _is_text(kind.value_type if _is_list(kind) else kind)
 
 
-_FITS: dict[IndexType, Callable[[pa.DataType], bool]] = {
+_SUPPORTS: dict[IndexType, Callable[[pa.DataType], bool]] = {
     IndexType.BTREE: _has_order,
     IndexType.BITMAP: _has_order,
     IndexType.ZONEMAP: _has_order,
-    IndexType.BLOOMFILTER: _hashes,
+    IndexType.BLOOMFILTER: _is_hashable,
     IndexType.LABEL_LIST: _is_flat_list,
     IndexType.NGRAM: _is_text,
     IndexType.FTS: _is_document,

@@ -1,7 +1,7 @@
-"""Long work: a transaction in the catalog that a worker runs.
+"""Jobs: transactions of the catalog that a worker or a driver runs; the registry of their functions.
 
-A job function is decorated with `@job(kind)` and takes `(ctx, job)`. It may be started again after a crash, so it has
-to be safe to run twice, and it reports by `job.progress(...)`, which is also how it hears of a cancel.
+A job function is decorated with `@job(kind)` and takes `(ctx, job)`. It is run again after a crash, so it has to be
+idempotent. It reports by `job.progress(...)`, which raises JobCanceledError once the transaction is canceled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class JobCanceledError(Exception):
-    """Somebody canceled the transaction, or another worker took it over: stop, and leave nothing behind."""
+    """The transaction was canceled, or another worker has its lease: the job stops, and cleans up after itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A running transaction; `report` writes properties and says whether to go on."""
+    """A running transaction; `report` writes properties and returns whether the job is to go on."""
 
     id: str
     kind: str
@@ -47,25 +47,24 @@ PIPELINE_JOBS: Mapping[str, str] = {
     "refresh": "tiltyard.pipeline.views.job",
     "upsert": "tiltyard.pipeline.upsert.job",
 }
-"""The jobs of the data pipeline, by the module of each: a server queues them, drivers run them (docs/pipeline.md)."""
-
+"""The modules of the pipeline's jobs, by name: a server queues them, drivers run them (docs/pipeline.md)."""
 
 MOST_ATTEMPTS = 5
-"""How often work is begun before it fails for good, by servers and by drivers."""
+"""How often a job is started before it fails for good, by workers and by drivers."""
 RETRY_MS = 1_000
-"""How long work waits at least before it is begun again."""
+"""How long a job waits at least before it is started again."""
 
 ORDERS_FILE = "TILTYARD_JOB_CATALOG_FILE"
-"""A driver's variable in cluster mode: the file that says how to reach the catalog (JSON), mounted by the operator."""
+"""The variable that names, for a driver in cluster mode, the file that says how to reach the catalog (JSON)."""
 FORMER_ORDERS = "TILTYARD_JOB_CATALOG"
-"""Where that was before: a driver's environment is its JVM's, too, and SQL and code in there could read it."""
+"""The variable that held that JSON before: a driver's environment is its JVM's, too, where SQL and code can read it."""
 UDFS = "TILTYARD_JOB_UDFS"
-"""A driver's variable: `off` where it runs no code of clients."""
+"""The variable that is `off` for a driver that runs no code of clients."""
 DRIVER = "TILTYARD_JOB_DRIVER"
-"""A driver's variable: `worker` where it drives jobs of others, whose SQL and code are not the operator's own."""
+"""The variable that is `worker` for a driver of submitted jobs, whose SQL and code are not the operator's own."""
 
 ENTRY_POINTS = "tiltyard.jobs"
-"""The group of entry points by which packages bring jobs of their own: `name = "their.module"`."""
+"""The group of entry points by which other packages add jobs: `name = "their.module"`."""
 
 JobFunction = Callable[["Context", Job], Mapping[str, str] | None]
 
@@ -74,12 +73,12 @@ JOBS: dict[str, JobFunction] = {}
 
 @cache
 def pipeline_jobs() -> Mapping[str, str]:
-    """All jobs of the pipeline that are installed, by the module of each: ours, and those of other packages."""
+    """Return the modules of all installed pipeline jobs, by name: ours, and those of other packages."""
     return {entry.name: entry.module for entry in entry_points(group=ENTRY_POINTS)} | dict(PIPELINE_JOBS)
 
 
 def job(kind: str) -> Callable[[JobFunction], JobFunction]:
-    """Run transactions of this kind with the function; what it returns joins the transaction's properties."""
+    """Register the function for transactions of this kind; the mapping it returns is added to their properties."""
 
     def register(function: JobFunction) -> JobFunction:
         JOBS[kind] = function

@@ -1,4 +1,4 @@
-"""Modes and other words of the wire as enums: case-insensitive, PascalCase or snake_case."""
+"""Modes and other enumerations of the wire; parsed case-insensitively, in PascalCase or snake_case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError
 
 
 class CreateMode(StrEnum):
-    """What creating does when the name is taken."""
+    """What creating does where the name exists."""
 
     CREATE = "Create"
     EXIST_OK = "ExistOk"
@@ -18,35 +18,35 @@ class CreateMode(StrEnum):
 
 
 class RegisterMode(StrEnum):
-    """What registering does when the name is taken."""
+    """What registering does where the name exists."""
 
     CREATE = "Create"
     OVERWRITE = "Overwrite"
 
 
 class DropMode(StrEnum):
-    """What dropping does when there is nothing to drop."""
+    """What dropping does where the object does not exist."""
 
     FAIL = "Fail"
     SKIP = "Skip"
 
 
 class DropBehavior(StrEnum):
-    """What dropping a namespace does with what is in it."""
+    """What dropping a namespace does with its contents."""
 
     RESTRICT = "Restrict"
     CASCADE = "Cascade"
 
 
 class InsertMode(StrEnum):
-    """Whether inserted rows join or replace those there."""
+    """Whether inserted rows are appended or replace the table's rows."""
 
     APPEND = "Append"
     OVERWRITE = "Overwrite"
 
 
 class TransactionStatus(StrEnum):
-    """Where long work stands."""
+    """The status of a transaction."""
 
     QUEUED = "Queued"
     RUNNING = "Running"
@@ -55,13 +55,13 @@ class TransactionStatus(StrEnum):
     CANCELED = "Canceled"
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing more will happen to it by itself."""
+    def is_final(self) -> bool:
+        """Whether the status changes no more, unless the transaction is resumed."""
         return self not in (TransactionStatus.QUEUED, TransactionStatus.RUNNING)
 
 
 class SetPropertyMode(StrEnum):
-    """What setting a property does when the key is there."""
+    """What setting a property does where the key exists."""
 
     OVERWRITE = "Overwrite"
     FAIL = "Fail"
@@ -69,14 +69,14 @@ class SetPropertyMode(StrEnum):
 
 
 class UnsetPropertyMode(StrEnum):
-    """What unsetting a property does when the key is missing."""
+    """What unsetting a property does where the key is missing."""
 
     SKIP = "Skip"
     FAIL = "Fail"
 
 
 class Outcome(StrEnum):
-    """How a call ended: done; answered with what its first try did; not allowed; not done; begun and broken off."""
+    """How a request ended: done; replayed from its first attempt; denied; failed; cut off within its response."""
 
     OK = "ok"
     REPEATED = "repeated"
@@ -88,20 +88,20 @@ class Outcome(StrEnum):
 Mode = TypeVar("Mode", bound=StrEnum)
 
 
-def parse_mode(kind: type[Mode], text: str | None, default: Mode, what: str = "mode") -> Mode:
-    """The member that `text` names, `default` for none. Raises InvalidInputError for anything else."""
+def parse_mode(kind: type[Mode], text: str | None, default: Mode, word: str = "mode") -> Mode:
+    """Return the member that `text` names, `default` for None. Raises InvalidInputError, which calls it a `word`."""
     if text is None:
         return default
-    found = _member(kind, text, what)
-    assert isinstance(found, kind)
-    return found
+    member = _member(kind, text, word)
+    assert isinstance(member, kind)
+    return member
 
 
-@lru_cache(maxsize=256)  # of words that name something: an error is not kept
-def _member(kind: type[StrEnum], text: str, what: str) -> StrEnum:
-    wanted = text.replace("_", "").lower()
+@lru_cache(maxsize=256)  # of texts that name a member: errors are not cached
+def _member(kind: type[StrEnum], text: str, word: str) -> StrEnum:
+    normalized = text.replace("_", "").lower()
     for member in kind:
-        if member.value.lower() == wanted:
+        if member.value.lower() == normalized:
             return member
     choices = ", ".join(member.value for member in kind)
-    raise InvalidInputError(f"'{text}' is no {what}: choose one of {choices}.")
+    raise InvalidInputError(f"'{text}' is no {word}: choose one of {choices}.")

@@ -1,9 +1,10 @@
-"""The registry: which function serves which operation of the specification.
+"""Register which function serves which operation of the specification, and what the server has to know of it.
 
-Each operation is one function, named snake_case(operationId), decorated with `@operation`. What it takes follows from
-the specification: `(ctx, request)`, and a third argument `data: ArrowBody` where the wire carries Arrow in. The server
-refuses to start on a function whose name the specification does not know; an operation that has no function answers
-406, code 0.
+Each operation is one function, named snake_case(operationId), decorated with `@operation`. Its parameters follow from
+the specification: `(ctx, request)`, and a third one, `data: ArrowBody`, where the request's body is Arrow. Whatever
+else depends on the operation (privileges, thread pool, limits, audit, idempotency, recovery) is an argument of the
+decorator, so that no other module lists operations by name. The server refuses to start on a function whose name the
+specification does not have; an operation without a function answers 406 with code 0.
 """
 
 from __future__ import annotations
@@ -11,70 +12,127 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from enum import StrEnum
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.model.spec import Operation, operations
+from tiltyard.model.spec import Operation, Shape, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Inline = Callable[[Any, Any], Any]
-"""Takes (ctx, request): gives the context to run in on the event loop, or None."""
-Together = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
-"""Runs several calls, each (ctx, request): what each answers, or the exception it raises, in their order."""
+"""Takes (ctx, request); returns the context to run in on the event loop, or None if the request needs a thread."""
+Batch = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
+"""Runs several calls, each (ctx, request); returns the response or the exception of each, in their order."""
+
+
+class Pool(StrEnum):
+    """The thread pool that runs an operation."""
+
+    CATALOG = "catalog"
+    """Reads and writes of the catalog."""
+    QUERIES = "queries"
+    """Reads of table data: as many threads as the processors can feed."""
+    WRITES = "writes"
+    """Uploads and other changes of table data, which wait for each other: they get the most threads."""
+
+
+class CommitStep(StrEnum):
+    """What an operation is in the commit protocol of Lance's clients (`tiltyard.api.execution.commit_queue`)."""
+
+    READ_LATEST = "read_latest"
+    """It answers the latest version, on which a client writes its manifest."""
+    COMMIT = "commit"
+    """It commits that manifest as the next version, or loses to another client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an operation needs of whoever asks: in words, and as the check that is made before it runs.
+    """The privileges that an operation needs: as text, and as the check that runs before it.
 
-    `admit(ctx, request)` answers the context to run in, which knows what the check has found. It raises what the
-    operation would raise if the object did not exist, PermissionDeniedError, or ServiceUnavailableError.
+    `authorize(ctx, request)` returns the context to run in, which has the objects that the check resolved. It raises
+    what the operation would raise if the object did not exist, PermissionDeniedError, or ServiceUnavailableError.
     """
 
     text: str
-    admit: Callable[[Any, Any], Any]
+    authorize: Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """A response that comes without a thread that waits: `finish` makes it of what the future will have."""
+class PendingResponse:
+    """A response that no thread waits for: `finish` makes it from the future's result."""
 
     future: Future[Any]
     finish: Callable[[Any], Any]
 
     def result(self) -> Any:
-        """The response, waited for. Raises what the operation raises."""
+        """Wait for the response. Raises what the operation raises."""
         return self.finish(self.future.result())
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A function, what it needs, and how it may run.
+def never(ctx: Any, request: Any) -> Any:
+    """Return None, as `inline` of an operation that always takes a thread."""
+    return None
 
-    `inline(ctx, request)` gives the context to run in, which may know more by then, if this request needs nothing but a
-    few reads of the catalog: where those are fast (SQLite), the server then answers on its event loop, without a
-    thread. Else it gives None. `begin` takes what the function takes, does what little comes before the long part, and
-    answers a `Later`, or None where the function itself has to run.
-    `together`, where there is one, runs several calls that wait at the same time for less than each alone costs.
+
+def always(ctx: Any, request: Any) -> Any:
+    """Return the context, as `inline` of an operation that makes only a few reads of the catalog."""
+    return ctx
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """The function that serves an operation, and its facts.
+
+    How it runs:
+    - `inline(ctx, request)` returns the context to run in, possibly with more objects resolved, if this request needs
+      only a few reads of the catalog: where those are fast (SQLite), the server runs it on its event loop, without a
+      thread. Otherwise it returns None.
+    - `begin` has the function's parameters. It does the short part that precedes the long one and returns a
+      `PendingResponse`, or None where the function itself has to run.
+    - `batch` runs several calls that wait at the same time for less than the sum of each alone.
+    - `pool` is the thread pool, where it does not follow from the specification (see `pool_of`).
+    - `query`: it is a query, with a slot, a deadline and a streamed response.
+    - `commit_step` puts clients that commit to one table in turn.
+
+    What it changes:
+    - `changes`: it changes data or the catalog, so the audit has its successes and a request may have a key.
+    - `audited`: its successes are recorded as changes. Not so bookkeeping that comes many times a minute.
+    - `keyed`: a repeat gets the stored response. Not so a response with a secret: none is stored.
+    - `retried_with_new_ids`: lancedb retries it under a new request id each time, so repeats are found by their body.
+    - `recovered_by(ctx, request, commit)` makes the response of an interrupted request from its commit, for operations
+      that must not run twice; of all others a second run changes nothing, or is refused.
+    - `replayed_by(ctx, request, response)` completes the response that the catalog stored for an interrupted request.
+
+    `entries` is the field of the request whose entries are each work of their own, which `max_operations` limits.
     """
 
     function: Callable[..., Any]
     inline: Inline
     needs: Needs | None
-    begin: Callable[..., Later | None] | None = None
-    together: Together | None = None
+    begin: Callable[..., PendingResponse | None] | None = None
+    batch: Batch | None = None
+    pool: Pool | None = None
+    query: bool = False
+    commit_step: CommitStep | None = None
+    changes: bool = True
+    audited: bool = True
+    keyed: bool = True
+    retried_with_new_ids: bool = False
+    recovered_by: Callable[[Any, Any, Any], Any] | None = None
+    replayed_by: Callable[[Any, Any, Any], Any] | None = None
+    entries: str | None = None
 
-    def admit(self, ctx: Any, request: Any) -> Any:
-        """The context to run in, if whoever asks may do this. Raises as `Needs` says."""
+    def authorize(self, ctx: Any, request: Any) -> Any:
+        """Return the context to run in, if the principal may run this. Raises as `Needs` says."""
         if ctx.principal.administrator:
             return ctx
         if self.needs is None:
             raise PermissionDeniedError("Only administrators may do this.")
-        return self.needs.admit(ctx, request)
+        return self.needs.authorize(ctx, request)
 
 
-_served: dict[str, Served] = {}
+_handlers: dict[str, Handler] = {}
 
 
 class UnknownOperationError(RuntimeError):
@@ -82,59 +140,68 @@ class UnknownOperationError(RuntimeError):
 
 
 class UndeclaredNeedsError(RuntimeError):
-    """A decorated function does not say what it needs: nobody could be refused."""
+    """A decorated function does not declare its needs: nobody could be refused."""
 
 
-def never(ctx: Any, request: Any) -> Any:
-    """For `inline`: this operation always takes a thread."""
-    return None
+class Facts(TypedDict, total=False):
+    """The further arguments of `@operation`: fields of `Handler`."""
+
+    begin: Callable[..., PendingResponse | None]
+    batch: Batch
+    pool: Pool
+    query: bool
+    commit_step: CommitStep
+    changes: bool
+    audited: bool
+    keyed: bool
+    retried_with_new_ids: bool
+    recovered_by: Callable[[Any, Any, Any], Any]
+    replayed_by: Callable[[Any, Any, Any], Any]
+    entries: str
 
 
 @overload
 def operation(function: Function, /) -> Function: ...
 @overload
 def operation(
-    *,
-    needs: Needs | None = None,
-    inline: Inline = never,
-    begin: Callable[..., Later | None] | None = None,
-    together: Together | None = None,
+    *, needs: Needs | None = None, inline: Inline = never, **facts: Unpack[Facts]
 ) -> Callable[[Function], Function]: ...
 def operation(
-    function: Any = None,
-    /,
-    *,
-    needs: Needs | None = None,
-    inline: Inline = never,
-    begin: Callable[..., Later | None] | None = None,
-    together: Together | None = None,
+    function: Any = None, /, *, needs: Needs | None = None, inline: Inline = never, **facts: Unpack[Facts]
 ) -> Any:
-    """Serve the operation of this function's name with it, for those who have what it needs."""
+    """Serve the operation of this function's name with it, for principals who have what it needs.
+
+    Raises UnknownOperationError if another function has the name.
+    """
 
     def register(function: Function) -> Function:
-        if function.__name__ in _served:
+        if function.__name__ in _handlers:
             raise UnknownOperationError(f"Two functions serve {function.__name__}.")
-        _served[function.__name__] = Served(function, inline, needs, begin, together)
+        _handlers[function.__name__] = Handler(function, inline, needs, **facts)
         return function
 
     return register if function is None else register(function)
 
 
-def always(ctx: Any, request: Any) -> Any:
-    """For `inline`: this operation only ever reads a little of the catalog."""
-    return ctx
+def pool_of(operation: Operation, handler: Handler) -> Pool:
+    """Return the pool of an operation: the declared one; else uploads write, and operations tagged `Data` read data."""
+    if handler.pool is not None:
+        return handler.pool
+    if operation.request_shape is Shape.ARROW:
+        return Pool.WRITES
+    return Pool.QUERIES if "Data" in operation.tags else Pool.CATALOG
 
 
-def bound_operations() -> Mapping[str, tuple[Operation, Served | None]]:
-    """Every operation of the specification by name, with what serves it (None: unsupported).
+def bound_operations() -> Mapping[str, tuple[Operation, Handler | None]]:
+    """Return every operation of the specification by name, with its handler (None: unsupported).
 
-    Raises UnknownOperationError for a function without an operation, UndeclaredNeedsError for one that does not say
-    what it needs.
+    Raises UnknownOperationError for a function without an operation, UndeclaredNeedsError for one that does not declare
+    its needs.
     """
-    known = {facts.function: facts for facts in operations().values()}
-    for name, served in _served.items():
-        if name not in known:
+    by_function = {operation.function: operation for operation in operations().values()}
+    for name, handler in _handlers.items():
+        if name not in by_function:
             raise UnknownOperationError(f"No operation of the specification is called {name}.")
-        if served.needs is None:
-            raise UndeclaredNeedsError(f"{name} does not say what it needs: @operation(needs=…), see tiltyard.access.")
-    return {facts.name: (facts, _served.get(name)) for name, facts in known.items()}
+        if handler.needs is None:
+            raise UndeclaredNeedsError(f"{name} does not declare its needs: @operation(needs=…), see tiltyard.access.")
+    return {operation.name: (operation, _handlers.get(name)) for name, operation in by_function.items()}

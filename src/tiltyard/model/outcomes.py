@@ -1,4 +1,4 @@
-"""Several things done together, of which each succeeds or fails by itself: an error stands in the place of a result."""
+"""Results of a batch whose items succeed or fail one by one: an item's error stands in the place of its result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def go_on(found: Sequence[T | Exception], work: Callable[[list[T]], Sequence[U | Exception]]) -> list[U | Exception]:
-    """What `work` makes of all that is no error, in its place; it is not called for nothing."""
-    good = [one for one in found if not isinstance(one, Exception)]
-    done = iter(work(good) if good else ())
-    return [one if isinstance(one, Exception) else next(done) for one in found]
+def map_successes(
+    outcomes: Sequence[T | Exception], work: Callable[[list[T]], Sequence[U | Exception]]
+) -> list[U | Exception]:
+    """Replace all results by those of `work`, and keep the errors; `work` is not called without results."""
+    results = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+    next_outcomes = iter(work(results) if results else ())
+    return [outcome if isinstance(outcome, Exception) else next(next_outcomes) for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""Pages of a list: a limit, and an opaque token that says after which key the next page starts."""
+"""Pages of a list: a limit, and a signed, opaque token of the key after which the next page starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGNATURE_BYTES = 6
 
 
 class Paging:
-    """Makes and reads page tokens of one server (all replicas share the secret, which lives in the catalog)."""
+    """Makes and reads page tokens; all servers of a catalog share the secret, which is in its database."""
 
     def __init__(self, secret: bytes, largest: int = LARGEST_PAGE) -> None:
         self._secret = secret
@@ -27,13 +27,13 @@ class Paging:
     def _sign(self, scope: str, body: bytes) -> bytes:
         return hmac.digest(self._secret, scope.encode() + b"\0" + body, hashlib.sha256)[:_SIGNATURE_BYTES]
 
-    def token(self, scope: str, key: Any) -> str:
-        """The token of the page after `key` in the list named `scope`."""
+    def make_token(self, scope: str, key: Any) -> str:
+        """Return the token of the page after `key` in the list named `scope`."""
         body = msgspec.json.encode(key)
         return base64.urlsafe_b64encode(self._sign(scope, body) + body).decode().rstrip("=")
 
-    def key(self, scope: str, token: str | None) -> Any:
-        """The key a token stands for; None for the first page. Raises InvalidInputError for a forged token."""
+    def read_key(self, scope: str, token: str | None) -> Any:
+        """Return the key of a token; None for the first page. Raises InvalidInputError for a token of another list."""
         if not token:
             return None
         try:
@@ -45,21 +45,22 @@ class Paging:
             pass
         raise InvalidInputError("This page token is not from this list: start again without one.")
 
-    def name(self, scope: str, token: str | None) -> str | None:
-        """The name that a token stands for in a list by names; one that is no token is such a name itself.
+    def read_name(self, scope: str, token: str | None) -> str | None:
+        """Return the name of a token in a list by names; a text that is no token is such a name itself.
 
-        Lance's own namespaces page by the last name of a page. Raises InvalidInputError for a token of another list.
+        Lance's own namespaces use the last name of a page as its token. Raises InvalidInputError for a token of another
+        list.
         """
         if not token:
             return None
         try:
-            return str(self.key(scope, token))
+            return str(self.read_key(scope, token))
         except InvalidInputError:
             if _is_signed_name(token):
                 raise
             return token
 
-    def page(
+    def fetch_page(
         self,
         scope: str,
         token: str | None,
@@ -69,21 +70,21 @@ class Paging:
         *,
         by_name: bool = False,
     ) -> tuple[Sequence[T], str | None]:
-        """One page and the token of the next one (None on the last).
+        """Return one page and the token of the next one (None on the last).
 
-        `fetch(after, count)` answers up to `count` entries after a key; one more than the page is asked for, so that
-        the last page has no token. In a list `by_name` the last name of a page is as good as its token.
+        `fetch(after, count)` returns up to `count` entries after a key; one more than the page is fetched, so that the
+        last page has no token. In a list `by_name` the last name of a page is as good as its token.
         """
         size = page_size(limit, self._largest)
-        after = self.name(scope, token) if by_name else self.key(scope, token)
+        after = self.read_name(scope, token) if by_name else self.read_key(scope, token)
         entries = fetch(after, size + 1)
         if len(entries) <= size:
             return entries, None
-        return entries[:size], self.token(scope, key_of(entries[size - 1]))
+        return entries[:size], self.make_token(scope, key_of(entries[size - 1]))
 
 
 def _is_signed_name(token: str) -> bool:
-    """Whether a text is a token of some list by names: a signature, and a JSON text. No name happens to be that."""
+    """Return whether a text is a token of some list by names: a signature, and a JSON text. No name looks like that."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         msgspec.json.decode(raw[_SIGNATURE_BYTES:], type=str)
@@ -93,7 +94,7 @@ def _is_signed_name(token: str) -> bool:
 
 
 def page_size(limit: int | None, largest: int) -> int:
-    """How many entries a page holds: `largest` unless asked for fewer. Raises InvalidInputError below 1."""
+    """Return the size of a page: the limit, at most `largest`. Raises InvalidInputError for a limit below 1."""
     if limit is None:
         return largest
     if limit < 1:
@@ -102,10 +103,10 @@ def page_size(limit: int | None, largest: int) -> int:
 
 
 def namespaces_scope(path: Sequence[str]) -> str:
-    """What the page tokens of one namespace's namespaces are bound to."""
+    """Return the scope of page tokens for the namespaces in one namespace."""
     return f"namespaces {path!r}"
 
 
 def tables_scope(path: Sequence[str]) -> str:
-    """What the page tokens of one namespace's tables are bound to."""
+    """Return the scope of page tokens for the tables in one namespace."""
     return f"tables {path!r}"

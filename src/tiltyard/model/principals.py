@@ -1,4 +1,4 @@
-"""Who asks: the one type that identity makes, and that grants, filters, credentials and the audit read."""
+"""Principals: the authenticated callers that grants, policies, credentials and the audit log refer to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Somebody who was authenticated.
+    """An authenticated caller.
 
-    `name` is unique on a server; `groups` come from a token's claim; `method` says how the principal showed itself
-    ("open" where a server asks nobody). An `administrator` may do everything.
+    `name` is unique on a server; `groups` come from a token's claim; `method` is how the caller authenticated ("open"
+    on a server without authentication). An `administrator` has all privileges.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 EVERYBODY = Principal("everybody", administrator=True)
-"""Whoever calls a server that was started without authentication."""
+"""The principal of all callers of a server without authentication."""
 
 SERVER = Principal("tiltyard", method="server", administrator=True)
-"""The server itself: its sweeps, and jobs that nobody asked for."""
+"""The server itself: its sweeps, and jobs that no caller has submitted."""

@@ -1,4 +1,4 @@
-"""The privileges: what may be granted on the server, a namespace (and so on all below it) or a table."""
+"""The privileges that can be granted on the server, a namespace (and so on all below it) or a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lance_namespace.errors import InvalidInputError
 
 
 class Privilege(IntFlag):
-    """One bit each, as the catalog keeps them: never renumber."""
+    """One bit each, as the catalog stores them: never renumber."""
 
     USE = 1
     READ = 2
@@ -23,32 +23,32 @@ class Privilege(IntFlag):
 
 
 ALL = 511
-EVERY_WORD = "all"
-"""Stands for all privileges in requests."""
+ALL_NAME = "all"
+"""The name of all privileges in requests."""
 
-_WORDS = {privilege.name.lower(): int(privilege) for privilege in Privilege if privilege.name}
+_BITS_BY_NAME = {privilege.name.lower(): int(privilege) for privilege in Privilege if privilege.name}
 
 
-def implied(bits: int) -> int:
-    """What granted bits amount to: any of them lets one see, `administer` is all of them."""
+def with_implied(bits: int) -> int:
+    """Add the privileges that granted ones imply: any of them implies `use`, `administer` implies all."""
     if bits & Privilege.ADMINISTER:
         return ALL
     return bits | Privilege.USE.value if bits else 0
 
 
-def words(bits: int) -> list[str]:
-    """The names of privileges."""
-    return [word for word, bit in _WORDS.items() if bits & bit]
+def privilege_names(bits: int) -> list[str]:
+    """Return the names of privileges."""
+    return [name for name, bit in _BITS_BY_NAME.items() if bits & bit]
 
 
-def parse_privileges(given: Iterable[str]) -> int:
-    """The bits of privileges by their names, `all` for all. Raises InvalidInputError for another name, or none."""
+def parse_privileges(names: Iterable[str]) -> int:
+    """Return the bits of privileges by their names, `all` for all. Raises InvalidInputError."""
     bits = 0
-    for text in given:
-        word = text.strip().lower().replace("-", "_").replace(" ", "_")
-        if word != EVERY_WORD and word not in _WORDS:
-            raise InvalidInputError(f"'{text}' is no privilege: choose from {', '.join(_WORDS)}, or {EVERY_WORD}.")
-        bits |= _WORDS.get(word, ALL)
+    for text in names:
+        name = text.strip().lower().replace("-", "_").replace(" ", "_")
+        if name != ALL_NAME and name not in _BITS_BY_NAME:
+            raise InvalidInputError(f"'{text}' is no privilege: choose from {', '.join(_BITS_BY_NAME)}, or {ALL_NAME}.")
+        bits |= _BITS_BY_NAME.get(name, ALL)
     if not bits:
-        raise InvalidInputError(f"Name at least one privilege: {', '.join(_WORDS)}, or {EVERY_WORD}.")
+        raise InvalidInputError(f"Name at least one privilege: {', '.join(_BITS_BY_NAME)}, or {ALL_NAME}.")
     return bits

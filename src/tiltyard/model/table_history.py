@@ -1,12 +1,12 @@
-"""Read the transactions that made a table's versions: the one reader of the server, the twin and the pipeline.
+"""Read the transactions that made a table's versions: for the server, the catalog in process and the pipeline.
 
 pylance 14.0.2 raises TypeError for the commit of a compaction that remapped an index, in `read_transaction` as in
 `get_transactions`: its Rust side makes a `LanceOperation.RewrittenIndex` of the two ids alone, and the dataclass wants
-three fields more. Importing this module gives those three a default. Nothing in Tiltyard looks at them, and no commit
+three fields more. Importing this module gives those three a default. Nothing in Tiltyard reads them, and no commit
 is made of a transaction that was read. A test says which versions of pylance need it.
 
-Transactions are read one by one, newest first: `get_transactions` reads all that it is asked for, takes ten times as
-long for each, and fails as a whole where one of them cannot be read.
+Transactions are read one by one, newest first: `get_transactions` takes ten times as long for each, and fails as a
+whole where one of them cannot be read.
 """
 
 from __future__ import annotations

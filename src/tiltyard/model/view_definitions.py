@@ -1,7 +1,7 @@
-"""Materialized views as their table's schema declares them, and the tables that a view's query reads.
+"""Definitions of materialized views, in the metadata of their tables' schemas, and the sources of a view's query.
 
-The definition is text to the server: the job `refresh` carries it out. What was declared, and by whom, the catalog
-remembers apart (`store/tables/views`), since whoever can write a table can write its metadata.
+The definition is text to the server: the job `refresh` runs it. The catalog records separately what was declared, and
+by whom (`store/tables/tables.py`), since a principal that can write a table can write its metadata.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.computed_columns import VIEW
 
-MADE = "tiltyard.view.made"
-"""The property of a Lance transaction by which a refresh tells from what it made the view, see `Made`."""
+LINEAGE_PROPERTY = "tiltyard.view.made"
+"""The property of a Lance transaction by which a refresh records its `ViewLineage`."""
 
 MOST_QUERY = 64 << 10
-"""How long a query may be: every version's manifest repeats it."""
+"""The greatest length of a query: every version's manifest repeats it."""
 
 
 class ViewKind(StrEnum):
-    """How a view's rows come to be: by a query alone, or by code that is given the rows of one.
+    """How a view's rows are computed: by a query alone, or by code that is called with the rows of one.
 
-    A chunker is given rows one by one, so that new rows are enough for it; a UDTF sees all of them.
+    A chunker is called row by row, so that an incremental refresh needs only the new rows; a UDTF needs all rows.
     """
 
     QUERY = "query"
@@ -37,7 +37,7 @@ class ViewKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ViewDefinition:
-    """What a view is: each field is the metadata `tiltyard.view.<name>` of its schema.
+    """The definition of a view; each attribute is the metadata `tiltyard.view.<name>` of its schema.
 
     `query` is Spark SQL over tables of the catalog, `udtf` the specification's MaterializedViewUdtfEntry as JSON, ""
     for a query.
@@ -50,65 +50,69 @@ class ViewDefinition:
 
     @property
     def digest(self) -> str:
-        """What tells it from any other."""
+        """The hash that identifies the definition."""
         return hashlib.sha256(json.dumps([self.kind, self.query, self.udtf]).encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of the schema; what is empty is left out."""
-        told = {"kind": self.kind.value, "query": self.query, "udtf": self.udtf}
-        told["auto_refresh"] = "true" if self.auto_refresh else ""
-        return {f"{VIEW}{name}": text for name, text in told.items() if text}
+        """Return the metadata of the schema; empty attributes are left out."""
+        texts = {"kind": self.kind.value, "query": self.query, "udtf": self.udtf}
+        texts["auto_refresh"] = "true" if self.auto_refresh else ""
+        return {f"{VIEW}{name}": text for name, text in texts.items() if text}
 
     @classmethod
-    def of(cls, metadata: Mapping[bytes, bytes] | None) -> ViewDefinition | None:
-        """From the metadata of a schema; None for a table that is no view."""
-        told = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
-        kind = told.get(f"{VIEW}kind")
+    def from_metadata(cls, metadata: Mapping[bytes, bytes] | None) -> ViewDefinition | None:
+        """Read the definition in the metadata of a schema; None for a table that is no view."""
+        texts = {
+            key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()
+        }
+        kind = texts.get(f"{VIEW}kind")
         if kind not in list(ViewKind):
             return None
-        auto = told.get(f"{VIEW}auto_refresh") == "true"
-        return cls(ViewKind(kind), told.get(f"{VIEW}query", ""), told.get(f"{VIEW}udtf", ""), auto)
+        auto_refresh = texts.get(f"{VIEW}auto_refresh") == "true"
+        return cls(ViewKind(kind), texts.get(f"{VIEW}query", ""), texts.get(f"{VIEW}udtf", ""), auto_refresh)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """A table at a version, that a view was made of. `location` tells it from another of the same name."""
+class SourceVersion:
+    """A version of a table that a view was computed from. `location` tells it from another table of the same name."""
 
     location: str
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """From what a version of a view was made; `definition` is the digest, `cut` whether an output limit took rows."""
+class ViewLineage:
+    """What a version of a view was computed from: `definition` is a digest, `cut` whether an output limit cut rows."""
 
-    sources: Mapping[str, Origin]
+    sources: Mapping[str, SourceVersion]
     definition: str
     cut: bool = False
 
-    def text(self) -> str:
-        """As the commit carries it."""
-        sources = {name: [one.location, one.version] for name, one in self.sources.items()}
+    def to_json(self) -> str:
+        """Serialize for the property of the commit."""
+        sources = {name: [source.location, source.version] for name, source in self.sources.items()}
         return json.dumps({"sources": sources, "definition": self.definition, "cut": self.cut})
 
     @classmethod
-    def of(cls, properties: Mapping[str, str] | None) -> Made | None:
-        """Read the properties of a commit; None for one that is no refresh, or says so in words of its own.
+    def from_properties(cls, properties: Mapping[str, str] | None) -> ViewLineage | None:
+        """Read the lineage in the properties of a commit; None for a commit that is no refresh, or an invalid lineage.
 
-        Whoever can write the view's table can write anything there.
+        A principal that can write the view's table can write anything there.
         """
-        text = (properties or {}).get(MADE)
+        text = (properties or {}).get(LINEAGE_PROPERTY)
         if text is None:
             return None
         try:
-            entry = msgspec.json.decode(text, type=_Entry)
+            entry = msgspec.json.decode(text, type=_LineageJson)
         except (msgspec.MsgspecError, RecursionError):
             return None
-        return cls({name: Origin(*one) for name, one in entry.sources.items()}, entry.definition, entry.cut)
+        return cls(
+            {name: SourceVersion(*source) for name, source in entry.sources.items()}, entry.definition, entry.cut
+        )
 
 
-class _Entry(msgspec.Struct):
-    """`Made` as a commit carries it."""
+class _LineageJson(msgspec.Struct):
+    """A ViewLineage in JSON."""
 
     sources: dict[str, tuple[str, int]]
     definition: str
@@ -126,13 +130,13 @@ def check_query_text(query: str) -> None:
         )
 
 
-def sources_of(query: str) -> tuple[str, ...]:
-    """The tables that a query reads, by their ids as it names them (`hr$people`), sorted.
+def parse_sources(query: str) -> tuple[str, ...]:
+    """Return the tables that a query reads, by the ids that it names them by (`hr$people`), sorted.
 
-    Spark is shown these and no others, so that a table that is not found here cannot be read by mistake. Raises
+    Spark is given these and no others, so that a table that this overlooks cannot be read by mistake. Raises
     InvalidInputError for what is no query, and for names in several parts.
     """
-    import sqlglot  # noqa: PLC0415  # a third of a second, for views alone
+    import sqlglot  # noqa: PLC0415  # takes a third of a second, and views alone need it
     from sqlglot import exp  # noqa: PLC0415  # the same
     from sqlglot.optimizer.scope import Scope, traverse_scope  # noqa: PLC0415  # the same
 
@@ -148,7 +152,7 @@ def sources_of(query: str) -> tuple[str, ...]:
     for scope in scopes:
         for table in scope.tables:
             if isinstance(scope.sources.get(table.alias_or_name), Scope) or not isinstance(table.this, exp.Identifier):
-                continue  # what WITH names, and functions that make rows
+                continue  # common table expressions, and table functions
             if table.db:
                 parts = ".".join(part.name for part in table.parts)
                 raise InvalidInputError(
@@ -159,6 +163,6 @@ def sources_of(query: str) -> tuple[str, ...]:
 
 
 def _plain(error: Exception) -> str:
-    """The first line of what the parser says, which marks places with a terminal's signs for bold."""
+    """Return the first line of the parser's message, without the terminal codes that underline places."""
     text = "it is nested too deeply." if isinstance(error, RecursionError) else str(error).split("\n")[0]
     return text.replace("\x1b[4m", "").replace("\x1b[0m", "")

@@ -1,12 +1,18 @@
-"""What a driver process is told: how to reach the catalog, and where Spark runs."""
+"""Configuration of a driver process: its command line, its orders (the catalog, where Spark runs), and its environment.
+
+Whatever is in a driver's environment is in that of its JVM, of Spark's Python workers, and in `/proc` for as long as
+they live. So a driver inherits what it needs to start, by an allow list; all other variables of the worker (the
+catalog's database, keys of clouds, passwords of proxies) come with its orders, and are in its memory alone.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -14,116 +20,152 @@ from typing import Any
 import msgspec
 
 from tiltyard.config import Settings
-from tiltyard.model.java_properties import properties_text
-from tiltyard.model.jobs import DRIVER as DRIVER_OF
-from tiltyard.model.spark_properties import check_spark_properties
+from tiltyard.model.jobs import DRIVER as DRIVER_VARIABLE
+from tiltyard.model.settings.spark_properties import check_spark_properties, to_java_properties
 from tiltyard.store import TransactionRecord
-from tiltyard.worker.driver_environment import handed, inherited
 
-DRIVER = "tiltyard.pipeline.driver.process"
-SUBMITTED = Path(__file__).parent.parent / "pipeline" / "driver" / "submitted" / "spark_driver.py"
-"""Files and modules of a driver, which is a client in a process of its own: nothing here imports them."""
+_DRIVER_MODULE = "tiltyard.pipeline.driver.process"
+_SUBMITTED_FILE = Path(__file__).parent.parent / "pipeline" / "driver" / "submitted" / "spark_driver.py"
+"""The driver's code, which nothing here imports: it is a client, in a process of its own."""
 
-ORDERS, PROPERTIES = "orders.json", "spark.properties"
-"""Files of a job's own driver, in a folder of its own."""
+_ORDERS_FILE, _PROPERTIES_FILE = "orders.json", "spark.properties"
+"""Files for the driver of a single job, in a folder of its own."""
 
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
-_ENDS = "-XX:+ExitOnOutOfMemoryError"
-_OWN = ("root", "jobs", "host", "port", "workers", "spark", "spark_conf", "spark_client")
-_NOT_HANDED_DOWN = frozenset({*_OWN, "spark_environment", "spark_limits", "spark_memory"})
+_EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
+_WORKER_SETTINGS = frozenset(
+    {
+        "root", "jobs", "host", "port", "workers", "spark", "spark_conf", "spark_client", "spark_environment",
+        "spark_limits", "spark_memory",
+    }
+)  # fmt: skip
+"""Settings that a driver does not get, as they are the worker's own or come another way."""
+
+_INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|PWD|TERM|TZ|LANG|LANGUAGE|LC_\w+|TMPDIR|TMP|TEMP|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX"
+    r"|JAVA_\w+|JDK_JAVA_OPTIONS|SPARK_\w+|PYSPARK_\w+|HADOOP_\w+|YARN_\w+|KUBERNETES_\w+|KUBECONFIG|KRB5\w*|PYTHON\w*"
+    r"|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|XDG_\w+|MALLOC_\w+|OMP_NUM_THREADS|ARROW_\w+|LANCE_\w+"
+    r"|RUST_LOG|RUST_BACKTRACE|COVERAGE_\w+|COV_\w+|TILTYARD_FAULT"
+)
+"""The variables by which a process finds its programs, its language, its temporary files and its cluster."""
+
+_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|(?:^|_)KEY(?:$|_)", re.IGNORECASE)
+"""A variable that is not inherited even if its name begins like one that is (HADOOP_CREDSTORE_PASSWORD)."""
+
+_INTERNAL_PREFIXES = ("TILTYARD_JOB_", "TILTYARD_HANDED_DOWN")
+"""Variables between our own processes, which are not passed on."""
 
 
-def master(settings: Settings) -> str:
-    """Where Spark runs, as Spark calls it."""
+def spark_master(settings: Settings) -> str:
+    """Return Spark's master URL."""
     return "local[*]" if settings.spark == "local" else settings.spark
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
-    """Spark's properties for all jobs. Event logs have a folder, which is made if it is a local one."""
+    """Return Spark's properties for all jobs. The folder of event logs is created if it is local."""
     folder = settings.spark_events
     if not folder and "://" not in settings.root:
         folder = str(Path(settings.root).absolute() / "_spark-events")
     events = {}
-    remote = master(settings).startswith("sc://")
-    # A JVM without memory ends at once, and is replaced: half alive it would fail every job that comes after.
-    own = {} if remote else {"spark.driver.memory": settings.spark_memory, "spark.driver.defaultJavaOptions": _ENDS}
-    if folder and not remote:
+    is_remote = spark_master(settings).startswith("sc://")
+    # A JVM out of memory ends at once, and is replaced: half alive, it would fail every later job.
+    jvm = {"spark.driver.memory": settings.spark_memory, "spark.driver.defaultJavaOptions": _EXIT_ON_OOM}
+    if folder and not is_remote:
         if "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
             folder = Path(folder).absolute().as_uri()
         events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": folder}
-    return {**own, **events, **settings.spark_conf}
+    return {**({} if is_remote else jvm), **events, **settings.spark_conf}
 
 
-def own_conf(settings: Settings, record: TransactionRecord) -> dict[str, str]:
-    """Spark's properties of a job that it cannot share with others: those it was submitted with, and its image.
+def job_spark_conf(settings: Settings, record: TransactionRecord) -> dict[str, str]:
+    """Return Spark's properties of a single job: those it was submitted with, and its image.
 
     A column's image, which was on the server's list when it was declared, is that of the executors on Kubernetes;
     elsewhere code runs in the Python that executors have.
     """
-    found = dict(record.payload.get("spark") or {})
-    if (image := record.payload.get("image")) and master(settings).startswith("k8s://"):
-        found |= {_EXECUTOR_IMAGE: image}
-    return found
+    conf = dict(record.payload.get("spark") or {})
+    if (image := record.payload.get("image")) and spark_master(settings).startswith("k8s://"):
+        conf |= {_EXECUTOR_IMAGE: image}
+    return conf
 
 
 def warm_command(settings: Settings) -> list[str]:
-    """The process that drives job after job."""
-    return [sys.executable, "-m", DRIVER, *_code(settings)]
+    """Return the command of a warm driver, which drives one job after the other."""
+    return [sys.executable, "-m", _DRIVER_MODULE, *_code_flag(settings)]
 
 
 def submit_command(settings: Settings, record: TransactionRecord, folder: Path) -> list[str]:
-    """spark-submit for one job, whose orders and properties are in `folder`: a command line is for all to read."""
-    beside = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
-    words = [beside or "spark-submit", "--master", master(settings), "--name", f"tiltyard {record.kind}"]
-    words += ["--properties-file", str(folder / PROPERTIES), "--load-spark-defaults"]
-    job = ["--job", record.id, "--owner", record.lease_owner or "", "--orders", str(folder / ORDERS)]
-    return [*words, str(SUBMITTED), *job, *_code(settings)]
+    """Return the spark-submit command for one job; its orders are in `folder`, since command lines are public."""
+    installed = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
+    command = [installed or "spark-submit", "--master", spark_master(settings), "--name", f"tiltyard {record.kind}"]
+    command += ["--properties-file", str(folder / _PROPERTIES_FILE), "--load-spark-defaults"]
+    job = ["--job", record.id, "--owner", record.lease_owner or "", "--orders", str(folder / _ORDERS_FILE)]
+    return [*command, str(_SUBMITTED_FILE), *job, *_code_flag(settings)]
 
 
-def hand_over(settings: Settings, record: TransactionRecord, folder: Path) -> None:
-    """Write the orders and the properties of a job's own driver into a folder that nobody else can read.
+def write_driver_files(settings: Settings, record: TransactionRecord, folder: Path) -> None:
+    """Write the orders and the properties of a job's own driver into a folder that only this user can read.
 
-    Raises InvalidInputError for a property that no caller may set: a server that did not look may have queued it.
+    Raises InvalidInputError for a property that no caller may set: a server that did not check it may have queued it.
     """
     check_spark_properties(record.payload.get("spark") or {}, settings.spark_limits)
-    conf = {**spark_conf(settings), **own_conf(settings, record)}
-    for name, text in {ORDERS: orders(settings, submitted=True), PROPERTIES: properties_text(conf)}.items():
+    conf = {**spark_conf(settings), **job_spark_conf(settings, record)}
+    for name, text in {
+        _ORDERS_FILE: driver_orders(settings, submitted=True),
+        _PROPERTIES_FILE: to_java_properties(conf),
+    }.items():
         (folder / name).touch(0o600)
         (folder / name).write_text(text)
 
 
-def orders(settings: Settings, *, submitted: bool) -> str:
-    """What a driver is told, as one line: how to reach the catalog, variables that it does not inherit, and Spark."""
-    told: dict[str, Any] = {**_catalog(settings), "variables": handed(os.environ, settings.spark_environment)}
+def driver_orders(settings: Settings, *, submitted: bool) -> str:
+    """Return a driver's orders as a line of JSON: the catalog, the variables that it does not inherit, and Spark."""
+    variables = private_variables(os.environ, settings.spark_environment)
+    orders: dict[str, Any] = {**_catalog(settings), "variables": variables}
     if not submitted:
-        told |= {"master": master(settings), "conf": spark_conf(settings)}
-    return json.dumps(told)
+        orders |= {"master": spark_master(settings), "conf": spark_conf(settings)}
+    return json.dumps(orders)
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """The variables of a driver process, which its JVM inherits: no secret is among them."""
+def driver_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of a driver process, which its JVM inherits: no secret is in it."""
     python = {"PYSPARK_PYTHON": sys.executable} if settings.spark.startswith("local") else {}
     return {
-        **inherited(os.environ, settings.spark_environment),
+        **inherited_variables(os.environ, settings.spark_environment),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **python,
-        DRIVER_OF: "worker",
+        DRIVER_VARIABLE: "worker",
     }
 
 
-def _code(settings: Settings) -> list[str]:
+def inherited_variables(variables: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables that a driver inherits; `allowed` are names that the operator adds."""
+    return {name: value for name, value in variables.items() if name in allowed or _is_inherited(name)}
+
+
+def private_variables(variables: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables that a driver gets with its orders: all that it does not inherit."""
+    private = {name: value for name, value in variables.items() if not (name in allowed or _is_inherited(name))}
+    return {name: value for name, value in private.items() if not name.startswith(_INTERNAL_PREFIXES)}
+
+
+def _is_inherited(name: str) -> bool:
+    return bool(_INHERITED.fullmatch(name)) and not _SECRET.search(name)
+
+
+def _code_flag(settings: Settings) -> list[str]:
     return ["--udfs"] if settings.udfs else []
 
 
 def _catalog(settings: Settings) -> Mapping[str, Any]:
-    """The server that jobs talk to, or the catalog in their own process, with all that is set."""
+    """Return the server that jobs call, or the catalog in their own process with all settings that are set."""
     if settings.spark_uri:
         return {"uri": settings.spark_uri, "properties": dict(settings.spark_client)}
     properties = {}
     for spec in fields(settings):
         value = getattr(settings, spec.name)
         default = spec.default_factory() if spec.default_factory is not MISSING else spec.default
-        if spec.name not in _NOT_HANDED_DOWN and value != default:
+        if spec.name not in _WORKER_SETTINGS and value != default:
             properties[spec.name] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return {"uri": settings.root, "properties": properties}

@@ -1,7 +1,8 @@
-"""Arrow bodies as they come in: small ones in memory, large ones through a bounded window to the reading thread.
+"""Read request bodies within limits: JSON and small Arrow bodies in memory, large uploads by a worker thread.
 
-The reader raises when the client goes away, so that a cut upload can never look like the end of a stream: a stream
-also has to close with Arrow's end-of-stream mark.
+A large upload goes through a bounded window to the thread that reads it. Its reader raises when the client goes away,
+so that a cut upload can never look like the end of a stream: a stream also has to close with Arrow's end-of-stream
+mark.
 """
 
 from __future__ import annotations
@@ -17,47 +18,54 @@ import pyarrow as pa
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.bodies import uncompressed_ipc
-from tiltyard.api.bodies.connection_reader import Arrived, ClientGoneError, Give, Intake, client_gone, stalled
-from tiltyard.api.bodies.decoded_size import Unfolding, check_unfolded, known_folded_columns
-from tiltyard.api.bodies.decompression_guard import Swelling, check_whole
+from tiltyard.api.bodies.connection_reader import (
+    BodyReader,
+    ClientGoneError,
+    HandOver,
+    TakeCompleteBody,
+    client_gone,
+    stalled,
+)
+from tiltyard.api.bodies.decoded_size import DecodedSizeCheck, cached_encoded_columns, check_decoded_size
+from tiltyard.api.bodies.decompression_guard import ExpansionCheck, check_expansion
 from tiltyard.api.errors import HttpError
-from tiltyard.model.arrow_compat import aligned, with_decimals
+from tiltyard.model.schemas.arrow_compat import align_columns, decimal_columns
 
 Receive = Callable[[], Awaitable[Any]]
 Fingerprint = hashlib.blake2b
 
 IN_MEMORY = 1 << 20
 WINDOW = 8 << 20
-PIECE_BYTES = 64
-"""What a piece of a body takes in memory besides its bytes: a client may send it two bytes at a time."""
+CHUNK_OVERHEAD = 64
+"""Memory of a chunk besides its bytes: a client may send a body two bytes at a time."""
 STALL_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FILE_MAGIC = b"ARROW1\x00\x00"
-_MORE = "it goes on behind its end-of-stream mark: send one stream"
+_TRAILING_BYTES = "it goes on behind its end-of-stream mark: send one stream"
 
 
 def new_fingerprint() -> Fingerprint:
-    """The state of a fingerprint: two bodies with the same one are the same."""
+    """Start a fingerprint: two bodies with the same one are the same."""
     return hashlib.blake2b(digest_size=16)
 
 
 def fingerprint_of(body: bytes) -> str:
-    """The fingerprint of a whole body."""
+    """Return the fingerprint of a whole body."""
     fingerprint = new_fingerprint()
     fingerprint.update(body)
     return fingerprint.hexdigest()
 
 
-async def read_body(receive: Receive, limit: int, arrived: Arrived | None = None) -> bytes:
-    """A whole body of at most `limit` bytes. Raises HttpError 413, ClientGoneError."""
-    if arrived is not None and (body := arrived()) is not None:
+async def read_body(receive: Receive, limit: int, take_complete: TakeCompleteBody | None = None) -> bytes:
+    """Return a whole body of at most `limit` bytes. Raises HttpError 413 and 408, ClientGoneError."""
+    if take_complete is not None and (body := take_complete()) is not None:
         _check_body(len(body), limit)
         return body
     first, more = await _next(receive)
     _check_body(len(first), limit)
     if not more:
         return first
-    whole = bytearray(first)  # and no list of pieces: each would take many times its bytes
+    whole = bytearray(first)  # and no list of chunks: each may take many times its bytes
     while more:
         chunk, more = await _next(receive)
         _check_body(len(whole) + len(chunk), limit)
@@ -68,35 +76,35 @@ async def read_body(receive: Receive, limit: int, arrived: Arrived | None = None
 async def open_upload(
     receive: Receive,
     limit: int,
-    identified: bool = False,
-    give: Give | None = None,
-    arrived: Arrived | None = None,
+    with_fingerprint: bool = False,
+    hand_over: HandOver | None = None,
+    take_complete: TakeCompleteBody | None = None,
 ) -> MemoryBody | StreamedBody:
-    """The Arrow body of a request, once it is complete or known to be large (`limit` 0: any size).
+    """Return the Arrow body of a request, once it is complete or known to be large (`limit` 0: any size).
 
-    If `identified`, a large one has a fingerprint once it is read; it is made by the thread that reads. With `give`,
-    that thread reads the rest off the connection itself.
+    If `with_fingerprint`, the thread that reads a large body computes its fingerprint. With `hand_over`, that thread
+    reads the rest from the connection itself. Raises HttpError 413 and 408, ClientGoneError.
     """
-    if arrived is not None and (body := arrived()) is not None:
+    if take_complete is not None and (body := take_complete()) is not None:
         _check_size(len(body), limit)
         return MemoryBody(body)
     chunks: deque[bytes] = deque()
     total, more = 0, True
-    while more and total + PIECE_BYTES * len(chunks) < IN_MEMORY:
+    while more and total + CHUNK_OVERHEAD * len(chunks) < IN_MEMORY:
         chunk, more = await _next(receive)
         chunks.append(chunk)
         total += len(chunk)
     _check_size(total, limit)
     if more:
-        intake = give(total) if give else None
-        if intake is not None:
-            chunks.append(intake.first)
+        body_reader = hand_over(total) if hand_over else None
+        if body_reader is not None:
+            chunks.append(body_reader.first)
             try:
-                _check_size(total + len(intake.first) + intake.left, limit)
+                _check_size(total + len(body_reader.first) + body_reader.remaining, limit)
             except HttpError:
-                intake.end()
+                body_reader.close()
                 raise
-        return StreamedBody(receive, chunks, limit, new_fingerprint() if identified else None, intake)
+        return StreamedBody(receive, chunks, limit, new_fingerprint() if with_fingerprint else None, body_reader)
     return MemoryBody(b"".join(chunks))
 
 
@@ -122,7 +130,7 @@ def _check_size(size: int, limit: int) -> None:
 
 
 class MemoryBody:
-    """A body that is here already."""
+    """A body that is complete already."""
 
     failure: BaseException | None = None
 
@@ -135,27 +143,27 @@ class MemoryBody:
 
     @property
     def fingerprint(self) -> str | None:
-        """What the body is."""
         return fingerprint_of(self._data)
 
     def reader(self) -> pa.RecordBatchReader:
-        """See ArrowBody."""
         data = self._data
         if not data:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
         try:
-            table, decimals = _rows(data)
+            table, decimals = _read_table(data)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise not_arrow(error) from error
         if decimals:
-            table = pa.Table.from_batches([aligned(batch, decimals) for batch in table.to_batches()], table.schema)
+            table = pa.Table.from_batches(
+                [align_columns(batch, decimals) for batch in table.to_batches()], table.schema
+            )
         return table.to_reader()
 
 
 class StreamedBody:
     """A body that is still coming in: the event loop feeds a window of chunks that one thread reads.
 
-    With an intake, the window has what came before, and the thread reads the rest by itself.
+    With a body reader, the window has what came before, and the thread reads the rest from the connection itself.
     """
 
     size = None
@@ -166,34 +174,34 @@ class StreamedBody:
         first: deque[bytes],
         limit: int,
         fingerprint: Fingerprint | None,
-        intake: Intake | None = None,
+        body_reader: BodyReader | None = None,
     ) -> None:
         self._receive = receive
         self._limit = limit
         self._chunks = first
         self._received = sum(map(len, first))
-        self._held = self._received + PIECE_BYTES * len(first)
+        self._held = self._received + CHUNK_OVERHEAD * len(first)
         self._changed = threading.Condition()
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
-        self._intake = intake
-        self._done = intake is not None
+        self._body_reader = body_reader
+        self._is_fed = body_reader is not None
         self._error: BaseException | None = None
         self.failure: BaseException | None = None
         self._tail = b""
         self._fingerprint = fingerprint
-        self._swelling: Swelling | None = None
-        self._unfolding = Unfolding(())
-        self._read = 0
-        self._ended = False
+        self._expansion: ExpansionCheck | None = None
+        self._decoded_size = DecodedSizeCheck(())
+        self._read_bytes = 0
+        self._is_at_end = False
 
     @property
     def fingerprint(self) -> str | None:
-        """What the body was, once all of it was read; None before, or if nobody asked for it."""
-        return self._fingerprint.hexdigest() if self._ended and self._fingerprint else None
+        """The body's fingerprint once all of it was read; None before, or without `with_fingerprint`."""
+        return self._fingerprint.hexdigest() if self._is_at_end and self._fingerprint else None
 
     def drain(self) -> str | None:
-        """Read the rest of the body, for its fingerprint alone. Raises what broke it off."""
+        """Read the rest of the body and return its fingerprint. Raises the error that cut it."""
         try:
             while self.read_buffer(IN_MEMORY):
                 pass
@@ -202,12 +210,12 @@ class StreamedBody:
         return self.fingerprint
 
     async def feed(self) -> None:
-        """Take chunks off the wire until the body ends; runs on the event loop beside the reading thread."""
-        if self._intake is not None:
+        """Receive chunks until the body ends, on the event loop, while a thread reads them."""
+        if self._body_reader is not None:
             try:
                 await self._room.wait()
             finally:
-                self._intake.end()
+                self._body_reader.close()
             return
         try:
             more = True
@@ -218,10 +226,10 @@ class StreamedBody:
                 self._room.clear()
                 with self._changed:
                     self._chunks.append(chunk)
-                    self._held += len(chunk) + PIECE_BYTES
-                    full = self._held >= WINDOW
+                    self._held += len(chunk) + CHUNK_OVERHEAD
+                    is_full = self._held >= WINDOW
                     self._changed.notify()
-                if full:
+                if is_full:
                     await self._room.wait()
         except BaseException as error:
             self._error = error
@@ -229,16 +237,15 @@ class StreamedBody:
                 raise
         finally:
             with self._changed:
-                self._done = True
+                self._is_fed = True
                 self._changed.notify()
 
     def reader(self) -> pa.RecordBatchReader:
-        """See ArrowBody."""
-        self._swelling = Swelling()
+        self._expansion = ExpansionCheck()
         try:
             source = pa.ipc.open_stream(pa.PythonFile(self, mode="r"))
-            decimals = with_decimals(source.schema)
-            self._unfolding = Unfolding(known_folded_columns(source.schema))
+            decimals = decimal_columns(source.schema)
+            self._decoded_size = DecodedSizeCheck(cached_encoded_columns(source.schema))
             return pa.RecordBatchReader.from_batches(source.schema, self._batches(source, decimals))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
@@ -247,29 +254,29 @@ class StreamedBody:
         try:
             for batch in source:
                 batch.validate(full=True)  # offsets that lead out of a buffer would end the process
-                self._unfolding.take(batch, self._read)
-                yield aligned(batch, decimals)
+                self._decoded_size.add(batch, self._read_bytes)
+                yield align_columns(batch, decimals)
             _check_end(self._tail)
             if self.read_buffer(1):
-                raise ValueError(_MORE)
+                raise ValueError(_TRAILING_BYTES)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._failure(error) from error
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Why the stream cannot be read: the connection, if that failed, else the data.
+        """Return why the stream cannot be read: the connection's error, if it failed, else the data's.
 
-        Kept in `failure` too: between Lance's readers and ours an exception becomes a text.
+        Also set as `failure`: between Lance's readers and this one an exception becomes a string.
         """
         connection = isinstance(self._error, (HttpError, InvalidInputError))
         self.failure = self._error if connection else not_arrow(error)
         assert self.failure is not None
         return self.failure
 
-    # What pyarrow asks of a Python file.
+    # The methods that pyarrow needs of a Python file.
     closed = False
 
     def close(self) -> None:
-        """Nothing to close: the connection is the server's."""
+        """Do nothing: the connection is the server's."""
 
     def readable(self) -> bool:
         return True
@@ -281,95 +288,96 @@ class StreamedBody:
         return bytes(self.read_buffer(count))
 
     def read_buffer(self, count: int) -> Any:
-        """Exactly `count` bytes, fewer only at the end of the body."""
+        """Read exactly `count` bytes, fewer only at the end of the body."""
         buffer = pa.allocate_buffer(count, resizable=True)
         view = memoryview(buffer).cast("B")
         at = 0
         while at < count:
-            parts = self._wait(count - at)
-            for part in parts:
-                view[at : at + len(part)] = part
-                at += len(part)
-            if not parts:
-                taken = self._take_in(view[at:])
-                if not taken:
+            chunks = self._wait_for_chunks(count - at)
+            for chunk in chunks:
+                view[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            if not chunks:
+                received = self._read_connection(view[at:])
+                if not received:
                     break
-                at += taken
+                at += received
         self._tail = (self._tail + bytes(view[max(0, at - 8) : at]))[-8:]
-        self._ended = at < count
-        self._read += at
+        self._is_at_end = at < count
+        self._read_bytes += at
         if self._fingerprint is not None:
             self._fingerprint.update(view[:at])
-        if self._swelling is not None:
-            self._swelling.take(view[:at])
+        if self._expansion is not None:
+            self._expansion.add(view[:at])
         return buffer if at == count else pa.py_buffer(bytes(view[:at]))
 
-    def _take_in(self, view: memoryview) -> int:
-        """Bytes right off the connection, none at the end of the body, or where the window has all."""
-        intake = self._intake
-        if intake is None:
+    def _read_connection(self, view: memoryview) -> int:
+        """Read bytes from the connection into a view; return how many: 0 at the end, or where the window gets all."""
+        body_reader = self._body_reader
+        if body_reader is None:
             return 0
         try:
-            taken = intake.read_into(view, STALL_SECONDS)
+            return body_reader.read_into(view, STALL_SECONDS)
         except OSError:
-            self._error = intake.error
+            self._error = body_reader.error
             raise
         finally:
-            if not intake.left or intake.error:
+            if not body_reader.remaining or body_reader.error:
                 self._loop.call_soon_threadsafe(self._room.set)
-        return taken
 
-    def _wait(self, most: int) -> list[bytes]:
+    def _wait_for_chunks(self, most: int) -> list[bytes]:
+        """Return up to `most` bytes of the window once it has some; none at its end. Raises OSError for a cut body."""
         with self._changed:
-            while not self._chunks and not self._done:
+            while not self._chunks and not self._is_fed:
                 self._changed.wait()
             if self._error is not None and not self._chunks:
                 raise OSError("The upload broke off.")
-            return self._taken(most)
+            return self._pop_chunks(most)
 
-    def _taken(self, most: int) -> list[bytes]:
-        """Up to `most` bytes off the window; the lock is held."""
-        parts: list[bytes] = []
+    def _pop_chunks(self, most: int) -> list[bytes]:
+        """Take up to `most` bytes off the window; the lock is held."""
+        chunks: list[bytes] = []
         while self._chunks and most:
             chunk = self._chunks.popleft()
             if len(chunk) > most:
                 self._chunks.appendleft(memoryview(chunk)[most:])  # type: ignore[arg-type]  # a view of bytes reads alike
                 chunk = memoryview(chunk)[:most]  # type: ignore[assignment]  # as above
             else:
-                self._held -= PIECE_BYTES
+                self._held -= CHUNK_OVERHEAD
             most -= len(chunk)
             self._held -= len(chunk)
-            parts.append(chunk)
-        if self._held < WINDOW // 2 and self._intake is None:
+            chunks.append(chunk)
+        if self._held < WINDOW // 2 and self._body_reader is None:
             self._loop.call_soon_threadsafe(self._room.set)
-        return parts
+        return chunks
 
 
-def _rows(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
-    """The rows of a whole body, validated, and the positions of its columns with decimals."""
-    file = data.startswith(FILE_MAGIC)
-    plain = None if file else uncompressed_ipc.look(data)
-    if plain is None:
-        check_whole(data, file=file)
-    if not file:
+def _read_table(data: bytes) -> tuple[pa.Table, tuple[int, ...]]:
+    """Return the rows of a whole body, validated, and the positions of its columns with decimals."""
+    is_file = data.startswith(FILE_MAGIC)
+    uncompressed = None if is_file else uncompressed_ipc.find_messages(data)
+    if uncompressed is None:
+        check_expansion(data, is_file=is_file)
+    if not is_file:
         _check_end(data[-8:])
-    if plain is not None:
-        return uncompressed_ipc.read(data, plain)
+    if uncompressed is not None:
+        return uncompressed_ipc.read(data, uncompressed)
     source = pa.BufferReader(data)
-    table = (pa.ipc.open_file if file else pa.ipc.open_stream)(source).read_all()
-    if not file and source.tell() != len(data):
-        raise ValueError(_MORE)
+    table = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).read_all()
+    if not is_file and source.tell() != len(data):
+        raise ValueError(_TRAILING_BYTES)
     table.validate(full=True)
-    check_unfolded(table.to_batches(), known_folded_columns(table.schema), len(data))
-    return table, with_decimals(table.schema)
+    check_decoded_size(table.to_batches(), cached_encoded_columns(table.schema), len(data))
+    return table, decimal_columns(table.schema)
 
 
 def _check_end(tail: bytes) -> None:
+    """Raise ValueError for a stream whose last eight bytes are not its end-of-stream mark."""
     if tail != END_OF_STREAM:
         raise ValueError("it does not close with the end-of-stream mark, so part of it may be missing")
 
 
 def not_arrow(error: BaseException) -> InvalidInputError:
-    """The error of a body that is no sound Arrow IPC stream."""
+    """Return the error of a body that is no valid Arrow IPC stream."""
     reason = str(error).splitlines()[0].strip().rstrip(".") if str(error) else type(error).__name__
     return InvalidInputError(f"The body is no complete Arrow IPC stream: {reason}.")

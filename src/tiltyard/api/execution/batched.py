@@ -1,99 +1,104 @@
-"""Calls of one operation that wait at the same time run together, where the operation can do that (`together`).
+"""Run calls of one operation together that wait at the same time, where the operation has a `batch` function.
 
-The first runs at once; what comes while it runs makes the next group. So a lone caller waits for nobody, and under load
-a thread's start, a transaction and a sync of the disk are shared. Callers that were in one group are given a moment to
-come back together: else the first of them would have a group for itself, and the others would wait for that.
+The first call starts at once; those that come while it runs are the next batch. So a lone client waits for no other,
+and under load the start of a thread, a transaction and a sync of the disk are shared. Clients whose calls were in one
+batch are given a moment to call again: otherwise the first of them would get a batch for itself, and the others would
+wait for that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiltyard.context import Context
-from tiltyard.model.operations import Served
-from tiltyard.model.outcomes import go_on
+from tiltyard.model.outcomes import map_successes
 from tiltyard.runtime.failpoints import Point, reach
 
-MOST = 64
-"""Calls in one group: bounds how long the first of them waits for the last."""
-HOPING_SECONDS = 0.002
-"""Who was in a group is expected back for so long at most."""
+if TYPE_CHECKING:
+    from tiltyard.api.exchange import Exchange
+    from tiltyard.model.operations import Handler
 
-_Waiting = tuple[Context, Any, asyncio.Future[Any]]
+MAX_BATCH = 64
+"""Calls in one batch: bounds how long the first of them waits for the last."""
+LINGER_SECONDS = 0.002
+"""How long a batch waits for the clients of the one before."""
+
+_Call = tuple[Context, Any, asyncio.Future[Any]]
 
 
-class Group:
-    """The calls of one operation. Belongs to the event loop."""
+class Batched:
+    """Run an operation's calls in batches, in threads. Belongs to the event loop."""
 
-    def __init__(self, served: Served, pool: Executor) -> None:
-        self._served = served
+    def __init__(self, handler: Handler, pool: Executor) -> None:
+        self._handler = handler
         self._pool = pool
-        self._waiting: list[_Waiting] = []
-        self._running = self._due = False
-        self._hoped = 0
-        self._patience: asyncio.TimerHandle | None = None
+        self._waiting: list[_Call] = []
+        self._is_running = self._is_scheduled = False
+        self._expected_calls = 0
+        self._linger: asyncio.TimerHandle | None = None
 
-    async def run(self, ctx: Context, request: Any) -> Any:
-        """What the operation answers. Raises what it raises."""
+    async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((ctx, request, answer))
+        response: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((ctx, request, response))
         self._start_if_ready(loop)
-        return await answer
+        return await response
 
     def _start_if_ready(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a group, unless one runs, or more callers are hoped for."""
-        if self._waiting and len(self._waiting) >= self._hoped and not self._running and not self._due:
-            self._due = True
-            loop.call_soon(self._start, loop)  # not at once: other requests may have come in this very round
+        """Schedule a batch, unless one runs or more calls are expected."""
+        has_enough = self._waiting and len(self._waiting) >= self._expected_calls
+        if has_enough and not self._is_running and not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._start, loop)  # not at once: other requests may have come in this iteration of the loop
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._due, self._running = False, True
-        if self._patience is not None:
-            self._patience.cancel()
-        calls, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-        work = self._pool.submit(_together, self._served, [call[:2] for call in calls])
-        # Told by the thread itself: a future of the loop's would take two rounds of it.
-        work.add_done_callback(lambda done: loop.call_soon_threadsafe(self._ended, loop, calls, done))
+        self._is_scheduled, self._is_running = False, True
+        if self._linger is not None:
+            self._linger.cancel()
+        calls, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+        future = self._pool.submit(_run_batch, self._handler, [call[:2] for call in calls])
+        # By the thread itself: run_in_executor would take two iterations of the loop.
+        future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._deliver, loop, calls, done))
 
-    def _hope_for(self, loop: asyncio.AbstractEventLoop, callers: int) -> None:
-        """Wait for so many more; for one alone nobody waits."""
-        self._hoped = min(len(self._waiting) + callers, MOST)
-        if self._hoped > 1:
-            self._patience = loop.call_later(HOPING_SECONDS, self._hope_no_more, loop)
-
-    def _hope_no_more(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._hoped = 0
-        self._start_if_ready(loop)
-
-    def _ended(self, loop: asyncio.AbstractEventLoop, calls: list[_Waiting], done: Future[list[Any]]) -> None:
-        self._running = False
-        failure = done.exception() if not done.cancelled() else asyncio.CancelledError()
-        outcomes = [failure] * len(calls) if failure is not None else done.result()
-        for (_, _, answer), outcome in zip(calls, outcomes, strict=True):
-            if answer.done():  # its caller has left
+    def _deliver(self, loop: asyncio.AbstractEventLoop, calls: list[_Call], future: Future[list[Any]]) -> None:
+        """Give each call its response or exception, and start the next batch."""
+        self._is_running = False
+        failure = future.exception() if not future.cancelled() else asyncio.CancelledError()
+        outcomes = [failure] * len(calls) if failure is not None else future.result()
+        for (_, _, response), outcome in zip(calls, outcomes, strict=True):
+            if response.done():  # the request was cancelled
                 continue
             if isinstance(outcome, BaseException):
-                answer.set_exception(outcome)
+                response.set_exception(outcome)
             else:
-                answer.set_result(outcome)
-        self._hope_for(loop, len(calls))
+                response.set_result(outcome)
+        self._wait_for_clients(loop, len(calls))
+        self._start_if_ready(loop)
+
+    def _wait_for_clients(self, loop: asyncio.AbstractEventLoop, clients: int) -> None:
+        """Let the next batch wait for so many more calls; it does not wait for a single one."""
+        self._expected_calls = min(len(self._waiting) + clients, MAX_BATCH)
+        if self._expected_calls > 1:
+            self._linger = loop.call_later(LINGER_SECONDS, self._stop_waiting, loop)
+
+    def _stop_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._expected_calls = 0
         self._start_if_ready(loop)
 
 
-def _together(served: Served, calls: list[tuple[Context, Any]]) -> list[Any]:
-    """Runs in a thread: who may not do it is refused alone."""
-    assert served.together is not None
-    outcomes = go_on([_admitted(served, *call) for call in calls], served.together)
+def _run_batch(handler: Handler, calls: list[tuple[Context, Any]]) -> list[Any]:
+    """Authorize and run several calls, in a thread; a refused one has its exception as its outcome."""
+    assert handler.batch is not None
+    outcomes = map_successes([_authorized(handler, *call) for call in calls], handler.batch)
     reach(Point.BEFORE_ANSWER)
     return outcomes
 
 
-def _admitted(served: Served, ctx: Context, request: Any) -> tuple[Context, Any] | Exception:
+def _authorized(handler: Handler, ctx: Context, request: Any) -> tuple[Context, Any] | Exception:
     try:
-        admitted: Context = served.admit(ctx, request)
-    except Exception as error:  # noqa: BLE001  # it is its own caller's, who is told
+        authorized: Context = handler.authorize(ctx, request)
+    except Exception as error:  # noqa: BLE001  # it is the outcome of this call alone
         return error
-    return admitted, request
+    return authorized, request

@@ -1,8 +1,8 @@
-"""Check the names that columns get: what Lance stores and nobody could then read is refused.
+"""Check the names of new columns: those that Lance stores but cannot address are refused.
 
-Lance has no column with a dot in its name, and takes one with a backtick, without a name or with a NUL in it, but finds
-none of them again: filters, projections and even appends fail. Within a struct dots and backticks are whole everywhere,
-in a quoted path: "s.`a.b`".
+Lance allows no dot in a column's name. It stores a column with a backtick or a NUL in its name, or without a name, but
+then filters, projections and even appends of it fail. Within a struct dots and backticks work everywhere, in a quoted
+path: "s.`a.b`".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_column_name(name: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Check the names of the columns that a table shall have, and of all fields inside them.
+    """Check the names of a new table's columns, and of all fields inside them.
 
     Raises TableSchemaValidationError.
     """
@@ -32,16 +32,16 @@ def check_new_columns(schema: pa.Schema) -> None:
         if reason := _reason(field.name):
             raise TableSchemaValidationError(reason)
         names = [kind.field(at).name for kind in descendants(field.type) for at in range(kind.num_fields)]
-        wrong = [name for name in names if not name or "\0" in name]
-        if wrong:
-            raise TableSchemaValidationError(f"{_shown(wrong[0])} cannot name a field in the column '{field.name}'.")
+        invalid = [name for name in names if not name or "\0" in name]
+        if invalid:
+            raise TableSchemaValidationError(f"{_quote(invalid[0])} cannot name a field in the column '{field.name}'.")
 
 
 def _reason(name: str) -> str | None:
     if name and not any(mark in name for mark in ".`\0"):
         return None
-    return f"{_shown(name)} cannot be the name of a column: give it one without dots, backticks and NUL."
+    return f"{_quote(name)} cannot be the name of a column: give it one without dots, backticks and NUL."
 
 
-def _shown(name: str) -> str:
+def _quote(name: str) -> str:
     return repr(name) if name else "An empty text"

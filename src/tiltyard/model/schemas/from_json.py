@@ -1,4 +1,4 @@
-"""JSON → Arrow."""
+"""Parse Arrow schemas and types from JSON, in either dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.schemas.type_names import EXTENSION_NAME, leaf
+from tiltyard.model.schemas.type_names import EXTENSION_NAME, parse_leaf_type
 from tiltyard.model.spec import models
 
 Children = list[pa.Field]
@@ -20,25 +20,25 @@ _BFLOAT16 = "lance.bfloat16"
 
 
 def from_json(value: models.JsonArrowSchema | dict[str, Any]) -> pa.Schema:
-    """The schema that JSON of either dialect describes. Raises InvalidInputError."""
-    model = _converted(value, models.JsonArrowSchema)
+    """Parse a schema in either dialect. Raises InvalidInputError."""
+    model = _convert(value, models.JsonArrowSchema)
     return pa.schema([_field(field) for field in model.fields], metadata=model.metadata)
 
 
 def parse_type(value: models.JsonArrowDataType | dict[str, Any] | str) -> pa.DataType:
-    """The type that an object of either dialect describes, or its JSON text, or a plain name.
+    """Parse a type: an object in either dialect, its JSON text, or a plain name.
 
     `{"type": "int32"}`, `'{"type": "int32"}'`, `'"int32"'`, `"int32"`, `"float"`, `"fixed_size_list:float:128"`.
     Raises InvalidInputError.
     """
     if isinstance(value, str):
-        value = _decoded(value.strip())
+        value = _decode(value.strip())
     if isinstance(value, str):
         return _type(models.JsonArrowDataType(type=value.strip()))
-    return _type(_converted(value, models.JsonArrowDataType))
+    return _type(_convert(value, models.JsonArrowDataType))
 
 
-def _decoded(text: str) -> Any:
+def _decode(text: str) -> Any:
     if not text.startswith(("{", '"')):
         return text
     try:
@@ -47,7 +47,7 @@ def _decoded(text: str) -> Any:
         raise InvalidInputError(f"This data type is not JSON: {error}.") from error
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
     if isinstance(value, kind):
         return value
     try:
@@ -57,7 +57,7 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def _with_nullability(value: Any) -> Any:
-    """The same JSON; a field that does not say whether it is nullable is, as Arrow has it."""
+    """Return the JSON with `nullable` on all fields: true where it is absent, as in Arrow."""
     if isinstance(value, list):
         return [_with_nullability(inner) for inner in value]
     if not isinstance(value, dict):
@@ -72,17 +72,17 @@ def _with_nullability(value: Any) -> Any:
 
 def _field(field: models.JsonArrowField) -> pa.Field:
     try:
-        built = pa.field(field.name, _type(field.type), field.nullable, metadata=field.metadata)
+        arrow_field = pa.field(field.name, _type(field.type), field.nullable, metadata=field.metadata)
     except ValueError as error:
         raise InvalidInputError(f"The field '{field.name}' cannot be: {error}.") from error
-    if EXTENSION_NAME in (field.metadata or {}):  # reading IPC is how Arrow makes types of the extensions it knows
-        return pa.ipc.read_schema(pa.schema([built]).serialize()).field(0)
-    return built
+    if EXTENSION_NAME in (field.metadata or {}):  # Arrow makes extension types while it reads IPC
+        return pa.ipc.read_schema(pa.schema([arrow_field]).serialize()).field(0)
+    return arrow_field
 
 
 def _type(model: models.JsonArrowDataType) -> pa.DataType:
     try:
-        return _built(model)
+        return _build(model)
     except KeyError as error:
         raise InvalidInputError(
             f"Unknown data type '{model.type}': use a name such as int64, float32, utf8, timestamp:us:UTC,"
@@ -96,8 +96,8 @@ def _type(model: models.JsonArrowDataType) -> pa.DataType:
         raise InvalidInputError(f"The data type '{model.type}' cannot be: {str(error).rstrip('.')}.") from error
 
 
-def _built(model: models.JsonArrowDataType) -> pa.DataType:
-    """A type with its children. Raises KeyError for an unknown name, ValueError for what cannot be."""
+def _build(model: models.JsonArrowDataType) -> pa.DataType:
+    """Build a type with its children. Raises KeyError for an unknown name, ValueError for invalid parameters."""
     name = model.type.lower()
     if builder := _NESTED.get(name):
         return builder(model)
@@ -105,7 +105,7 @@ def _built(model: models.JsonArrowDataType) -> pa.DataType:
         return _dictionary(model)
     if name.startswith("fixed_size_list:"):
         return _named_list(model)
-    return leaf(model.type, model.length)
+    return parse_leaf_type(model.type, model.length)
 
 
 def _children(model: models.JsonArrowDataType) -> Children:
@@ -128,7 +128,7 @@ def _length(length: int | None) -> int:
 
 
 def _named_list(model: models.JsonArrowDataType) -> pa.DataType:
-    """Lance's own name: `fixed_size_list:<items>:<length>`; the items' fields, if they have any, come along."""
+    """Build `fixed_size_list:<items>:<length>`, Lance's own name; `fields` are those of the items, if they have any."""
     items, _, length = model.type.partition(":")[2].rpartition(":")
     if items == _BFLOAT16:
         item = pa.field("item", pa.binary(2), metadata={EXTENSION_NAME: _BFLOAT16})
@@ -138,7 +138,7 @@ def _named_list(model: models.JsonArrowDataType) -> pa.DataType:
 
 
 def _map(model: models.JsonArrowDataType, *, keys_sorted: bool) -> pa.DataType:
-    """The fields are one of entries (upstream's way), or key and value."""
+    """Build a map, whose fields are one field of entries (as upstream has it), or key and value."""
     children = _children(model)
     if len(children) == 1 and pa.types.is_struct(children[0].type):
         children = list(children[0].type)
@@ -149,13 +149,13 @@ def _map(model: models.JsonArrowDataType, *, keys_sorted: bool) -> pa.DataType:
 
 
 def _dictionary(model: models.JsonArrowDataType) -> pa.DataType:
-    """`dict:<values>:<indices>:<ordered>`: the values' name may hold colons itself."""
+    """Build `dict:<values>:<indices>:<ordered>`; the name of the values may have colons itself."""
     parts = model.type.partition(":")[2].rsplit(":", 2)
     if len(parts) != 3:
         raise ValueError("it is dict:VALUES:INDICES:ORDERED")
     values, indices, ordered = parts
     inner = models.JsonArrowDataType(type=values, fields=model.fields, length=model.length)
-    return pa.dictionary(leaf(indices, None), _type(inner), ordered=ordered.lower() == "true")
+    return pa.dictionary(parse_leaf_type(indices, None), _type(inner), ordered=ordered.lower() == "true")
 
 
 def _list(make: Callable[[pa.Field], pa.DataType]) -> Builder:
@@ -180,4 +180,4 @@ _NESTED: dict[str, Builder] = {
     "map": partial(_map, keys_sorted=False),
     "map:sorted": partial(_map, keys_sorted=True),
 }
-"""Types with children, by the names of both dialects and of Java's and Rust's writers."""
+"""Builders of types with children, by the names of both dialects and of Java's and Rust's writers."""

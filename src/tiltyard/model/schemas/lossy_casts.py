@@ -1,4 +1,4 @@
-"""Find values that a cast of Arrow has changed without a word.
+"""Find values that a cast of Arrow has changed silently.
 
 `Array.cast` checks integers, decimals and units of time, and lets these through: a number beyond a narrower float's
 range becomes infinite, also one that is written as text, a float is rounded to a decimal's scale, an integer to a half
@@ -20,62 +20,62 @@ if TYPE_CHECKING:
 _types = pa.types
 
 
-def check_kept(given: pa.Array, cast: pa.Array) -> None:
-    """Compare an array with what a cast made of it, nested values too. Raises ArrowInvalid that quotes one lost value.
+def check_lossless(source: pa.Array, cast: pa.Array) -> None:
+    """Compare an array with its cast, nested values too. Raises ArrowInvalid, which quotes one lost value.
 
     Both have the same length, and nulls in the same places. Costs nothing for types that pyarrow checks itself.
     """
-    for before, after in _leaves(given, cast):
+    for before, after in _leaves(source, cast):
         if (row := _first_lost(before, after)) is not None:
             raise pa.ArrowInvalid(
                 f"{before[row].as_py()} would become {after[row].as_py()} where {before.type} is cast to {after.type}"
             )
 
 
-def _leaves(given: pa.Array, cast: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
+def _leaves(source: pa.Array, cast: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield the pairs of arrays below two nested ones in which a value could be lost."""
-    if _types.is_dictionary(given.type):
-        given = given.dictionary_decode()
+    if _types.is_dictionary(source.type):
+        source = source.dictionary_decode()
     if _types.is_dictionary(cast.type):
         cast = cast.dictionary_decode()
-    kind, wanted = given.type, cast.type
-    if kind == wanted or not _may_lose(kind, wanted):
+    kind, target = source.type, cast.type
+    if kind == target or not _may_lose(kind, target):
         return
     if _types.is_struct(kind):
-        for field in wanted:
+        for field in target:
             if kind.get_field_index(field.name) >= 0:
-                yield from _leaves(pc.struct_field(given, field.name), pc.struct_field(cast, field.name))
+                yield from _leaves(pc.struct_field(source, field.name), pc.struct_field(cast, field.name))
     elif _types.is_map(kind):
-        for before, after in zip(_entries(given), _entries(cast), strict=True):
+        for before, after in zip(_entries(source), _entries(cast), strict=True):
             yield from _leaves(before, after)
     elif _is_list(kind):
-        yield from _leaves(pc.list_flatten(given), pc.list_flatten(cast))
+        yield from _leaves(pc.list_flatten(source), pc.list_flatten(cast))
     else:
-        yield given, cast
+        yield source, cast
 
 
-def _may_lose(kind: pa.DataType, wanted: pa.DataType) -> bool:
+def _may_lose(kind: pa.DataType, target: pa.DataType) -> bool:
     """Whether a cast between two types can lose what `_first_lost` looks for."""
-    if _types.is_struct(kind) and _types.is_struct(wanted):
+    if _types.is_struct(kind) and _types.is_struct(target):
         fields = {field.name: field.type for field in kind}
-        return any(field.name in fields and _may_lose(fields[field.name], field.type) for field in wanted)
-    if _types.is_map(kind) and _types.is_map(wanted):
-        return _may_lose(kind.key_type, wanted.key_type) or _may_lose(kind.item_type, wanted.item_type)
-    if _is_list(kind) and _is_list(wanted):
-        return _may_lose(kind.value_type, wanted.value_type)
-    if _types.is_dictionary(kind) or _types.is_dictionary(wanted):
+        return any(field.name in fields and _may_lose(fields[field.name], field.type) for field in target)
+    if _types.is_map(kind) and _types.is_map(target):
+        return _may_lose(kind.key_type, target.key_type) or _may_lose(kind.item_type, target.item_type)
+    if _is_list(kind) and _is_list(target):
+        return _may_lose(kind.value_type, target.value_type)
+    if _types.is_dictionary(kind) or _types.is_dictionary(target):
         kind = kind.value_type if _types.is_dictionary(kind) else kind
-        wanted = wanted.value_type if _types.is_dictionary(wanted) else wanted
-        return _may_lose(kind, wanted)
-    if _types.is_floating(wanted):
+        target = target.value_type if _types.is_dictionary(target) else target
+        return _may_lose(kind, target)
+    if _types.is_floating(target):
         if _types.is_floating(kind):
-            return bool(kind.bit_width > wanted.bit_width)
+            return bool(kind.bit_width > target.bit_width)
         return _is_number(kind) or _is_text(kind)
-    if _types.is_boolean(wanted):
+    if _types.is_boolean(target):
         return _is_number(kind) or bool(_types.is_floating(kind))
-    if _types.is_decimal(wanted):
+    if _types.is_decimal(target):
         return bool(_types.is_floating(kind))
-    return bool(_types.is_timestamp(kind) and (_types.is_date(wanted) or _types.is_time(wanted)))
+    return bool(_types.is_timestamp(kind) and (_types.is_date(target) or _types.is_time(target)))
 
 
 def _first_lost(before: pa.Array, after: pa.Array) -> int | None:

@@ -1,13 +1,13 @@
-"""Compare and cast nested types by what they hold, and name their inner fields as the wanted type does.
+"""Compare nested types and cast arrays to them, with the names of their inner fields.
 
 Arrow's writers do not agree on the names inside of a list or a map: a list's values are `item`, `element` or `array`,
 a map's entries are `entries`, `key_value` or the column's own name, with `key` and `value` or anything else in them.
-`DataType.equals` ignores these names, and Lance does not: rows whose inner names differ from the table's are refused by
-its writers. So whoever gives rows to Lance compares with `is_same_type`, and casts with `cast_array` what is not the
-same. Names in a struct are columns, and stay what tells its fields apart.
+`DataType.equals` ignores these names, and Lance does not: its writers refuse rows whose inner names differ from the
+table's. So all code that passes rows to Lance compares with `is_same_type`, and casts with `cast_array` where types
+differ. Names in a struct are those of columns, and identify its fields.
 
-What the fields of a map are called is lost where pyarrow takes a schema from Lance or from an IPC stream: there it is
-`entries`, `key` and `value`, whatever its writer said. So tables have these names: a new one by `with_standard_maps`,
+The names of a map's fields are lost where pyarrow reads a schema from Lance or from an IPC stream: there they are
+`entries`, `key` and `value`, whatever the writer's were. So tables have these names: a new one by `with_standard_maps`,
 one that was written with others by `map_renamings`.
 """
 
@@ -17,77 +17,78 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tiltyard.model.schemas.lossy_casts import check_kept
+from tiltyard.model.schemas.lossy_casts import check_lossless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def is_same_type(given: pa.DataType, wanted: pa.DataType) -> bool:
+def is_same_type(source: pa.DataType, target: pa.DataType) -> bool:
     """Compare two types, with the names and nullability of all inner fields; metadata does not count."""
-    if given.equals(wanted, check_metadata=True):
+    if source.equals(target, check_metadata=True):
         return True
-    if not given.equals(wanted):
+    if not source.equals(target):
         return False
     return all(
-        one.name == other.name and one.nullable == other.nullable and is_same_type(one.type, other.type)
-        for one, other in zip(_inner_fields(given), _inner_fields(wanted), strict=True)
+        field.name == other.name and field.nullable == other.nullable and is_same_type(field.type, other.type)
+        for field, other in zip(_inner_fields(source), _inner_fields(target), strict=True)
     )
 
 
-def is_same_schema(given: pa.Schema, wanted: pa.Schema) -> bool:
-    """Compare two schemas: columns, nullability and types as in `is_same_type`; metadata does not count."""
-    return given.equals(wanted) and all(map(is_same_type, given.types, wanted.types))
+def is_same_schema(source: pa.Schema, target: pa.Schema) -> bool:
+    """Compare two schemas: columns, nullability, and types as in `is_same_type`; metadata does not count."""
+    return source.equals(target) and all(map(is_same_type, source.types, target.types))
 
 
-def cast_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def cast_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     """Cast an array to a type with its inner names, losing nothing; no copy where nothing but names differs.
 
-    Raises ArrowInvalid for values that do not fit, ArrowNotImplementedError for types that no cast joins. Both come
-    also where `Array.cast` would lose values without a word: fields of a struct that the wanted type lacks, list views,
-    of which pyarrow 26 drops the last list, and what `value_loss` looks for.
+    Raises ArrowInvalid for values that do not fit, ArrowNotImplementedError where there is no cast. Both are
+    raised also where `Array.cast` would lose values silently: fields of a struct that the target type lacks, list
+    views, of which pyarrow 26 drops the last list, and values that `lossy_casts` finds.
     """
-    if is_same_type(array.type, wanted):
+    if is_same_type(array.type, target):
         return array
-    if lost := next(unknown_fields(array.type, wanted), None):
-        raise pa.ArrowNotImplementedError(f"The type {wanted} has no field '{lost}'.")
+    if missing := next(unknown_fields(array.type, target), None):
+        raise pa.ArrowNotImplementedError(f"The type {target} has no field '{missing}'.")
     if any(map(_is_list_view, descendants(array.type))):
-        raise pa.ArrowNotImplementedError(f"List views are not cast to {wanted}: make lists of them.")
+        raise pa.ArrowNotImplementedError(f"List views are not cast to {target}: make lists of them.")
     try:
-        cast = array.cast(wanted)
+        cast = array.cast(target)
     except pa.ArrowTypeError as error:
         raise pa.ArrowInvalid(str(error)) from error
-    check_kept(array, cast)
+    check_lossless(array, cast)
     return cast
 
 
-def unknown_fields(given: pa.DataType, wanted: pa.DataType) -> Iterator[str]:
-    """Yield the dotted paths of a type's struct fields that another type lacks, at any depth."""
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        fields = {field.name: field for field in wanted}
-        for field in given:
+def unknown_fields(source: pa.DataType, target: pa.DataType) -> Iterator[str]:
+    """Yield the dotted paths of a type's struct fields that the target type lacks, at any depth."""
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        fields = {field.name: field for field in target}
+        for field in source:
             if field.name not in fields:
                 yield field.name
             else:
                 inner = unknown_fields(field.type, fields[field.name].type)
                 yield from (f"{field.name}.{name}" for name in inner)
-    elif pa.types.is_map(given) and pa.types.is_map(wanted):
-        yield from unknown_fields(given.key_type, wanted.key_type)
-        yield from unknown_fields(given.item_type, wanted.item_type)
-    elif not (pa.types.is_struct(given) or pa.types.is_struct(wanted)):
-        for one, other in zip(_inner_fields(given), _inner_fields(wanted), strict=False):
-            yield from unknown_fields(one.type, other.type)
+    elif pa.types.is_map(source) and pa.types.is_map(target):
+        yield from unknown_fields(source.key_type, target.key_type)
+        yield from unknown_fields(source.item_type, target.item_type)
+    elif not (pa.types.is_struct(source) or pa.types.is_struct(target)):
+        for field, other in zip(_inner_fields(source), _inner_fields(target), strict=False):
+            yield from unknown_fields(field.type, other.type)
 
 
 def with_standard_maps(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with Arrow's names for what is in its maps."""
+    """Return the schema with Arrow's names for the fields of its maps."""
     return pa.schema([field.with_type(_with_standard_maps(field.type)) for field in schema], schema.metadata)
 
 
 def map_renamings(dataset: Any) -> list[dict[str, str]]:
-    """Return what `LanceDataset.alter_columns` takes to give a dataset's maps Arrow's names; [] if they have them.
+    """Return alterations for `LanceDataset.alter_columns` that give a dataset's maps Arrow's names; [] if they have
+    them.
 
-    The innermost come first, so that paths stay true.
+    The innermost come first, so that paths stay valid.
     """
     schema: pa.Schema = dataset.schema
     if not any(kind.num_fields and _has_map(kind) for kind in schema.types):
@@ -96,12 +97,14 @@ def map_renamings(dataset: Any) -> list[dict[str, str]]:
 
 
 def _renamings(fields: list[pa.Field], stored: list[Any], parent: str) -> Iterator[dict[str, str]]:
-    for field, known in zip(fields, stored, strict=True):
-        path = parent + _quoted(known.name())
+    for field, lance_field in zip(fields, stored, strict=True):
+        path = parent + _quote(lance_field.name())
         inner = list(_inner_fields(field.type))
-        if len(inner) == len(known.children()):  # else Lance has no fields for what is in it: a list of fixed size
-            yield from _renamings(inner, known.children(), f"{path}.")
-        if known.name() != field.name:  # pyarrow knows all names but those of maps
+        if len(inner) == len(
+            lance_field.children()
+        ):  # otherwise a list of fixed size, for whose items Lance has no fields
+            yield from _renamings(inner, lance_field.children(), f"{path}.")
+        if lance_field.name() != field.name:  # pyarrow knows all names but those of maps
             yield {"path": path, "name": field.name}
 
 
@@ -125,13 +128,13 @@ def _has_map(kind: pa.DataType) -> bool:
     return any(map(pa.types.is_map, descendants(kind)))
 
 
-def _quoted(name: str) -> str:
-    """A name as part of a path to a field."""
+def _quote(name: str) -> str:
+    """Quote a name for a path to a field."""
     return name if name.isidentifier() else f"`{name.replace('`', '``')}`"
 
 
 def _inner_fields(kind: pa.DataType) -> Iterator[pa.Field]:
-    """Yield the fields inside of a type, whatever holds them."""
+    """Yield the fields directly inside of a type of any kind."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_dictionary(kind):

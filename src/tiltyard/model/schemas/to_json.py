@@ -1,4 +1,4 @@
-"""Arrow → JSON."""
+"""Serialize Arrow schemas to JSON, in either dialect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMOTE = Dialect(remote=True)
 
 
 def to_json(schema: pa.Schema) -> models.JsonArrowSchema:
-    """A schema in the specification's dialect; `from_json` makes the same schema of it.
+    """Serialize a schema in the specification's dialect; `from_json` returns the same schema for it.
 
     Raises UnsupportedOperationError for types that Lance cannot store either (unions, run-end encoding, intervals).
     """
@@ -34,14 +34,14 @@ def to_json(schema: pa.Schema) -> models.JsonArrowSchema:
 
 
 def to_remote_json(schema: pa.Schema) -> dict[str, Any]:
-    """A schema in the remote dialect, equal to the original when lancedb reads it.
+    """Serialize a schema in the remote dialect; lancedb reads the same schema from it.
 
-    But for two kinds of types for which lancedb 0.40 has no name: a map is written as the list of structs that it is
-    made of, and a dictionary whose values have parameters (decimals, timestamps, nested) as its values, so that such a
-    table can be opened at all. Raises what `to_json` raises.
+    Two kinds of types are exceptions, for which lancedb 0.40 has no name: a map is written as the list of structs that
+    it consists of, and a dictionary whose values have parameters (decimals, timestamps, nested) as its values, so that
+    such a table can be opened at all. Raises what `to_json` raises.
     """
-    built: dict[str, Any] = msgspec.to_builtins(_schema(schema, _REMOTE))
-    return built
+    document: dict[str, Any] = msgspec.to_builtins(_schema(schema, _REMOTE))
+    return document
 
 
 def _schema(schema: pa.Schema, dialect: Dialect) -> models.JsonArrowSchema:
@@ -51,7 +51,7 @@ def _schema(schema: pa.Schema, dialect: Dialect) -> models.JsonArrowSchema:
 
 
 def _text(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
-    """Metadata as text; JSON has no room for bytes that are not UTF-8, so those come escaped."""
+    """Decode metadata; bytes that are not UTF-8, which JSON cannot hold, are escaped."""
     return {
         key.decode(errors="backslashreplace"): value.decode(errors="backslashreplace")
         for key, value in (metadata or {}).items()
@@ -69,8 +69,8 @@ def _field(field: pa.Field, dialect: Dialect) -> models.JsonArrowField:
 
 
 def _extension(kind: pa.BaseExtensionType) -> dict[str, str]:
-    """The metadata that tells an extension type from the type it is stored as."""
-    if isinstance(kind, pa.FixedShapeTensorType):  # Arrow's own types do not tell how they are serialized
+    """Return the metadata by which an extension type differs from its storage type."""
+    if isinstance(kind, pa.FixedShapeTensorType):  # pyarrow does not expose the serialization of Arrow's own types
         parts = {"shape": kind.shape, "dim_names": kind.dim_names, "permutation": kind.permutation}
         data = msgspec.json.encode({name: part for name, part in parts.items() if part is not None})
     elif isinstance(kind, pa.OpaqueType):
@@ -109,7 +109,7 @@ def _map(kind: pa.MapType, dialect: Dialect) -> models.JsonArrowDataType:
 
 
 def _dictionary(kind: pa.DictionaryType, dialect: Dialect) -> models.JsonArrowDataType:
-    """`dict:<values>:<indices>:<ordered>`, with the values' own fields and length."""
+    """Serialize `dict:<values>:<indices>:<ordered>`, with the values' own fields and length."""
     values = _type(kind.value_type, dialect)
     if dialect.remote and (":" in values.type or values.fields or values.length is not None):
         return values

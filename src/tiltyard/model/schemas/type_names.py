@@ -1,4 +1,4 @@
-"""Names of the types without children."""
+"""The names of Arrow types without children, in both dialects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLAIN: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us"),
     "duration": pa.duration("us"),
 }
-"""The specification's names, each with the type that readers of the specification make of it."""
+"""The specification's names, each with the type that readers of the specification use for it."""
 
 LOGICAL: dict[str, pa.DataType] = {
     "halffloat": pa.float16(),
@@ -67,19 +67,19 @@ _PLAIN_NAMES = {kind: name for name, kind in PLAIN.items()}
 _LOGICAL_NAMES = {kind: name for name, kind in LOGICAL.items()}
 _DECIMALS = {32: pa.decimal32, 64: pa.decimal64, 128: pa.decimal128, 256: pa.decimal256}
 _DEFAULT_DECIMALS = {128: pa.decimal128(38, 18), 256: pa.decimal256(76, 18)}
-"""What Java's reader makes of a decimal, whatever its length says."""
+"""The types that Java's reader uses for a decimal, whatever its length says."""
 _SCALE_STEP = 1000
 """Upstream packs precision and scale of a decimal into `length`: precision * 1000 + scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Which name a type without children gets."""
+    """A dialect's names of types without children."""
 
     remote: bool
 
     def name(self, kind: pa.DataType) -> tuple[str, int | None]:
-        """The name and the length of a type. Raises KeyError for one that has no name."""
+        """Return the name and the length of a type. Raises KeyError for one that has no name."""
         if self.remote and kind in _LOGICAL_NAMES:
             return _LOGICAL_NAMES[kind], None
         if (plain := _PLAIN_NAMES.get(kind)) and not (self.remote and _has_unit(kind)):
@@ -96,7 +96,7 @@ def _has_unit(kind: pa.DataType) -> bool:
 
 
 def _parametric(kind: pa.DataType) -> str:
-    """Lance's name of a type with parameters. Raises KeyError for other types."""
+    """Return Lance's name of a type with parameters. Raises KeyError for other types."""
     if pa.types.is_timestamp(kind):
         return f"timestamp:{kind.unit}:{kind.tz or '-'}"
     if pa.types.is_time(kind):
@@ -108,14 +108,14 @@ def _parametric(kind: pa.DataType) -> str:
     raise KeyError(kind)
 
 
-def leaf(name: str, length: int | None) -> pa.DataType:
-    """The type without children that a name of either dialect means.
+def parse_leaf_type(name: str, length: int | None) -> pa.DataType:
+    """Return the type without children of a name in either dialect.
 
-    Raises KeyError for an unknown name; ValueError, TypeError or pyarrow's errors for parameters that cannot be.
+    Raises KeyError for an unknown name; ValueError, TypeError or pyarrow's errors for invalid parameters.
     """
     lower = name.lower()
-    if found := PLAIN.get(lower) or SYNONYMS.get(lower):
-        return found
+    if kind := PLAIN.get(lower) or SYNONYMS.get(lower):
+        return kind
     head, *parameters = name.split(":")
     if not parameters and (with_length := _WITH_LENGTH.get(lower)):
         return with_length(length)

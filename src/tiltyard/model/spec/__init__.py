@@ -24,7 +24,7 @@ JSON = "application/json"
 
 
 class Shape(StrEnum):
-    """What a body looks like on the wire."""
+    """The kind of a body on the wire."""
 
     EMPTY = "empty"
     OBJECT = "object"
@@ -36,7 +36,7 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One query parameter; `repeated` ones may be given several times."""
+    """One query parameter; a `repeated` one may occur several times."""
 
     name: str
     required: bool
@@ -48,7 +48,7 @@ class Operation:
     """One operation of the specification.
 
     `request` and `response` name models of `tiltyard.model.spec.models`; they are None where the wire holds no model.
-    `also` are further methods that older clients use.
+    `also` are the other methods by which older clients call it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Operation:
 
     @property
     def function(self) -> str:
-        """The name of the function that serves it: CreateTable → create_table."""
+        """The name of the function that implements it: CreateTable → create_table."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
     @property
@@ -76,33 +76,35 @@ class Operation:
         return parts[parts.index("{id}") - 1] if "{id}" in parts else None
 
 
-def merged(facts: Any, patch: Any) -> Any:
-    """RFC 7386 merge: objects merge by key, null removes, anything else replaces."""
+def merge_patch(facts: Any, patch: Any) -> Any:
+    """Apply a patch by RFC 7386: objects merge by key, null removes, anything else replaces."""
     if not (isinstance(facts, dict) and isinstance(patch, dict)):
         return patch
-    kept = {key: value for key, value in facts.items() if patch.get(key, value) is not None}
-    return kept | {key: merged(facts.get(key, {}), value) for key, value in patch.items() if value is not None}
+    unpatched = {key: value for key, value in facts.items() if patch.get(key, value) is not None}
+    return unpatched | {
+        key: merge_patch(facts.get(key, {}), value) for key, value in patch.items() if value is not None
+    }
 
 
 @cache
 def document() -> Json:
-    """facts.json with patch.json laid over it."""
+    """Return facts.json, patched by patch.json."""
     folder = files(__name__)
     facts = json.loads((folder / "facts.json").read_text())
     patch = json.loads((folder / "patch.json").read_text())
-    result: Json = merged(facts, patch)
+    result: Json = merge_patch(facts, patch)
     return result
 
 
 def schemas() -> dict[str, Json]:
-    """Every schema by its name."""
-    found: dict[str, Json] = document()["schemas"]
-    return found
+    """Return the schemas by name."""
+    by_name: dict[str, Json] = document()["schemas"]
+    return by_name
 
 
 @cache
 def operations() -> Mapping[str, Operation]:
-    """Every operation by its name (operationId)."""
+    """Return the operations by name (operationId)."""
     return {name: _operation(name, facts) for name, facts in document()["operations"].items()}
 
 
@@ -135,7 +137,7 @@ def _operation(name: str, facts: Json) -> Operation:
 
 
 def _shape(content: Json) -> tuple[Shape, str | None]:
-    """The wire shape of a body and the model in it."""
+    """Return the wire shape of a body and the model in it."""
     if not content:
         return Shape.EMPTY, None
     mime, body = next(iter(content.items()))

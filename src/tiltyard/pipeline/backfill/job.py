@@ -27,7 +27,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.model.computed_columns import Computed, declared
+from tiltyard.model.computed_columns import ExpressionDeclaration, read_declaration
 from tiltyard.model.schemas.column_names import check_column_name
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline import catalog_client
@@ -134,12 +134,12 @@ def _plan_backfill(
     if name not in dataset.schema.names:
         raise TableColumnNotFoundError(f"The table has no column '{name}': declare it, or give --udf and --type.")
     schema_field = dataset.schema.field(name)
-    declaration = declared(schema_field.metadata)
+    declaration = read_declaration(schema_field.metadata)
     plain_field = pa.field(name, schema_field.type)
     if override is not None:
         identity = override.identity
         function = ColumnFunction(plain_field, override.inputs, override.code)
-    elif isinstance(declaration, Computed):
+    elif isinstance(declaration, ExpressionDeclaration):
         expression = declaration.expression
         inputs = tuple(other for other in dataset.schema.names if re.search(rf"\b{re.escape(other)}\b", expression))
         identity, function = declaration.identity, ColumnFunction(plain_field, inputs, None, expression)

@@ -18,8 +18,7 @@ import msgspec
 from lance.schema import LanceSchema
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError
 
-from tiltyard.model.index_types import IndexType, index_type
-from tiltyard.model.index_types import parameters as checked_parameters
+from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.indexes.checkpoint import IndexCheckpoint
@@ -91,7 +90,7 @@ def index(
 
 def make_spec(column: str, type: str, name: str | None, parameters: Mapping[str, Any]) -> IndexSpec:  # noqa: A002  # as the job's argument
     """Describe the index to build. Raises InvalidInputError for an unknown type."""
-    kind = index_type(type)
+    kind = parse_index_type(type)
     return IndexSpec(column, _LANCE_NAMES.get(kind, kind.value), name or f"{column}_idx", parameters)
 
 
@@ -104,13 +103,13 @@ def validate_spec(spec: IndexSpec, schema: pa.Schema) -> IndexSpec:
     fields = models.CreateTableIndexRequest.__struct_fields__
     if unknown := [key for key in spec.parameters if key not in fields]:
         raise InvalidInputError(f"An index has no parameter '{unknown[0]}': they are those of CreateTableIndex.")
-    kind = index_type(spec.kind)
+    kind = parse_index_type(spec.kind)
     values = {**spec.parameters, "column": spec.column, "index_type": kind.value}
     try:
         request = msgspec.convert(values, models.CreateTableIndexRequest)
     except msgspec.ValidationError as error:
         raise InvalidInputError(f"The parameters of the index '{spec.name}' cannot be: {error}.") from error
-    return replace(spec, parameters=checked_parameters(kind, field, request))
+    return replace(spec, parameters=check_parameters(kind, field, request))
 
 
 def find_field(schema: pa.Schema, path: str) -> pa.Field:

@@ -21,11 +21,11 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.view_definitions import MADE, Made, ViewDefinition, ViewKind, sources_of
+from tiltyard.model.view_definitions import LINEAGE_PROPERTY, ViewDefinition, ViewKind, ViewLineage, parse_sources
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.sql.isolated_session import own_session
+from tiltyard.pipeline.sql.isolated_session import isolate_session
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.views.planning import RefreshOptions, RefreshPlan, decide, split_into_parts
@@ -81,7 +81,7 @@ def refresh(
     if rows_per_fragment < 1 or (output_limit is not None and output_limit < 0):
         raise InvalidInputError("A fragment holds at least one row, and a view no fewer than none.")
     job_table = JobTable(catalog_client.table(catalog, table))
-    view = ViewDefinition.of(job_table.latest().schema.metadata)
+    view = ViewDefinition.from_metadata(job_table.latest().schema.metadata)
     if view is None:
         raise InvalidInputError(f"The table '{table}' is no materialized view.")
     if definition is not None and view.digest != definition:
@@ -91,7 +91,7 @@ def refresh(
     if view.kind is not ViewKind.QUERY:
         check_client_code_allowed()
     options = RefreshOptions(full, output_limit)
-    work = _Refresh(run, catalog, own_session(spark), job_table, view, options, rows_per_fragment)
+    work = _Refresh(run, catalog, isolate_session(spark), job_table, view, options, rows_per_fragment)
     try:
         return work.run_rounds(source_version, sources)
     except RefusedError as refusal:
@@ -121,7 +121,7 @@ class _Refresh:
             sources = reopen_sources(self.catalog, plan.sources) if plan else None
             if plan is None or sources is None:  # a pinned version may have been removed since
                 self.discard_plan()
-                names = sources_of(self.definition.query) if allowed is None else tuple(allowed)
+                names = parse_sources(self.definition.query) if allowed is None else tuple(allowed)
                 sources = pin_sources(self.catalog, names, allowed, version)
                 plan = self._make_plan(sources)
             self.run.progress(mode=_mode(plan), reason=plan.reason)
@@ -187,7 +187,7 @@ class _Refresh:
         if limit is not None and rows > limit:
             within, unused = truncate(self.run, target, fragments, limit)
             fragments, rows, is_complete = list(within), limit, False
-        made = Made(plan.sources, self.definition.digest, cut=not is_complete)
+        made = ViewLineage(plan.sources, self.definition.digest, cut=not is_complete)
         version = self._commit(plan, fragments, made)
         delete_fragment_files(target.location, unused)
         return self._figures(plan, version, rows, len(fragments))
@@ -227,7 +227,7 @@ class _Refresh:
             )
         return results, True
 
-    def _commit(self, plan: RefreshPlan, fragments: Sequence[str], made: Made) -> int:
+    def _commit(self, plan: RefreshPlan, fragments: Sequence[str], made: ViewLineage) -> int:
         """Commit the rows; return the version. Raises CommitConflictError if others changed the view's rows."""
         for _ in range(_MAX_TRIES):
             if (version := self.job_table.find_commit(self.run, plan.base)) is not None:
@@ -236,7 +236,7 @@ class _Refresh:
             self._check_rows_unchanged(plan, latest)
             self.run.check()
             try:
-                properties = {MADE: made.text()}
+                properties = {LINEAGE_PROPERTY: made.to_json()}
                 operation = _operation(plan, latest, fragments)
                 return self.job_table.commit(latest, operation, self.run, properties=properties)
             except CommitConflictError:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.view_definitions import Made, Origin, ViewDefinition
+from tiltyard.model.view_definitions import SourceVersion, ViewDefinition, ViewLineage
 from tiltyard.pipeline.version_diff import fragments_by_id
 from tiltyard.pipeline.views.sources import (
     FullRefreshRequiredError,
@@ -39,7 +39,7 @@ class RefreshPlan:
     base: int
     incremental: bool
     reason: str
-    sources: Mapping[str, Origin]
+    sources: Mapping[str, SourceVersion]
     parts: list[Part]
     needed: list[str]
 
@@ -51,7 +51,7 @@ class RefreshPlan:
     def from_json(cls, text: str) -> RefreshPlan:
         """Deserialize from a checkpoint."""
         fields = json.loads(text)
-        sources = {name: Origin(**origin) for name, origin in fields["sources"].items()}
+        sources = {name: SourceVersion(**origin) for name, origin in fields["sources"].items()}
         return cls(**{**fields, "sources": sources})
 
 
@@ -77,13 +77,13 @@ class RefreshOptions:
     limit: int | None
 
 
-def find_last_refresh(view: lance.LanceDataset) -> Made | str:
+def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
     """Return what the last refresh read, if its rows are unchanged; or else the reason why all rows are needed."""
     for version in range(int(view.version), 0, -1):
         transaction = read_transaction(view, version)
         if transaction is None:
             return "from what the view was made is not known any more"
-        made = Made.of(transaction.transaction_properties)
+        made = ViewLineage.from_properties(transaction.transaction_properties)
         if made is not None:
             return made
         if not leaves_rows_unchanged(view, version, transaction):
@@ -122,7 +122,7 @@ def decide(
 
 
 def _full_refresh_reason(
-    view: lance.LanceDataset, definition: ViewDefinition, last: Made | str, options: RefreshOptions
+    view: lance.LanceDataset, definition: ViewDefinition, last: ViewLineage | str, options: RefreshOptions
 ) -> str:
     """Return why the view itself needs a full refresh; "" if it does not."""
     if isinstance(last, str):

@@ -15,7 +15,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.table_history import read_transaction
-from tiltyard.model.view_definitions import Origin
+from tiltyard.model.view_definitions import SourceVersion
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.table_location import Connection, TableLocation
 from tiltyard.pipeline.version_diff import fragments_by_id, is_same_fragment
@@ -41,9 +41,9 @@ class SourceTable:
     dataset: lance.LanceDataset
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> SourceVersion:
         """Return the table and version, as the view's commit records it."""
-        return Origin(self.location.uri, int(self.dataset.version))
+        return SourceVersion(self.location.uri, int(self.dataset.version))
 
     @property
     def fragments(self) -> list[int]:
@@ -72,7 +72,7 @@ def pin_sources(
     raise ConcurrentModificationError(f"The tables {', '.join(names)} change all the time: run the job again.")
 
 
-def reopen_sources(catalog: Connection, origins: Mapping[str, Origin]) -> dict[str, SourceTable] | None:
+def reopen_sources(catalog: Connection, origins: Mapping[str, SourceVersion]) -> dict[str, SourceTable] | None:
     """Open the versions that an earlier driver pinned; None if one no longer exists. Raises PermissionDeniedError."""
     allowed = {name: origin.location for name, origin in origins.items()}
     try:
@@ -93,7 +93,7 @@ def _is_latest(catalog: Connection, source: SourceTable) -> bool:
     return int(catalog_client.table(catalog, source.name).dataset().version) == int(source.dataset.version)
 
 
-def find_added_fragments(source: SourceTable, before: Origin | None) -> list[int]:
+def find_added_fragments(source: SourceTable, before: SourceVersion | None) -> list[int]:
     """Return the ids of fragments whose rows were added since `before`, if no earlier row was changed or deleted.
 
     The two lists of fragments show that: files never change, so fragments with the same files and the same deletions

@@ -9,7 +9,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from msgspec import structs
 
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.outcomes import go_on
+from tiltyard.model.outcomes import map_successes
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, VersionRecord
@@ -43,11 +43,11 @@ def create_table_versions(calls: _Calls) -> list[models.CreateTableVersionRespon
     ctx = calls[0][0]  # all have the same services
     outcomes = _record_known_tables(calls)
     if outcomes is None:
-        outcomes = go_on(_validate_all(calls, _find_tables(calls)), partial(_record_validated, ctx))
+        outcomes = map_successes(_validate_all(calls, _find_tables(calls)), partial(_record_validated, ctx))
         for (call_ctx, request), outcome in zip(calls, outcomes, strict=True):
             if call_ctx.resolved is None and not isinstance(outcome, Exception):
                 ctx.services.known_tables.add(table_id(request.id), outcome[0])
-    return go_on(outcomes, partial(_finalize_recorded, ctx))
+    return map_successes(outcomes, partial(_finalize_recorded, ctx))
 
 
 def _record_known_tables(calls: _Calls) -> list[_Recorded | Exception] | None:

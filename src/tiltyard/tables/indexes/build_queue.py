@@ -1,4 +1,4 @@
-"""Orders of indices that are not fulfilled: those that wait or are at work, and those that failed."""
+"""Index builds that are queued, running or failed: transactions of the catalog."""
 
 from __future__ import annotations
 
@@ -18,85 +18,88 @@ if TYPE_CHECKING:
     from tiltyard.store import TransactionRecord
 
 _DROPPED = "dropped"
-"""The property of a failed order whose index was dropped: nobody needs to hear of it any more."""
+"""The property of a failed build whose index was dropped: it is no longer listed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """The last unfulfilled order of each index, by the index's name."""
+class Builds:
+    """The last build of each index that is unfinished or has failed, by the index's name."""
 
     building: Mapping[str, TransactionRecord]
     failed: Mapping[str, TransactionRecord]
 
     def status(self, name: str) -> str:
-        """The state of an index: `building`, `failed`, or `done` where nothing was ordered since it was built."""
+        """Return the state of an index: `building`, `failed`, or `done` without a build since."""
         return "building" if name in self.building else "failed" if name in self.failed else "done"
 
     def failure(self, name: str) -> str | None:
-        """Why the last order of an index failed; None if it did not."""
-        return failure_of(self.failed[name]) if name in self.failed else None
+        """Return why the last build of an index failed; None if it did not."""
+        return failure_message(self.failed[name]) if name in self.failed else None
 
 
-def failure_of(record: TransactionRecord) -> str:
-    """Why an order failed."""
+def failure_message(record: TransactionRecord) -> str:
+    """Return why a build failed."""
     return record.error or "The server did not say why; its log has more under the id of the transaction."
 
 
 def branch_name(branch: str | None) -> str | None:
-    """A branch as orders name it: None for the main one."""
+    """Return a branch as builds name it: None for main."""
     return None if branch in (None, "", MAIN_BRANCH) else branch
 
 
-def unfinished_orders(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
-    """The indices of a branch that are not built yet, as transactions, oldest first."""
-    store, number = ctx.store, table.record.id
-    unfinished = [one for kind in (CREATE_INDEX, INDEX_JOB) for one in store.unfinished_transactions(number, kind)]
+def queued_builds(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
+    """Return the unfinished builds of a branch, oldest first."""
+    unfinished = [
+        record
+        for kind in (CREATE_INDEX, INDEX_JOB)
+        for record in ctx.store.unfinished_transactions(table.record.id, kind)
+    ]
     unfinished.sort(key=lambda record: (record.created_at, record.id))
     return _of_branch(unfinished, branch)
 
 
-def find_orders(ctx: Context, table: OpenTable, branch: str | None, built: Iterable[IndexDescription]) -> Orders:
-    """What was ordered of a branch and is not fulfilled, as far as its columns are still there.
+def find_builds(ctx: Context, table: OpenTable, branch: str | None, built: Iterable[IndexDescription]) -> Builds:
+    """Return the unfinished and failed builds of a branch, as far as their columns still exist.
 
-    An index that was built after its order failed, by whomever, fulfils it.
+    A failed build is left out if its index was built since, by any means.
     """
-    building = {record.payload["name"]: record for record in unfinished_orders(ctx, table, branch)}
-    since = {found.name: min(_created_ms(found), default=0) for found in built}
+    building = {record.payload["name"]: record for record in queued_builds(ctx, table, branch)}
+    created = {index.name: min(_created_ms(index), default=0) for index in built}
     failed = {
         record.payload["name"]: record
-        for record in _failed_orders(ctx, table, branch)
+        for record in _failed_builds(ctx, table, branch)
         if record.payload["name"] not in building
-        and record.updated_at >= since.get(record.payload["name"], 0)
+        and record.updated_at >= created.get(record.payload["name"], 0)
         and table.dataset.lance_schema.field(record.payload["column"]) is not None
     }
-    return Orders(building, failed)
+    return Builds(building, failed)
 
 
-def forget_failures(ctx: Context, table: OpenTable, branch: str | None, name: str) -> bool:
-    """Tell no more of orders of an index that failed; whether there were any."""
-    found = [record for record in _failed_orders(ctx, table, branch) if record.payload["name"] == name]
-    for record in found:
+def dismiss_failures(ctx: Context, table: OpenTable, branch: str | None, name: str) -> bool:
+    """List failed builds of an index no longer; return whether there were any."""
+    failed = [record for record in _failed_builds(ctx, table, branch) if record.payload["name"] == name]
+    for record in failed:
         ctx.store.merge_properties(record.id, {_DROPPED: "true"})
-    return bool(found)
+    return bool(failed)
 
 
 def cancel(ctx: Context, record: TransactionRecord) -> None:
-    """Cancel an order, unless it is finished."""
+    """Cancel a build, unless it is finished."""
     ctx.store.alter_transaction(
         record.id,
-        lambda status, properties: (status if status.finished else TransactionStatus.CANCELED, properties),
+        lambda status, properties: (status if status.is_final else TransactionStatus.CANCELED, properties),
     )
 
 
-def _failed_orders(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
+def _failed_builds(ctx: Context, table: OpenTable, branch: str | None) -> list[TransactionRecord]:
     failed = ctx.store.failed_transactions(table.record.id, (CREATE_INDEX, INDEX_JOB))
     return [record for record in _of_branch(failed, branch) if _DROPPED not in record.properties]
 
 
 def _of_branch(records: Iterable[TransactionRecord], branch: str | None) -> list[TransactionRecord]:
-    """Orders of a branch. A job that somebody submitted by itself is none: nobody waits for it by the index's name."""
-    return [one for one in records if "location" in one.payload and one.payload["branch"] == branch]
+    """Return the builds of a branch, without Spark jobs that were not queued by CreateTableIndex."""
+    return [record for record in records if "location" in record.payload and record.payload["branch"] == branch]
 
 
-def _created_ms(found: IndexDescription) -> Iterable[int]:
-    return (int(segment.created_at.timestamp() * 1000) for segment in found.segments if segment.created_at)
+def _created_ms(index: IndexDescription) -> Iterable[int]:
+    return (int(segment.created_at.timestamp() * 1000) for segment in index.segments if segment.created_at)

@@ -1,4 +1,4 @@
-"""Columns: add, alter, drop; metadata of the schema and of single fields."""
+"""Columns of a table: add, alter and drop them; update the metadata of the schema and of fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.model.computed_columns import declared
+from tiltyard.model.computed_columns import read_declaration
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
@@ -23,14 +23,14 @@ from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.schema.computed_columns import (
     altered_metadata,
     check_backfill,
+    check_client_metadata,
     check_inputs,
     computed_field,
-    own_metadata,
     queue_backfill,
     virtual_fields,
 )
 from tiltyard.tables.schema.field_paths import RESERVED, arrow_field, find_field
-from tiltyard.tables.schema.type_changes import check_values
+from tiltyard.tables.schema.type_changes import check_lossless
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -47,7 +47,7 @@ def recover_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest, commit: RecoveredCommit
 ) -> models.AlterTableAddColumnsResponse:
     """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
-    _queue_missing_fills(ctx, request.id, fills_added(request), commit)
+    _queue_missing_backfills(ctx, request.id, backfills_of_new_columns(request), commit)
     return models.AlterTableAddColumnsResponse(version=commit.version)
 
 
@@ -55,13 +55,13 @@ def recover_add_columns(
 def alter_table_add_columns(
     ctx: Context, request: models.AlterTableAddColumnsRequest
 ) -> models.AlterTableAddColumnsResponse:
-    """Add columns: computed once from the rows there are by SQL, or empty ones of the types in `schema`.
+    """Add columns: computed once by SQL from the existing rows, or without values, of the types in `schema`.
 
     Or columns that a backfill computes: `virtual_column` by code, `computed` by SQL. They are declared in the metadata
     of their fields, and null until a job fills them, which `auto_backfill` queues at once. Raises InvalidInputError (a
-    name that is taken or cannot be, an expression that is not SQL, kinds that do not go together, code that cannot
-    be), TableColumnNotFoundError (in an expression, among the columns that code reads), UnsupportedOperationError
-    (code of clients is switched off).
+    name that exists or is not allowed, an expression that is not SQL, kinds that do not go together, invalid code),
+    TableColumnNotFoundError (in an expression, among the columns that code reads), UnsupportedOperationError (code of
+    clients is switched off).
     """
     _check_kinds(request)
     _check_sql(request.new_columns)
@@ -70,35 +70,37 @@ def alter_table_add_columns(
         _check_name(name)
     expressions = {name: entry.expression for name, entry in entries.items() if entry.expression is not None}
     empty = [] if request.schema is None else list(from_json(request.schema))
-    coded = [field for one in entries.values() if one.virtual_column for field in virtual_fields(ctx, request.id, one)]
-    by_sql = {name: entry.computed for name, entry in entries.items() if entry.computed is not None}
+    virtual = [
+        field for entry in entries.values() if entry.virtual_column for field in virtual_fields(ctx, request.id, entry)
+    ]
+    computed = {name: entry.computed for name, entry in entries.items() if entry.computed is not None}
 
     def change(dataset: lance.LanceDataset) -> None:
-        fields = [*empty, *coded, *(computed_field(dataset, name, text) for name, text in by_sql.items())]
+        fields = [*empty, *virtual, *(computed_field(dataset, name, text) for name, text in computed.items())]
         check_new_columns(pa.schema(fields))
         _check_new_names(dataset, expressions or [field.name for field in fields])
-        check_inputs(dataset, coded)
-        few = batch_options(dataset, (), expressions) if expressions else {}
-        dataset.add_columns(expressions or fields, batch_size=few.get("batch_size"))
+        check_inputs(dataset, virtual)
+        options = batch_options(dataset, (), expressions) if expressions else {}
+        dataset.add_columns(expressions or fields, batch_size=options.get("batch_size"))
 
-    fills = fills_added(request)
-    if fills:
+    backfills = backfills_of_new_columns(request)
+    if backfills:
         check_backfill(request.branch)
     _, version = commit_with_retry(ctx, request.id, request.branch, change)
-    queue_fills(ctx, request.id, fills)
+    queue_backfills(ctx, request.id, backfills)
     return models.AlterTableAddColumnsResponse(version=version)
 
 
 def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
-    """Each column says how it comes to be, in one way; and what is computed once goes by itself."""
+    """Check that each column has one source of its values, and that columns computed at once come alone."""
     names = [entry.name for entry in request.new_columns]
     for name in names:
         if names.count(name) > 1:
             raise InvalidInputError(f"The column '{name}' is there twice in this request: name each one once.")
     for entry in request.new_columns:
         texts = [entry.expression, entry.computed]
-        ways = sum(text is not None for text in texts) + (entry.virtual_column is not None)
-        if ways != 1 or any(text is not None and not text.strip() for text in texts):
+        sources = sum(text is not None for text in texts) + (entry.virtual_column is not None)
+        if sources != 1 or any(text is not None and not text.strip() for text in texts):
             raise InvalidInputError(f"The new column '{entry.name}' needs an SQL expression, or what else computes it.")
     once = sum(entry.expression is not None for entry in request.new_columns)
     if bool(names) == (request.schema is not None):
@@ -108,37 +110,37 @@ def _check_kinds(request: models.AlterTableAddColumnsRequest) -> None:
 
 
 def _check_sql(entries: Sequence[models.AddColumnsEntry]) -> None:
-    """What computes columns, now or later. Raises InvalidInputError for what cannot be planned, or be held."""
+    """Check the SQL of new columns. Raises InvalidInputError if it cannot be planned, or its values not be held."""
     texts = {entry.name: entry.expression or entry.computed or "" for entry in entries}
     for name, text in texts.items():
         check_expression(text, f"expression of '{name}'")
     check_growth(texts)
 
 
-def fills_added(request: models.AlterTableAddColumnsRequest) -> list[str]:
-    """The new columns that are to be filled at once."""
-    found: list[str] = []
+def backfills_of_new_columns(request: models.AlterTableAddColumnsRequest) -> list[str]:
+    """Return the new columns that are to be filled at once."""
+    columns: list[str] = []
     for entry in request.new_columns:
-        if (wanted := entry.virtual_column) is not None and wanted.auto_backfill:
-            found += [output.column for output in wanted.outputs or ()] or [entry.name]
-    return found
+        if (virtual := entry.virtual_column) is not None and virtual.auto_backfill:
+            columns += [output.column for output in virtual.outputs or ()] or [entry.name]
+    return columns
 
 
-def queue_fills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
+def queue_backfills(ctx: Context, names: Sequence[str] | None, columns: Sequence[str]) -> None:
     """Queue a backfill of each column. Raises TableNotFoundError for a table that was dropped meanwhile."""
     if not columns:
         return
-    table, wanted = open_for_reading(ctx, names), Privilege.ALTER | Privilege.RUN_UDFS
+    table, privileges = open_for_reading(ctx, names), Privilege.ALTER | Privilege.RUN_UDFS
     for column in columns:
-        found = declared(arrow_field(table.dataset, column).metadata)
-        queue_backfill(ctx, table.record.id, table_id(names), column, found, wanted=wanted)
+        declaration = read_declaration(arrow_field(table.dataset, column).metadata)
+        queue_backfill(ctx, table.record.id, table_id(names), column, declaration, privileges=privileges)
 
 
 def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
-    there = set(dataset.schema.names)
+    existing = set(dataset.schema.names)
     for name in names:
         _check_name(name)
-        if name in there:
+        if name in existing:
             raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
 
 
@@ -152,31 +154,32 @@ def recover_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest, commit: RecoveredCommit
 ) -> models.AlterTableAlterColumnsResponse:
     """Return the response of an interrupted request from its commit; queue its backfills, which come after it."""
-    _queue_missing_fills(ctx, request.id, fills_altered(request), commit)
+    _queue_missing_backfills(ctx, request.id, backfills_of_alterations(request), commit)
     return models.AlterTableAlterColumnsResponse(version=commit.version)
 
 
-def _queue_missing_fills(
+def _queue_missing_backfills(
     ctx: Context, path: Sequence[str] | None, columns: Sequence[str], commit: RecoveredCommit
 ) -> None:
-    """Queue backfills of an interrupted request: of two of one column, the second one has nothing left to fill.
+    """Queue backfills of an interrupted request. If a column gets a second one, it finds nothing to fill.
 
     A table or a column that is gone by now needs none.
     """
     for column in columns:
         with suppress(*GONE, TableColumnNotFoundError):
             if find_table(ctx, path).id == commit.target.record.id:
-                queue_fills(ctx, path, [column])
+                queue_backfills(ctx, path, [column])
 
 
 @operation(needs=on_table(Privilege.ALTER), entries="alterations", recovered_by=recover_alter_columns)
 def alter_table_alter_columns(
     ctx: Context, request: models.AlterTableAlterColumnsRequest
 ) -> models.AlterTableAlterColumnsResponse:
-    """Rename columns, cast them, or change whether they may be null: all that is asked, or nothing.
+    """Rename columns, cast them, or change whether they are nullable: all alterations, or none.
 
-    Raises TableColumnNotFoundError, InvalidInputError (a name that is taken, a cast that cannot be or would lose a
-    value, null values in a column that shall have none), UnsupportedOperationError (code of clients is switched off).
+    Raises TableColumnNotFoundError, InvalidInputError (a name that exists, a cast that is not supported or would lose a
+    value, null values in a column to be made not nullable), UnsupportedOperationError (code of clients is switched
+    off).
     """
     if not request.alterations:
         raise InvalidInputError("Name at least one column to alter.")
@@ -186,7 +189,7 @@ def alter_table_alter_columns(
 
     def change(dataset: lance.LanceDataset) -> None:
         _check_alterations(dataset, alterations)
-        check_values(dataset, {one["path"]: one["data_type"] for one in alterations if "data_type" in one})
+        check_lossless(dataset, {entry["path"]: entry["data_type"] for entry in alterations if "data_type" in entry})
         dataset.alter_columns(*alterations)  # type: ignore[arg-type]  # annotated as if each were a list
 
     _, version = commit_with_retry(ctx, request.id, request.branch, change)
@@ -196,11 +199,11 @@ def alter_table_alter_columns(
 def _alter_virtual(
     ctx: Context, request: models.AlterTableAlterColumnsRequest
 ) -> models.AlterTableAlterColumnsResponse:
-    """Declare virtual columns anew. Their values stay until a backfill, which finds them stale."""
+    """Change the declarations of virtual columns. Their values stay until a backfill, which finds them stale."""
     paths = [entry.path for entry in request.alterations]
     for entry in request.alterations:
-        others = (entry.rename, entry.nullable, entry.data_type)
-        if entry.virtual_column is None or any(one is not None for one in others) or paths.count(entry.path) > 1:
+        has_other_changes = any(change is not None for change in (entry.rename, entry.nullable, entry.data_type))
+        if entry.virtual_column is None or has_other_changes or paths.count(entry.path) > 1:
             raise InvalidInputError("What computes a column is altered in a request of its own, once for each column.")
 
     def change(dataset: lance.LanceDataset) -> None:
@@ -208,21 +211,21 @@ def _alter_virtual(
             {entry.path: altered_metadata(ctx, dataset, request.id, entry) for entry in request.alterations}
         )
 
-    fills = fills_altered(request)
-    if fills:
+    backfills = backfills_of_alterations(request)
+    if backfills:
         check_backfill(request.branch)
     _, version = commit_with_retry(ctx, request.id, request.branch, change)
-    queue_fills(ctx, request.id, fills)
+    queue_backfills(ctx, request.id, backfills)
     return models.AlterTableAlterColumnsResponse(version=version)
 
 
-def fills_altered(request: models.AlterTableAlterColumnsRequest) -> list[str]:
-    """The columns that are to be filled anew at once."""
-    return [one.path for one in request.alterations if one.virtual_column and one.virtual_column.auto_backfill]
+def backfills_of_alterations(request: models.AlterTableAlterColumnsRequest) -> list[str]:
+    """Return the altered columns that are to be filled again at once."""
+    return [entry.path for entry in request.alterations if entry.virtual_column and entry.virtual_column.auto_backfill]
 
 
 def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
-    """What Lance calls an alteration."""
+    """Return an alteration as Lance takes it."""
     alteration: dict[str, Any] = {"path": entry.path}
     if entry.rename is not None:
         _check_name(entry.rename)
@@ -237,7 +240,7 @@ def _alteration(entry: models.AlterColumnsEntry) -> dict[str, Any]:
 
 
 def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, Any]]) -> None:
-    """Lance takes the last of two alterations of one column, so the others would be lost."""
+    """Refuse two alterations of one column (Lance would apply the last alone), and names that would not be unique."""
     names: dict[int, str | None] = {}
     for alteration in alterations:
         field = find_field(dataset, alteration["path"])
@@ -248,11 +251,11 @@ def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, 
 
 
 def _check_renames(fields: Sequence[Any], names: Mapping[int, str | None]) -> None:
-    """Refuse two of one name beside each other: within a struct Lance takes them, and cannot read the table then."""
-    after = [names.get(field.id()) or field.name() for field in fields]
+    """Refuse two fields of one name in one struct: Lance accepts them, and cannot read the table then."""
+    new_names = [names.get(field.id()) or field.name() for field in fields]
     for field in fields:
         name = names.get(field.id())
-        if name is not None and after.count(name) > 1:
+        if name is not None and new_names.count(name) > 1:
             raise InvalidInputError(f"The column '{name}' exists: drop or rename it first, or take another name.")
         _check_renames(field.children(), names)
 
@@ -268,7 +271,7 @@ def recover_drop_columns(
 def alter_table_drop_columns(
     ctx: Context, request: models.AlterTableDropColumnsRequest
 ) -> models.AlterTableDropColumnsResponse:
-    """Drop columns, and the indices on them. Raises TableColumnNotFoundError, InvalidInputError (none, or all)."""
+    """Drop columns, and the indexes on them. Raises TableColumnNotFoundError, InvalidInputError (none, or all)."""
     if not request.columns:
         raise InvalidInputError("Name at least one column to drop.")
     columns = list(dict.fromkeys(request.columns))
@@ -297,17 +300,17 @@ def update_table_schema_metadata(
 ) -> models.UpdateTableSchemaMetadataResponse:
     """Replace the metadata of the schema, as the specification has it. Raises what opening a table raises."""
     metadata: dict[str, str | None] = {**(request.metadata or {})}
-    kept, _ = commit_with_retry(
+    result, _ = commit_with_retry(
         ctx, request.id, request.branch, lambda dataset: dataset.update_schema_metadata(metadata, replace=True)
     )
-    return models.UpdateTableSchemaMetadataResponse(metadata=kept)
+    return models.UpdateTableSchemaMetadataResponse(metadata=result)
 
 
 def recover_field_metadata(
     ctx: Context, request: models.UpdateFieldMetadataRequest, commit: RecoveredCommit
 ) -> models.UpdateFieldMetadataResponse:
     """Return the response of an interrupted request from its commit."""
-    fields = metadata_of(commit.dataset, request) if commit.dataset else {}
+    fields = fields_metadata(commit.dataset, request) if commit.dataset else {}
     return models.UpdateFieldMetadataResponse(version=commit.version, fields=fields)
 
 
@@ -315,9 +318,9 @@ def recover_field_metadata(
 def update_field_metadata(
     ctx: Context, request: models.UpdateFieldMetadataRequest
 ) -> models.UpdateFieldMetadataResponse:
-    """Set metadata of fields, remove the keys whose value is null, and with `replace` all others too.
+    """Set metadata of fields; remove the keys whose value is null, and with `replace` all other keys, too.
 
-    All fields change in one commit; the answer holds what they have then. Raises TableColumnNotFoundError,
+    All fields change in one commit; the response has their metadata then. Raises TableColumnNotFoundError,
     InvalidInputError (no field, or one twice; keys that declare a computed column, whose code others may run).
     """
     if not request.updates:
@@ -328,28 +331,34 @@ def update_field_metadata(
 
     def change(dataset: lance.LanceDataset) -> dict[str, dict[str, str]]:
         dataset.update_field_metadata({update.path: _new_metadata(dataset, update) for update in request.updates})
-        return metadata_of(dataset, request)
+        return fields_metadata(dataset, request)
 
     fields, version = commit_with_retry(ctx, request.id, request.branch, change)
     return models.UpdateFieldMetadataResponse(version=version, fields=fields)
 
 
-def metadata_of(dataset: lance.LanceDataset, request: models.UpdateFieldMetadataRequest) -> dict[str, dict[str, str]]:
-    """The metadata that the fields of a request have."""
+def fields_metadata(
+    dataset: lance.LanceDataset, request: models.UpdateFieldMetadataRequest
+) -> dict[str, dict[str, str]]:
+    """Return the metadata of the fields that a request names, by their paths."""
     return {update.path: _metadata(dataset, update.path) for update in request.updates}
 
 
 def _new_metadata(dataset: lance.LanceDataset, update: models.UpdateFieldMetadataEntry) -> dict[str, str | None]:
-    """What to set and, as None, what to remove; Lance's own `replace` would hold for all fields of one commit."""
-    there = _metadata(dataset, update.path)
-    own_metadata({key: text for key, text in update.metadata.items() if text is not None and text != there.get(key)})
-    removed: dict[str, str | None] = dict.fromkeys(there) if update.replace else {}
+    """Return the keys to set and, with the value None, to remove.
+
+    Lance's own `replace` would apply to all fields of a commit.
+    """
+    before = _metadata(dataset, update.path)
+    changed = {key: text for key, text in update.metadata.items() if text is not None and text != before.get(key)}
+    check_client_metadata(changed)
+    removed: dict[str, str | None] = dict.fromkeys(before) if update.replace else {}
     return removed | update.metadata
 
 
 def _metadata(dataset: lance.LanceDataset, path: str) -> dict[str, str]:
-    found = find_field(dataset, path).metadata or {}
-    return {_text(key): _text(value) for key, value in found.items()}
+    metadata = find_field(dataset, path).metadata or {}
+    return {_text(key): _text(value) for key, value in metadata.items()}
 
 
 def _text(value: bytes | str) -> str:

@@ -1,6 +1,7 @@
-"""Columns that are computed: declared here, in the metadata of their fields, and filled by a job of the pipeline.
+"""Computed columns: declare them in the metadata of their fields, and queue the Spark jobs that fill them (backfills).
 
-Clients' code is looked at here as bytes only. It is unpickled in Spark's Python workers, and nowhere else.
+A virtual column is computed by code of clients (a UDF), a computed column by SQL. The server handles code as bytes
+only; it is unpickled in Spark's Python workers, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.access.visibility import seen_table
 from tiltyard.catalog.jobs import queue_job
-from tiltyard.model.computed_columns import Computed, Declaration, declared
+from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.ids import MAIN_BRANCH, display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import operation
@@ -35,50 +36,51 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 BACKFILL = "backfill"
-MOST_CODE = 256 << 10
-"""How long code may be, in base64: every version's manifest repeats it."""
-_OWN = "tiltyard."
+MAX_CODE_LENGTH = 256 << 10
+"""How long code may be, in characters of base64: every version's manifest repeats it."""
+_SERVER_PREFIX = "tiltyard."
+"""Prefix of the properties and metadata that the server alone sets."""
 
 
 def virtual_fields(ctx: Context, names: Sequence[str] | None, entry: models.AddColumnsEntry) -> list[pa.Field]:
-    """The columns that a virtual column declares, empty until they are filled.
+    """Return the fields of the columns that a virtual column's entry declares; their values are null until a backfill.
 
     Raises UnsupportedOperationError (code of clients is switched off), PermissionDeniedError, InvalidInputError.
     """
-    wanted = entry.virtual_column
-    assert wanted is not None
+    virtual = entry.virtual_column
+    assert virtual is not None
     check_udfs(ctx, names)
-    declaration = Declaration(
-        name=_said("udf_name", wanted.udf_name),
-        version=_said("udf_version", wanted.udf_version),
-        code=_code(wanted.udf),
-        inputs=tuple(wanted.input_columns),
-        image=check_image(ctx, wanted.image),
-        backend=wanted.udf_backend or "",
-        manifest=_manifest(wanted.manifest, wanted.manifest_checksum),
-        manifest_checksum=wanted.manifest_checksum or "",
+    declaration = UdfDeclaration(
+        name=_require_text("udf_name", virtual.udf_name),
+        version=_require_text("udf_version", virtual.udf_version),
+        code=_check_code(virtual.udf),
+        inputs=tuple(virtual.input_columns),
+        image=check_image(ctx, virtual.image),
+        backend=virtual.udf_backend or "",
+        manifest=_check_manifest(virtual.manifest, virtual.manifest_checksum),
+        manifest_checksum=virtual.manifest_checksum or "",
     )
-    common = own_metadata(wanted.field_metadata)
-    if not wanted.outputs:
-        if wanted.data_type is None:
+    common = check_client_metadata(virtual.field_metadata)
+    if not virtual.outputs:
+        if virtual.data_type is None:
             raise InvalidInputError(f"Say what the virtual column '{entry.name}' gives: 'outputs' or 'data_type'.")
         metadata = {**common, **declaration.metadata()}
-        return [pa.field(entry.name, parse_type(wanted.data_type), metadata=metadata)]
-    return [_output(declaration, output, common) for output in wanted.outputs]
+        return [pa.field(entry.name, parse_type(virtual.data_type), metadata=metadata)]
+    return [_output_field(declaration, output, common) for output in virtual.outputs]
 
 
-def _output(
-    declaration: Declaration, output: models.AddVirtualColumnOutputEntry, common: Mapping[str, str]
+def _output_field(
+    declaration: UdfDeclaration, output: models.AddVirtualColumnOutputEntry, common: Mapping[str, str]
 ) -> pa.Field:
     if not output.nullable:
         raise InvalidInputError(f"The column '{output.column}' is null until it is filled: let it be nullable.")
-    own = {**common, **own_metadata(output.metadata)}
-    metadata = {**own, **declaration.altered(struct_field=output.struct_field).metadata()}
+    metadata = {**common, **check_client_metadata(output.metadata)}
+    metadata |= declaration.with_changes(struct_field=output.struct_field).metadata()
     return pa.field(output.column, parse_type(output.data_type), metadata=metadata)
 
 
 def check_udfs(ctx: Context, names: Sequence[str] | None) -> None:
-    """Whether clients' code may run, for whoever asks. Raises UnsupportedOperationError, PermissionDeniedError."""
+    """Check that the caller may have code of clients run. Raises UnsupportedOperationError, PermissionDeniedError."""
     if not ctx.settings.udfs:
         raise UnsupportedOperationError(
             "Columns that code of clients computes are switched off: the server's setting 'udfs' allows them."
@@ -88,51 +90,51 @@ def check_udfs(ctx: Context, names: Sequence[str] | None) -> None:
 
 
 def check_inputs(dataset: lance.LanceDataset, fields: Sequence[pa.Field]) -> None:
-    """The columns that code reads are there. Raises TableColumnNotFoundError, InvalidInputError (none)."""
+    """Check that the columns that code reads exist. Raises TableColumnNotFoundError, InvalidInputError (none)."""
     for field in fields:
-        found = declared(field.metadata)
-        if isinstance(found, Declaration):
-            if not found.inputs:
+        declaration = read_declaration(field.metadata)
+        if isinstance(declaration, UdfDeclaration):
+            if not declaration.inputs:
                 raise InvalidInputError(f"The code of '{field.name}' reads no column: name its input_columns.")
-            for path in found.inputs:
+            for path in declaration.inputs:
                 arrow_field(dataset, path)
 
 
 def computed_field(dataset: lance.LanceDataset, name: str, expression: str) -> pa.Field:
-    """The column that an SQL expression computes: of the type of its values, null until it is filled.
+    """Return the field of a column that an SQL expression computes, of the expression's type; null until a backfill.
 
     Raises InvalidInputError for what is not SQL, TableColumnNotFoundError.
     """
     with lance_errors(dataset):
         kind = dataset.scanner(columns={name: expression}, limit=1).projected_schema.field(name).type
-    return pa.field(name, kind, metadata=Computed(expression).metadata())
+    return pa.field(name, kind, metadata=ExpressionDeclaration(expression).metadata())
 
 
 def altered_metadata(
     ctx: Context, dataset: lance.LanceDataset, names: Sequence[str] | None, entry: models.AlterColumnsEntry
 ) -> dict[str, str | None]:
-    """A virtual column's field metadata with what is altered: its values are stale then, if its code is another.
+    """Return a virtual column's field metadata with the changes of a request; with other code its values are stale.
 
     Raises as `virtual_fields` does, InvalidInputError for an ordinary column, TableColumnNotFoundError.
     """
-    wanted = entry.virtual_column
-    assert wanted is not None
+    virtual = entry.virtual_column
+    assert virtual is not None
     check_udfs(ctx, names)
     field = arrow_field(dataset, entry.path)
-    found = declared(field.metadata)
-    if not isinstance(found, Declaration):
+    declaration = read_declaration(field.metadata)
+    if not isinstance(declaration, UdfDeclaration):
         raise InvalidInputError(f"The column '{entry.path}' is not virtual: add one that is.")
-    changed = found.altered(
-        name=wanted.udf_name,
-        version=wanted.udf_version,
-        code=None if wanted.udf is None else _code(wanted.udf),
-        inputs=None if wanted.input_columns is None else tuple(wanted.input_columns),
-        image=None if wanted.image is None else check_image(ctx, wanted.image),
-        backend=wanted.udf_backend,
-        manifest=None if wanted.manifest is None else _manifest(wanted.manifest, wanted.manifest_checksum),
-        manifest_checksum=wanted.manifest_checksum,
+    changed = declaration.with_changes(
+        name=virtual.udf_name,
+        version=virtual.udf_version,
+        code=None if virtual.udf is None else _check_code(virtual.udf),
+        inputs=None if virtual.input_columns is None else tuple(virtual.input_columns),
+        image=None if virtual.image is None else check_image(ctx, virtual.image),
+        backend=virtual.udf_backend,
+        manifest=None if virtual.manifest is None else _check_manifest(virtual.manifest, virtual.manifest_checksum),
+        manifest_checksum=virtual.manifest_checksum,
     )
-    metadata: dict[str, str | None] = {**own_metadata(wanted.field_metadata), **changed.metadata()}
+    metadata: dict[str, str | None] = {**check_client_metadata(virtual.field_metadata), **changed.metadata()}
     check_inputs(dataset, [pa.field(entry.path, field.type, metadata=changed.metadata())])
     return metadata
 
@@ -141,20 +143,20 @@ def altered_metadata(
 def alter_table_backfill_columns(
     ctx: Context, request: models.AlterTableBackfillColumnsRequest
 ) -> models.AlterTableBackfillColumnsResponse:
-    """Queue the job that fills a computed column: rows that are missing or stale, or those among them of `where`.
+    """Queue the job that fills a computed column: its missing and stale values, or those of them that `where` selects.
 
     The sizes and concurrencies of the request are hints for another engine: the job plans by the table's fragments.
     Raises TableColumnNotFoundError, InvalidInputError (an ordinary column, a filter that is no SQL, a version to read
     from), UnsupportedOperationError (code of clients is switched off, a branch).
     """
     table = open_for_reading(ctx, request.id, branch=request.branch)
-    found = declared(arrow_field(table.dataset, request.column).metadata)
-    if found is None:
+    declaration = read_declaration(arrow_field(table.dataset, request.column).metadata)
+    if declaration is None:
         raise InvalidInputError(f"The column '{request.column}' is not computed: there is nothing to fill it with.")
-    wanted = Privilege.WRITE
-    if isinstance(found, Declaration):
+    privileges = Privilege.WRITE
+    if isinstance(declaration, UdfDeclaration):
         check_udfs(ctx, request.id)
-        wanted |= Privilege.RUN_UDFS
+        privileges |= Privilege.RUN_UDFS
     if request.read_version not in (None, table.dataset.version):
         raise InvalidInputError("A backfill reads the latest version, and follows it: leave 'read_version' out.")
     if request.where is not None:
@@ -163,12 +165,14 @@ def alter_table_backfill_columns(
             table.dataset.scanner(columns=[], with_row_id=True, filter=request.where).explain_plan()
     check_backfill(request.branch)
     path = table_id(request.id)
-    job_id = queue_backfill(ctx, table.record.id, path, request.column, found, request.where, wanted=wanted)
+    job_id = queue_backfill(
+        ctx, table.record.id, path, request.column, declaration, request.where, privileges=privileges
+    )
     return models.AlterTableBackfillColumnsResponse(job_id=job_id)
 
 
 def check_backfill(branch: str | None) -> None:
-    """Whether columns of a branch can be filled. Raises UnsupportedOperationError if not."""
+    """Check that columns of a branch can be filled. Raises UnsupportedOperationError."""
     if BACKFILL not in pipeline_jobs():
         raise UnsupportedOperationError("This server has no job that fills columns.")
     if branch not in (None, "", MAIN_BRANCH):
@@ -180,38 +184,40 @@ def queue_backfill(
     record_id: int,
     path: Sequence[str],
     column: str,
-    declaration: Declaration | Computed | None,
+    declaration: UdfDeclaration | ExpressionDeclaration | None,
     where: str | None = None,
     *,
-    wanted: Privilege,
+    privileges: Privilege,
 ) -> str:
-    """Queue the job that fills a column of main, which `check_backfill` has let pass; its id.
+    """Queue the job that fills a column of main, after `check_backfill`; return the job's id.
 
-    `wanted` are the privileges that whoever asks needs when it is begun.
+    `privileges` are those that the caller still needs when the job begins.
     """
-    image = declaration.image if isinstance(declaration, Declaration) else ""
-    given = {"table": display(tuple(path)), "column": column, "where": where}
-    arguments = {name: value for name, value in given.items() if value is not None}
-    told = {"column": column}
+    image = declaration.image if isinstance(declaration, UdfDeclaration) else ""
+    options = {"table": display(tuple(path)), "column": column, "where": where}
+    arguments = {name: value for name, value in options.items() if value is not None}
+    properties = {"column": column}
     queued = queue_job(
-        ctx, BACKFILL, arguments, wanted=wanted, record_id=record_id, table=path, properties=told, image=image
+        ctx, BACKFILL, arguments, wanted=privileges, record_id=record_id, table=path, properties=properties, image=image
     )
     return queued.id
 
 
-def _said(name: str, text: str) -> str:
+def _require_text(name: str, text: str) -> str:
     if not text.strip():
         raise InvalidInputError(f"A virtual column needs '{name}'.")
     return text
 
 
-def _code(text: str) -> str:
-    """Code in base64, as it is. Raises InvalidInputError."""
-    if len(text) > MOST_CODE:
-        raise InvalidInputError(f"The code is {len(text)} characters long: let it import what is above {MOST_CODE}.")
+def _check_code(text: str) -> str:
+    """Return code in base64 unchanged. Raises InvalidInputError for what is too long, empty or not base64."""
+    if len(text) > MAX_CODE_LENGTH:
+        raise InvalidInputError(
+            f"The code is {len(text)} characters long: let it import what is above {MAX_CODE_LENGTH}."
+        )
     try:
         raw = base64.b64decode(text, validate=True)
-    except ValueError as error:  # binascii's is one, and so is that for what is not ASCII
+    except ValueError as error:  # binascii.Error is one, and so is the error for text that is not ASCII
         raise InvalidInputError(f"'udf' is not base64: {error}.") from error
     if not raw:
         raise InvalidInputError("'udf' is empty: it is the pickled function, in base64.")
@@ -219,30 +225,31 @@ def _code(text: str) -> str:
 
 
 def check_image(ctx: Context, image: str) -> str:
-    """The image, if the server's setting has it. Raises InvalidInputError."""
+    """Return an image that the settings allow. Raises InvalidInputError for any other."""
     allowed = ctx.settings.udf_images
     if image not in allowed:
-        known = ", ".join(allowed) or "none"
+        listed = ", ".join(allowed) or "none"
         raise InvalidInputError(
-            f"The image '{image}' is not among those of the server's setting 'udf_images': {known}."
+            f"The image '{image}' is not among those of the server's setting 'udf_images': {listed}."
         )
     return image
 
 
-def _manifest(manifest: str | None, checksum: str | None) -> str:
+def _check_manifest(manifest: str | None, checksum: str | None) -> str:
+    """Return a manifest that its checksum, if any, matches; "" for none. Raises InvalidInputError."""
     if manifest and checksum and hashlib.sha256(manifest.encode()).hexdigest() != checksum.lower():
         raise InvalidInputError("The manifest is not what its manifest_checksum says.")
     return manifest or ""
 
 
-def own_metadata(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Metadata that a client adds. Raises InvalidInputError for keys that are the server's."""
-    if bad := next((key for key in given or {} if key.startswith(_OWN)), None):
-        raise InvalidInputError(f"The metadata '{bad}' is the server's to set: leave it out.")
-    return dict(given or {})
+def check_client_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return metadata of a request. Raises InvalidInputError for keys that the server alone sets."""
+    if reserved := next((key for key in metadata or {} if key.startswith(_SERVER_PREFIX)), None):
+        raise InvalidInputError(f"The metadata '{reserved}' is the server's to set: leave it out.")
+    return dict(metadata or {})
 
 
-def own_properties(given: Mapping[str, str] | None, before: Mapping[str, str]) -> dict[str, str]:
-    """A table's properties where a client gives new ones: those of the server stay. Raises InvalidInputError."""
-    own_metadata({key: value for key, value in (given or {}).items() if before.get(key) != value})
-    return {key: value for key, value in before.items() if key.startswith(_OWN)} | dict(given or {})
+def replace_client_properties(new: Mapping[str, str] | None, before: Mapping[str, str]) -> dict[str, str]:
+    """Return a table's properties after a client has replaced them: those of the server stay. Raises InvalidInputError."""
+    check_client_metadata({key: value for key, value in (new or {}).items() if before.get(key) != value})
+    return {key: value for key, value in before.items() if key.startswith(_SERVER_PREFIX)} | dict(new or {})

@@ -94,7 +94,7 @@ def _check_definer(ctx: Context, path: Id) -> None:
     except (PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError) as error:
         raise PermissionDeniedError(
             f"The view would show rows of {display(path)} to all who may read the view, and {ctx.principal.name}, "
-            "who made it, may not read all of them: let somebody make it who may."
+            "who made it, may not read all of them: let a principal make it who may."
         ) from error
 
 
@@ -103,7 +103,7 @@ def _refreshed(ctx: Context, definer: Principal) -> Principal:
         return present(ctx, definer)
     except PermissionDeniedError as error:
         raise PermissionDeniedError(
-            f"{error} It made this view: let somebody make it who may read its tables."
+            f"{error} It made this view: let a principal make it who may read its tables."
         ) from error
 
 
@@ -125,8 +125,8 @@ def source_version_properties(
 
 def _read_source_versions(dataset: lance.LanceDataset) -> dict[str, str]:
     for _, transaction in read_transactions(dataset, int(dataset.version) - _MAX_VERSIONS):
-        made = ViewLineage.from_properties(transaction.transaction_properties)
-        if made is not None:
-            sources = {name: one.version for name, one in made.sources.items()}
-            return {"tiltyard.view.sources": msgspec.json.encode(sources).decode()}
+        lineage = ViewLineage.from_properties(transaction.transaction_properties)
+        if lineage is not None:
+            versions = {name: source.version for name, source in lineage.sources.items()}
+            return {"tiltyard.view.sources": msgspec.json.encode(versions).decode()}
     return {}

@@ -58,7 +58,7 @@ def list_table_branches(ctx: Context, request: models.ListTableBranchesRequest) 
     table = open_for_reading(ctx, request.id)
     branches = _branches(ctx, table)
     names = sorted(branches)
-    page, token = ctx.paging.page(
+    page, token = ctx.paging.fetch_page(
         f"branches {table.record.id}",
         request.page_token,
         request.limit,

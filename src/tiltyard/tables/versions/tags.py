@@ -32,7 +32,7 @@ def list_table_tags(ctx: Context, request: models.ListTableTagsRequest) -> model
     table = open_for_reading(ctx, request.id)
     tags = _tags(ctx, table)
     names = sorted(tags)
-    page, token = ctx.paging.page(
+    page, token = ctx.paging.fetch_page(
         f"tags {table.record.id}",
         request.page_token,
         request.limit,

@@ -133,7 +133,7 @@ def list_versions(
     if _wants_latest(request):
         latest = _latest_recorded(ctx, record, request.branch)
         if latest is not None:
-            token = ctx.paging.token(scope, latest.version) if latest.version > 1 else None
+            token = ctx.paging.make_token(scope, latest.version) if latest.version > 1 else None
             return models.ListTableVersionsResponse(versions=[latest], page_token=token)
     dataset = _open_finalized(ctx, record, request.branch)
     if dataset is None:
@@ -154,7 +154,7 @@ def list_versions(
             :count
         ]
 
-    page, token = ctx.paging.page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
+    page, token = ctx.paging.fetch_page(scope, request.page_token, request.limit, next_numbers, lambda number: number)
     _check_sizes(ctx, record, request.branch, page)
     readers = _readers(dataset, request.branch, page)
     candidates = (_existing_version(ctx, record, request.branch, number, read) for number, read in readers)

@@ -1,7 +1,8 @@
-"""Properties of Spark that a caller may set for a job: sizes and parallelism, within bounds; others are the operator's.
+"""Check the properties of Spark that a caller may set for a job: sizes and parallelism, within bounds.
 
-A property can name code, files to fetch, programs to start and classes to load (`spark.submit.pyFiles`,
-`spark.pyspark.driver.python`, `spark.jars`, `spark.driver.extraJavaOptions`), and each version of Spark has more.
+Other properties are the operator's: they can name code, files to fetch, programs to start and classes to load
+(`spark.submit.pyFiles`, `spark.pyspark.driver.python`, `spark.jars`, `spark.driver.extraJavaOptions`), and each version
+of Spark adds some.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ SWITCHES = frozenset(
 """Properties that are `true` or `false`."""
 
 
-def check_spark_properties(given: Mapping[str, str], limits: Mapping[str, str]) -> None:
-    """Check the properties that a job was submitted with. `limits` are the operator's own bounds, by name.
+def check_spark_properties(properties: Mapping[str, str], limits: Mapping[str, str]) -> None:
+    """Check the properties that a job is submitted with. `limits` are the operator's own bounds, by name.
 
     Raises InvalidInputError for a property that is not on the list, or has a value out of its bounds.
     """
-    for name, value in given.items():
+    for name, value in properties.items():
         if name in SWITCHES:
             _check_switch(name, value)
         elif name in NUMBERS:
@@ -72,8 +73,8 @@ def check_spark_properties(given: Mapping[str, str], limits: Mapping[str, str]) 
             )
 
 
-def complaint(limits: Mapping[str, str]) -> str | None:
-    """Say what is wrong with an operator's bounds, as one sentence; None if nothing is."""
+def spark_limits_problem(limits: Mapping[str, str]) -> str | None:
+    """Return what is wrong with an operator's bounds, as one sentence; None if nothing is."""
     for name, value in limits.items():
         if name not in NUMBERS and name not in SIZES:
             return f"spark_limits has bounds of numbers and sizes that callers may set, and {name} is none of them."
@@ -91,14 +92,14 @@ def _check_switch(name: str, value: str) -> None:
         _refuse(f"The property {name} of Spark is true or false, not {value!r}.")
 
 
-def _check_bound(name: str, value: str, found: int | None, most: int | None, limits: Mapping[str, str]) -> None:
-    shown = limits.get(name) or NUMBERS.get(name) or SIZES[name]
-    if not found or (most is not None and found > most):
-        _refuse(f"The property {name} of Spark is from 1 to {shown} in a job, not {value!r}.")
+def _check_bound(name: str, value: str, number: int | None, most: int | None, limits: Mapping[str, str]) -> None:
+    bound = limits.get(name) or NUMBERS.get(name) or SIZES[name]
+    if not number or (most is not None and number > most):
+        _refuse(f"The property {name} of Spark is from 1 to {bound} in a job, not {value!r}.")
 
 
 def _refuse(reason: str) -> NoReturn:
-    # Settings import this module, before a server has said which of lance_namespace's own imports it leaves out.
+    # Settings import this module before `import_lazily` has deferred the imports of lance_namespace.
     from lance_namespace.errors import InvalidInputError  # noqa: PLC0415
 
     raise InvalidInputError(reason)
@@ -109,5 +110,16 @@ def _number(text: str) -> int | None:
 
 
 def _size(text: str) -> int | None:
-    found = _SIZE.fullmatch(text)
-    return int(found[1]) * _UNITS[found[2].lower()] if found else None
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2].lower()] if match else None
+
+
+def to_java_properties(properties: Mapping[str, str]) -> str:
+    """Format properties as a Java properties file, as Spark reads it, in ASCII alone."""
+    return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in properties.items())
+
+
+def _escape(text: str) -> str:
+    units = text.encode("utf-16-be")
+    codes = [units[at] << 8 | units[at + 1] for at in range(0, len(units), 2)]
+    return "".join(chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\u{code:04x}" for code in codes)

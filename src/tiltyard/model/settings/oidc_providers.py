@@ -1,4 +1,4 @@
-"""Which OpenID providers a server trusts, and with what: all of it from the settings, nothing from a token."""
+"""The OpenID providers that a server trusts: all of it comes from the settings, nothing from a token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 )
-"""What tokens may be signed with. None is symmetric: a public key must never do as a secret."""
+"""The allowed algorithms of signatures. None is symmetric: a public key must never be used as a secret."""
 OWN_ISSUER = "tiltyard"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One provider. `leeway` is how many seconds its clock may be apart from ours."""
+class OidcProvider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One provider. `leeway` is how many seconds its clock may differ from ours."""
 
     issuer: str
     audience: str
@@ -27,8 +27,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leeway: float = 30.0
 
 
-def complaint(providers: Mapping[str, Provider]) -> str | None:
-    """What is wrong with the providers, as one sentence; None if nothing is."""
+def providers_problem(providers: Mapping[str, OidcProvider]) -> str | None:
+    """Return what is wrong with the providers, as one sentence; None if nothing is."""
     issuers = [provider.issuer for provider in providers.values()]
     if len(set(issuers)) < len(issuers):
         return "Two providers have the same issuer: a token would be of both."

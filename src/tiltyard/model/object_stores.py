@@ -1,4 +1,4 @@
-"""Object stores by Lance's options: the Rust object_store crate reads them here as it does there."""
+"""Open object stores with Lance's options: obstore and Lance read them by the same Rust crate, object_store."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 
 
 def open_object_store(url: str, options: Mapping[str, str]) -> Any:
-    """A store of what lies below a URL such as s3://bucket or s3://bucket/folder, with those options it knows.
+    """Open the store below a URL such as s3://bucket or s3://bucket/folder, with those options that it knows.
 
-    The others are Lance's own. Raises obstore's errors for options it cannot use.
+    The others are Lance's own. Raises obstore's errors for values that it cannot use.
     """
     client: Any = {"timeout": "30s", "connect_timeout": "5s"}
     client |= {

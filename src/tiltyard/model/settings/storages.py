@@ -1,6 +1,6 @@
-"""Storages by name: where they are, how the server gets in, and whether it hands out credentials for them.
+"""Named storages: their location, the server's credentials, and whether it vends credentials to clients.
 
-Secrets are never in the settings themselves: a setting says where one is, `env:NAME` or `file:PATH`.
+Secrets are never in the settings themselves, but references: `env:NAME` or `file:PATH`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 LEAST_LIFETIME, MOST_LIFETIME = 900, 43200
-"""Seconds: what AWS allows a role's session; Azure and Google take the same."""
+"""Seconds, as AWS allows for a role's session; Azure and Google allow the same."""
 
 _NAME = re.compile(r"[\w-]+", re.ASCII)
 _REFERENCE = re.compile(r"(env|file):(.+)")
@@ -22,16 +22,16 @@ _SECRET = re.compile(r"secret|token|password|sas|credential|access_key|(?:_|^)ke
 
 
 class SecretError(Exception):
-    """A secret that is not where the settings say; the message names the place, never the secret."""
+    """A secret that its reference does not lead to; the message names the reference, never the secret."""
 
 
 class NamedStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One storage. All tables below `uri` are reached with it; the storage with the longest `uri` counts.
+    """One storage, used for all tables below `uri`; of several, the one with the longest `uri`.
 
-    `credentials` holds references to secrets, under the keys that Lance reads; `options` what is no secret. With
-    `vend` the server hands out credentials for one table's folder that live for `lifetime` seconds; on S3 they are of
-    the `role`, on Google Cloud of the service account `role` where one is named. `kms_key` is the ARN of the key that
-    encrypts an S3 bucket.
+    `credentials` has references to secrets, under the keys that Lance reads; `options` has what is no secret. With
+    `vend` the server vends credentials for one table's folder that are valid for `lifetime` seconds; on S3 they are
+    those of the `role`, on Google Cloud of the service account `role` where one is named. `kms_key` is the ARN of the
+    key that encrypts an S3 bucket.
     """
 
     uri: str
@@ -55,18 +55,18 @@ class NamedStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """The secrets of a storage, read; they show in no text."""
+    """The secrets of a storage; `repr` does not show them."""
 
     values: Mapping[str, str] = field(repr=False)
 
     def get(self, *names: str) -> str | None:
-        """The first one there is of these; names are in any case."""
+        """Return the first of these that exists; the case of names does not matter."""
         folded = {name.lower(): value for name, value in self.values.items()}
         return next((folded[name] for name in names if name in folded), None)
 
 
 def read_secrets(name: str, storage: NamedStorage, environ: Mapping[str, str] = os.environ) -> Secrets:
-    """What the references of a storage point at. Raises SecretError."""
+    """Read the secrets that a storage's credentials refer to. Raises SecretError."""
     return Secrets({key: _read(name, reference, environ) for key, reference in storage.credentials.items()})
 
 
@@ -82,21 +82,21 @@ def _read(name: str, reference: str, environ: Mapping[str, str]) -> str:
         raise SecretError(f"The storage {name} needs the file {place}, which cannot be read.") from error
 
 
-def complaint(storages: Mapping[str, NamedStorage]) -> str | None:
-    """What is wrong with the storages, as one sentence; None if nothing is. Secrets are not looked at."""
-    seen: dict[str, str] = {}
+def storages_problem(storages: Mapping[str, NamedStorage]) -> str | None:
+    """Return what is wrong with the storages, as one sentence; None if nothing is. Secrets are not read."""
+    names_by_uri: dict[str, str] = {}
     for name, storage in storages.items():
         if not _NAME.fullmatch(name):
             return f"A storage's name has letters, digits, - and _: it cannot be {name!r}."
-        if (other := seen.get(storage.uri.rstrip("/"))) is not None:
+        if (other := names_by_uri.get(storage.uri.rstrip("/"))) is not None:
             return f"The storages {other} and {name} have the same uri: take one away."
-        seen[storage.uri.rstrip("/")] = name
-        if wrong := _wrong(storage):
-            return f"The storage {name} {wrong}"
+        names_by_uri[storage.uri.rstrip("/")] = name
+        if problem := _problem(storage):
+            return f"The storage {name} {problem}"
     return None
 
 
-def _wrong(storage: NamedStorage) -> str | None:
+def _problem(storage: NamedStorage) -> str | None:
     for key, reference in storage.credentials.items():
         if not _REFERENCE.fullmatch(reference):
             return f"has a secret in plain sight ({key}): write env:NAME or file:PATH."

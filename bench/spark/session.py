@@ -22,14 +22,14 @@ from bench.spark.lines import answer
 from bench.spark.single import index as index_alone
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.indexes.job import index
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.upsert.job import upsert
-from tiltyard.pipeline.writing.casts import ColumnSelection
-from tiltyard.pipeline.writing.dataframes import write_frame
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.target_table import WriteMode
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from tiltyard.pipeline.backfill.job import backfill
 from tiltyard.pipeline.catalog_client import connection, table
+from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.session import is_connect, slots, spark_session
+from tiltyard.pipeline.session import is_connect, spark_session, task_slots
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.upsert.job import upsert
-from tiltyard.pipeline.writing.dataframes import write_frame
-from tiltyard.pipeline.writing.recipes import Asked
+from tiltyard.pipeline.writing.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,10 +38,10 @@ def main() -> None:
     )
     films = spark.read.format("tiltyard").options(uri=given.uri, table="films").load()
     frame = films.filter("id < 10")
-    write_frame(LocalRun(), frame, table(where, "few"), Asked())
+    write_frame(LocalRun(), frame, table(where, "few"), WriteOptions())
     again = frame.selectExpr("id + 5 as id", "upper(v) as v", "twice")
     again.write.format("tiltyard").options(uri=given.uri, table="few", on="id").mode("append").save()
-    told = {"connect": is_connect(spark), "slots": slots(spark), "rows": figures["rows"], "count": films.count()}
+    told = {"connect": is_connect(spark), "slots": task_slots(spark), "rows": figures["rows"], "count": films.count()}
     told["canceled_after"] = canceled_after(spark)
     sys.stdout.write(json.dumps(told) + "\n")
     spark.stop()

@@ -11,11 +11,11 @@ import pytest
 from lance_namespace.errors import InvalidInputError, TableNotFoundError
 
 from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.type_names import parse_type
+from tiltyard.pipeline.sources.casts import ColumnSelection
+from tiltyard.pipeline.sources.type_names import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
-from tiltyard.pipeline.writing.casts import ColumnSelection
-from tiltyard.pipeline.writing.dataframes import write_frame
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check
 from tiltyard.pipeline.writing.target_table import WriteMode

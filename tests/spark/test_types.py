@@ -20,10 +20,10 @@ from pyspark.errors import PySparkException
 from tests.services.server import ServerProcess
 from tests.spark.every_type import every_type
 from tiltyard.pipeline.catalog_client import table as table_of
+from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.writing.dataframes import write_frame
-from tiltyard.pipeline.writing.recipes import WriteOptions
+from tiltyard.pipeline.writing.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,16 +18,16 @@ import pytest
 
 from tiltyard.pipeline.plans.model import PlanError, parse_plan
 from tiltyard.pipeline.sources import discovery, inspection
+from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones
 from tiltyard.pipeline.sources.csv_records import split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode, common_type
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
+from tiltyard.pipeline.sources.type_names import format_type, parse_type
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.type_names import format_type, parse_type
-from tiltyard.pipeline.writing.casts import ColumnSelection, check_time_zones
 
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:

@@ -46,9 +46,9 @@ from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import delete_files
+from tiltyard.pipeline.sources.type_names import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import Connection
-from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction, parse_user_function
 from tiltyard.pipeline.version_diff import field_ids, fragments_by_id, group_fragments
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list

@@ -15,6 +15,7 @@ from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.sources.casts import ColumnSelection, check_time_zones, select_columns
 from tiltyard.pipeline.sources.discovery import (
     TASK_BYTES,
     Source,
@@ -27,12 +28,11 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
 from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
+from tiltyard.pipeline.sources.type_names import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
-from tiltyard.pipeline.writing.casts import ColumnSelection, check_time_zones, select_columns
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
 from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
 from tiltyard.pipeline.writing.quality_checks import parse_check

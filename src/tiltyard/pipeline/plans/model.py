@@ -12,14 +12,14 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
 from tiltyard.pipeline.indexes.job import make_spec
 from tiltyard.pipeline.indexes.tasks import IndexSpec
+from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import SourceOptions
 from tiltyard.pipeline.sources.partitions import HIVE
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
+from tiltyard.pipeline.sources.type_names import parse_type
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
-from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline import catalog_client
+from tiltyard.pipeline.datasource.dataframes import frame_write_spec, write_partitions
 from tiltyard.pipeline.datasource.fragment_frames import plan_version_scan, read_frame
 from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import is_worker_driver
@@ -22,7 +23,6 @@ from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, chec
 from tiltyard.pipeline.sql.isolated_session import quote_identifier
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.dataframes import frame_write_spec, write_partitions
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
 from tiltyard.pipeline.writing.options import check_written
 from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target

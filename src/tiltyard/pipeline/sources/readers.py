@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from tiltyard.pipeline.sources import text_blocks
+from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batch
 from tiltyard.pipeline.sources.csv_records import (
     Dialect,
     count_line_breaks,
@@ -34,7 +35,6 @@ from tiltyard.pipeline.sources.json_lines import Parser, make_json_parser, parse
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.casts import ColumnMapping, cast_batch
 
 BATCH_ROWS = 8192
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.csv_records import Dialect
 from tiltyard.pipeline.sources.inspection import InspectedFile
 from tiltyard.pipeline.sources.json_lines import infer_json_schema
 from tiltyard.pipeline.sources.readers import Format, SourceReader
 from tiltyard.pipeline.sources.schema_merge import FileSchema, SchemaMode, check_column_names, merge_schemas
 from tiltyard.pipeline.sources.type_inference import JsonProfile, merge_inferred_types
+from tiltyard.pipeline.sources.type_names import format_type
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.type_names import format_type
-from tiltyard.pipeline.writing.casts import ColumnSelection
 
 _MAX_COLUMNS_SHOWN = 100
 

@@ -21,18 +21,19 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.catalog_client import Table
-from tiltyard.pipeline.ingest.job import for_landing, forgotten, source_recipe, write_source
+from tiltyard.pipeline.ingest.job import adapt_source, reset_checkpoints, source_write_spec, write_source
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
+from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, Source, SourceOptions, find_source, spark_inspector
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
+from tiltyard.pipeline.sources.type_names import parse_type
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import Connection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.type_names import parse_type
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
     CheckKeys,
@@ -44,7 +45,6 @@ from tiltyard.pipeline.upsert.tasks import (
 )
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
-from tiltyard.pipeline.writing.casts import ColumnSelection
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
 from tiltyard.pipeline.writing.fragments import parse_fragments
 from tiltyard.pipeline.writing.options import WriteOptions
@@ -136,14 +136,16 @@ def _upsert(
     if (earlier := _find_commit(run, JobTable(table), landing.base)) is not None:
         return earlier.figures()
     try:
-        source = for_landing(run, source, landing, options)
-        recipe = source_recipe(run, spark, source, landing, options)
+        source = adapt_source(run, source, landing, options)
+        recipe = source_write_spec(run, spark, source, landing, options)
         is_small = options.udf is None and source.size <= MAX_BYTES_IN_DRIVER
         written = write_source(run, None if is_small else spark, source, recipe, TASK_BYTES)
         fragments = [text for part in written for text in part.fragments]
         return upsert_fragments(run, table, spark, parse_fragments(fragments), on, since=landing.base).figures()
     except (RefusedError, InvalidInputError):
-        landing.discard_writes(forgotten(run))  # not of a run that was stopped: the next driver resumes with its files
+        landing.discard_writes(
+            reset_checkpoints(run)
+        )  # not of a run that was stopped: the next driver resumes with its files
         raise
 
 
@@ -204,7 +206,7 @@ def upsert_fragments(
 def _find_commit(run: Run, job_table: JobTable, since: int) -> Upserted | None:
     """Return what this run has committed, if it has: the counts are saved before each attempt to commit."""
     run.check()
-    if _CHECKPOINT_KEY not in run.checkpoints() or (version := job_table.done(run, since)) is None:
+    if _CHECKPOINT_KEY not in run.checkpoints() or (version := job_table.find_commit(run, since)) is None:
         return None
     rows, updated, *replaced = json.loads(run.checkpoints()[_CHECKPOINT_KEY])  # earlier releases saved two figures
     return Upserted(version, rows, updated, rows - updated, *(replaced or [updated]))

@@ -17,18 +17,18 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind
-from tiltyard.pipeline.datasource.fragment_frames import rows_of_version, shown
+from tiltyard.pipeline.datasource.dataframes import write_partitions
+from tiltyard.pipeline.datasource.fragment_frames import plan_version_scan, read_frame
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
-from tiltyard.pipeline.sql.isolated_session import quoted
+from tiltyard.pipeline.sql.isolated_session import quote_identifier
 from tiltyard.pipeline.user_functions import PickledFunction
 from tiltyard.pipeline.views.planning import Part
 from tiltyard.pipeline.views.query_analysis import analyze_query
 from tiltyard.pipeline.views.sources import SourceTable
 from tiltyard.pipeline.views.tasks import Chunker, TableFunction, rewrite_first_rows, write_groups
-from tiltyard.pipeline.writing.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
-from tiltyard.pipeline.writing.dataframes import write_partitions
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec
 
@@ -42,7 +42,7 @@ _CHUNKER_BATCH_ROWS = "1000"
 def register_schemas(spark: SparkSession, sources: Mapping[str, SourceTable]) -> None:
     """Register the sources as views of Spark for planning alone: nothing is read, and nothing can be."""
     for name, source in sources.items():
-        _register(name, shown(spark, source.dataset.schema, [FragmentRows(source.location, 0)]))
+        _register(name, read_frame(spark, source.dataset.schema, [FragmentRows(source.location, 0)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class ViewWriter:
         """Write the rows of a part; nothing is committed. Raises RefusedError, RunCanceledError."""
         for name, source in self.sources.items():
             fragments = frozenset(part.get(name, ()))
-            tasks = rows_of_version(self.spark, source.location, source.dataset, fragments)
-            _register(name, shown(self.spark, source.dataset.schema, tasks, self.needed))
+            tasks = plan_version_scan(self.spark, source.location, source.dataset, fragments)
+            _register(name, read_frame(self.spark, source.dataset.schema, tasks, self.needed))
         results = self._write_query(analyze_query(self.spark, self.definition.query), number)
         return WriteResult(
             tuple(fragment for result in results for fragment in result.fragments),
@@ -103,7 +103,7 @@ def _partition_by_group(frame: DataFrame, column: str | None) -> DataFrame:
 
 
 def _register(name: str, frame: DataFrame) -> None:
-    frame.createOrReplaceTempView(quoted(name))
+    frame.createOrReplaceTempView(quote_identifier(name))
 
 
 def truncate(

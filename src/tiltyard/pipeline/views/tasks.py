@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batches
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import PickledFunction
-from tiltyard.pipeline.writing.casts import ColumnMapping, cast_batches
 from tiltyard.pipeline.writing.fragments import FragmentTarget, read_fragments, write_batches
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, write_rows
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table
 from tiltyard.pipeline.user_functions import UserFunction
-from tiltyard.pipeline.writing.casts import ColumnMapping, ColumnSelection, map_to_table
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, check_lance_types
 from tiltyard.pipeline.writing.quality_checks import (
     QualityCheck,

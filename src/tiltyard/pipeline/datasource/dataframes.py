@@ -12,9 +12,9 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.runs import Run, RunCanceledError
+from tiltyard.pipeline.sources.casts import select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.writing.casts import select_columns
 from tiltyard.pipeline.writing.options import WriteOptions, commit_checked, make_write_spec
 from tiltyard.pipeline.writing.target_table import TargetTable, prepare_target
 from tiltyard.pipeline.writing.tasks import WriteResult, WriteSpec, infer_partition_schema, write_partition

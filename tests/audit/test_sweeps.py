@@ -14,7 +14,7 @@ from tests.tables.served import Server, ask, models
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import AuditFilter
 from tiltyard.tables.rows.multipart import create_multipart_write
-from tiltyard.worker.sweeper import sweep_old
+from tiltyard.worker.runner import sweep_expired
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 MINUTE_DAYS = 1 / 1440
 
 
-def test_sweep_old_gives_up_uploads_that_were_never_completed(tmp_path: Path) -> None:
+def test_sweep_expired_gives_up_uploads_that_were_never_completed(tmp_path: Path) -> None:
     server = Server(tmp_path, upload_days=0.0)
     server.create("t", pa.table({"id": [1]}))
     begun = create_multipart_write(server.ctx, ask(models.CreateMultipartWriteRequest, id="t")).upload_id
-    eventually(lambda: sweep_old(server.ctx))  # once it is a millisecond old
+    eventually(lambda: sweep_expired(server.ctx))  # once it is a millisecond old
     with pytest.raises(TransactionNotFoundError):
         server.services.store.describe_upload(begun)
 
 
-def test_sweep_old_keeps_what_is_young(tmp_path: Path) -> None:
+def test_sweep_expired_keeps_what_is_young(tmp_path: Path) -> None:
     server = Server(tmp_path, upload_days=MINUTE_DAYS, transaction_days=MINUTE_DAYS, audit_days=MINUTE_DAYS)
     store, now = server.services.store, server.ctx.clock()
     server.create("t", pa.table({"id": [1]}))
@@ -39,7 +39,7 @@ def test_sweep_old_keeps_what_is_young(tmp_path: Path) -> None:
     ended = store.create_transaction("index", None, {}, {}).id
     store.alter_transaction(ended, lambda status, properties: (TransactionStatus.SUCCEEDED, properties))
     store.add_audit([record(now - 61_000, "old"), record(now, "young")])
-    assert not sweep_old(server.ctx)
+    assert not sweep_expired(server.ctx)
     assert store.describe_upload(begun).id == begun
     assert store.describe_transaction(ended).status is TransactionStatus.SUCCEEDED
     assert [found.id for found in store.list_audit(AuditFilter(), None, 10)] == ["young"]

@@ -11,7 +11,7 @@ import sys
 
 from tests.spark.conftest import FEW_PARTITIONS
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim, drive, new_owner
+from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.session import spark_session
@@ -41,10 +41,10 @@ def main(url: str, job_id: str, prefix: str, count: int) -> None:
     """Drive until death."""
     segments.ROWS_PER_SEGMENT, planning.ROWS_PER_PART = ROWS_PER_SEGMENT, ROWS_PER_PART
     where, owner = connection(url), new_owner()
-    told = claim(OperationClient(where), job_id, owner, LEASE_MS)
+    told = claim_job(OperationClient(where), job_id, owner, LEASE_MS)
     run = DyingRun(OperationClient(where), told, owner, prefix, count)
     spark = spark_session("local[1]", config=FEW_PARTITIONS)
-    drive(run, lambda: told.work(run, where, spark))
+    drive_job(run, lambda: told.execute(run, where, spark))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from tests.services.server import ServerProcess
 from tests.spark import functions
 from tests.spark.functions import Counting, Late
-from tiltyard.model.computed_columns import Computed, Declaration
+from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.backfill import job as backfilling
 from tiltyard.pipeline.backfill.job import backfill
@@ -62,7 +62,7 @@ def found(catalog: Connection, name: str) -> Table:
 
 def declare(found: Table, code: Any, column: str = "y", version: str = "1", inputs: tuple[str, ...] = ("x",)) -> None:
     """Add a column that code computes, as AlterTableAddColumns does."""
-    told = Declaration("test", version, base64.b64encode(cloudpickle.dumps(code)).decode(), inputs)
+    told = UdfDeclaration("test", version, base64.b64encode(cloudpickle.dumps(code)).decode(), inputs)
     found.dataset().add_columns(pa.field(column, pa.int64(), metadata=told.metadata()))
 
 
@@ -196,7 +196,7 @@ def test_backfill_where_leaves_other_rows_and_later_the_rest(
 def test_backfill_of_an_expression_needs_no_code(
     spark: SparkSession, catalog: Connection, found: Table, name: str
 ) -> None:
-    found.dataset().add_columns(pa.field("e", pa.int64(), metadata=Computed("x * 2").metadata()))
+    found.dataset().add_columns(pa.field("e", pa.int64(), metadata=ExpressionDeclaration("x * 2").metadata()))
     found.dataset().delete("id = 5")
     assert backfill(LocalRun(), catalog, spark, name, "e")["rows"] == 999
     assert values(found, "e") == doubles(range(5), range(6, 1000))

@@ -16,11 +16,11 @@ from lance_namespace.errors import (
 
 from tests.spark.views import contents, numbers, write
 from tiltyard.pipeline.catalog_client import Connection, table
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim, drive, new_owner, submit
+from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.writing.target_table import WriteMode, land
+from tiltyard.pipeline.writing.target_table import WriteMode, prepare_target
 
 Fresh = Callable[[str], str]
 
@@ -30,9 +30,9 @@ class Watched(CatalogRun):
 
     happens: Callable[[], None] | None = None
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         """Keep, and then let it happen, once."""
-        super().keep(key, value)
+        super().save_checkpoint(key, value)
         if happens := self.happens:
             self.happens = None
             happens()
@@ -56,23 +56,23 @@ def exchange(catalog: Connection, name: str, new: str) -> None:
 
 
 def queued(catalog: Connection, name: str) -> str:
-    return submit(Calls(catalog), find_job("delete"), {"table": name, "where": "id % 2 = 1"}).id
+    return submit_job(OperationClient(catalog), find_job("delete"), {"table": name, "where": "id % 2 = 1"}).id
 
 
 def driven(catalog: Connection, job_id: str, happens: Callable[[], None] | None = None) -> dict[str, str] | None:
     """The figures of a job, driven here, without Spark: it is small."""
-    owner, calls = new_owner(), Calls(catalog)
-    job: QueuedJob = claim(calls, job_id, owner)
+    owner, calls = new_owner(), OperationClient(catalog)
+    job: QueuedJob = claim_job(calls, job_id, owner)
     run = Watched(calls, job, owner)
     run.happens = happens
     try:
-        return drive(run, lambda: job.work(run, catalog, None), attempts=job.attempts)
+        return drive_job(run, lambda: job.execute(run, catalog, None), attempts=job.attempts)
     finally:
         run.close()
 
 
 def status(catalog: Connection, job_id: str) -> str:
-    return str(Calls(catalog).call("DescribeJob", id=[job_id])["job"]["status"])
+    return str(OperationClient(catalog).call("DescribeJob", id=[job_id])["job"]["status"])
 
 
 def test_job_whose_table_is_renamed_while_it_waits_is_of_that_table(catalog: Connection, films: str) -> None:
@@ -111,11 +111,11 @@ def test_job_whose_table_is_dropped_while_it_waits_touches_no_other_of_its_name(
 
 def test_land_again_where_the_table_is_another_by_now_is_refused(catalog: Connection, fresh: Fresh) -> None:
     name, run = fresh("made"), LocalRun()
-    declared = land(run, table(catalog, name), WriteMode.CREATE)
-    assert land(run, table(catalog, name), WriteMode.CREATE).place == declared.place
+    declared = prepare_target(run, table(catalog, name), WriteMode.CREATE)
+    assert prepare_target(run, table(catalog, name), WriteMode.CREATE).location == declared.location
     rename(catalog, name, f"{name}_renamed")
     with pytest.raises(InvalidTableStateError, match="ask for the job anew"):
-        land(run, table(catalog, name), WriteMode.CREATE)
+        prepare_target(run, table(catalog, name), WriteMode.CREATE)
     write(catalog, name, pa.table({"id": [1]}))
     with pytest.raises(InvalidTableStateError, match="ask for the job anew"):
-        land(run, table(catalog, name), WriteMode.CREATE)
+        prepare_target(run, table(catalog, name), WriteMode.CREATE)

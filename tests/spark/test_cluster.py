@@ -24,9 +24,9 @@ from tests.services.spark_cluster import spark_cluster
 from tests.spark.on_cluster import FOLDER, notes
 from tests.spark.watching import children, wait_for
 from tiltyard.pipeline.catalog_client import connection, table
-from tiltyard.pipeline.driver.lease import LEASE_MS, submit
+from tiltyard.pipeline.driver.lease import LEASE_MS, submit_job
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 
 ROWS, FILES = 3000, 6
 DIMENSION = 600
@@ -82,12 +82,12 @@ def rows() -> pa.Table:
 
 def begun(server: ServerProcess, job: str, **arguments: object) -> str:
     """The id of a job that is queued."""
-    return submit(Calls(connection(server.url)), find_job(job), arguments).id
+    return submit_job(OperationClient(connection(server.url)), find_job(job), arguments).id
 
 
 def told(server: ServerProcess, job_id: str) -> dict[str, object]:
     """A job, as the catalog knows it."""
-    found: dict[str, object] = Calls(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    found: dict[str, object] = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
     return found
 
 
@@ -101,7 +101,7 @@ def succeeded(server: ServerProcess, job_id: str) -> dict[str, str]:
 
 def stored(server: ServerProcess, name: str) -> pa.Table:
     """A table's contents, by plain pylance."""
-    return lance.dataset(table(server.url, name).place().uri).to_table().sort_by("id")
+    return lance.dataset(table(server.url, name).location().uri).to_table().sort_by("id")
 
 
 def test_ingest_on_a_cluster_whose_task_is_speculated_brings_each_row_once(

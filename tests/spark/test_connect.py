@@ -24,7 +24,7 @@ def rows(ids: range, value: str) -> pa.Table:
 
 def stored(url: str, name: str) -> pa.Table:
     """A table's contents, by plain pylance."""
-    return lance.dataset(table(url, name).place().uri).to_table().sort_by("id")
+    return lance.dataset(table(url, name).location().uri).to_table().sort_by("id")
 
 
 def twice(ids: range, given: int) -> pa.Array:

@@ -19,7 +19,7 @@ from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
 from tiltyard.access import Privilege
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import submit
+from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.store import open_store
@@ -58,7 +58,7 @@ def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Sta
 def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
     """The id of a toy job that waits for a worker."""
     folder.mkdir(exist_ok=True)
-    return submit(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
+    return submit_job(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(folder), **arguments}).id
 
 
 def ended(server: ServerProcess, job_id: str) -> str:
@@ -85,7 +85,7 @@ def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_submit_with_a_property_that_no_process_takes_is_refused(server: ServerProcess, tmp_path: Path) -> None:
     for spark in ({"spark.sql.shuffle.partitions": "5\0"}, {"spark\0a": ""}):
         with pytest.raises(InvalidInputError, match="of Spark"):
-            submit(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
+            submit_job(OperationClient(connection(server.url)), find_job("toy"), {"folder": str(tmp_path)}, spark=spark)
 
 
 def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_runs(
@@ -120,8 +120,8 @@ def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
     calls = OperationClient(connection(server.url))
-    jobs = [submit(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}).id for _ in range(2)]
-    own = submit(
+    jobs = [submit_job(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}).id for _ in range(2)]
+    own = submit_job(
         calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, spark={"spark.sql.shuffle.partitions": "5"}
     )
     start_worker()
@@ -287,7 +287,7 @@ def test_driver_whose_worker_was_killed_says_so_in_one_line(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
     calls, owner = OperationClient(connection(server.url)), "driver-of-a-dead-worker"
-    job_id = submit(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
+    job_id = submit_job(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
     pipe, variables = subprocess.PIPE, {**os.environ, **environ}
     words = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
     driver = subprocess.Popen(words, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -47,10 +47,10 @@ def films(catalog: Connection, fresh: Callable[[str], str]) -> str:
 class Appending(LocalRun):
     """While the first part is kept, somebody appends."""
 
-    def keep(self, key: str, value: str) -> None:
+    def save_checkpoint(self, key: str, value: str) -> None:
         if key == "version":
             self.append()
-        super().keep(key, value)
+        super().save_checkpoint(key, value)
 
     append: Any = None
 

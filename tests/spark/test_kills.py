@@ -17,7 +17,7 @@ from tests.services.server import ServerProcess
 from tests.spark.watching import job_commands, transaction, wait_for
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection, table
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,12 +66,12 @@ def rows(ids: range, value: str) -> pa.Table:
 
 def stored(server: ServerProcess, name: str) -> pa.Table:
     """A table's contents, by plain pylance."""
-    return lance.dataset(table(server.url, name).place().uri).to_table().sort_by("id")
+    return lance.dataset(table(server.url, name).location().uri).to_table().sort_by("id")
 
 
 def running(server: ServerProcess, name: str) -> str:
     """The id of the job of this name."""
-    [job] = Calls(connection(server.url)).call("ListJobs", name=name, status="Running")["jobs"]
+    [job] = OperationClient(connection(server.url)).call("ListJobs", name=name, status="Running")["jobs"]
     return str(job["id"])
 
 
@@ -100,7 +100,7 @@ def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_
     told = tmp_path / "rows"
     wait_for(lambda: told.exists() and "500" in told.read_text() and (tmp_path / "filling").exists(), 200)
     upsert_id, backfill_id = running(server, "upsert"), running(server, "backfill")
-    wait_for(lambda: Calls(connection(server.url)).call("ListJobParts", id=[upsert_id])["parts"])
+    wait_for(lambda: OperationClient(connection(server.url)).call("ListJobParts", id=[upsert_id])["parts"])
     server.kill()
     upserting.kill()
     server.start()

@@ -94,8 +94,8 @@ def test_ingest_data_source_and_jobs_on_an_object_store_leave_every_row_as_it_sh
         [rows(0, 90, "old"), rows(90, 15, "upserted"), rows(105, 3, "appended"), rows(108, 4, "by the job")]
     )
     expected = expected.append_column("twice", pa.array([2 * number for number in range(112)], pa.int64()))
-    place = table(where, "films").place()
-    found = lance.dataset(place.uri, storage_options=objects.options)
-    assert place.uri.startswith(f"{lake}/tables/")
+    location = table(where, "films").location()
+    found = lance.dataset(location.uri, storage_options=objects.options)
+    assert location.uri.startswith(f"{lake}/tables/")
     assert found.to_table().sort_by("id") == expected
     assert found.to_table(filter="id = 95") == expected.slice(95, 1)

@@ -61,7 +61,7 @@ def test_refresh_with_code_sends_workers_nothing_that_imports_the_client(
 
 def two_words(first: int, end: int) -> list[dict[str, Any]]:
     rows = [(number, word) for number in range(max(1, first), end) for word in enumerate(("row", str(number)))]
-    return [{"id": number, "word": word, "number": place} for number, (place, word) in rows]
+    return [{"id": number, "word": word, "number": location} for number, (location, word) in rows]
 
 
 def rows_of(coded: Connection, view: str) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def test_refresh_of_a_chunker_of_whole_batches(coded: Connection, fresh: Fresh, 
     code = spec("chunker", whole, ["text"], batch=True)
     create_view(coded, view, f"SELECT * FROM {source} WHERE id > 1", WORDS, kind="chunker", udtf_spec=code)
     refreshed(view)
-    wanted = [{"id": n, "word": f"row {n}", "number": place} for n in range(2, 5) for place in (0, 1)]
+    wanted = [{"id": n, "word": f"row {n}", "number": location} for n in range(2, 5) for location in (0, 1)]
     assert rows_of(coded, view) == wanted
 
 

@@ -20,7 +20,7 @@ from tests.spark.dying import ROWS_PER_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tests.spark.watching import wait_for
 from tiltyard.pipeline.catalog_client import Connection, connection, table
-from tiltyard.pipeline.driver.lease import CatalogRun, claim, drive, new_owner, submit
+from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.runs import LocalRun
@@ -74,10 +74,10 @@ class Noting(CatalogRun):
 def driven(catalog: Connection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
     """Drive a job here to its end: its figures, and what was kept meanwhile."""
     calls, owner = OperationClient(catalog), new_owner()
-    told = claim(calls, job_id, owner)
+    told = claim_job(calls, job_id, owner)
     run = Noting(calls, told, owner)
     run.noted = []
-    return drive(run, lambda: told.work(run, catalog, spark)), run.noted
+    return drive_job(run, lambda: told.execute(run, catalog, spark)), run.noted
 
 
 def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
@@ -124,7 +124,7 @@ def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_th
     driver.join(60)
     assert (driver.is_alive(), ended, table(killable, view).dataset().version) == (False, [None], 1)
     (tmp_path / "go").touch()
-    own = submit(OperationClient(killable), find_job("refresh"), {"table": view}).id
+    own = submit_job(OperationClient(killable), find_job("refresh"), {"table": view}).id
     figures, _ = driven(killable, spark, own)
     assert (figures or {})["mode"] == "full"
     assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))

@@ -19,7 +19,7 @@ from tests.services.server import ServerProcess
 from tests.spark.dying import LEASE_MS, ROWS_PER_SEGMENT
 from tests.spark.test_index import DIMENSION, ROWS, rows
 from tiltyard.pipeline.catalog_client import Connection, Table, table
-from tiltyard.pipeline.driver.lease import CatalogRun, claim, drive, new_owner, submit
+from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
@@ -56,7 +56,7 @@ class NotingRun(CatalogRun):
 def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: str, prefix: str, **asked: Any) -> str:
     """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
     arguments = {"table": found.path[0], **asked}
-    job_id = submit(OperationClient(found.connection), find_job(job), arguments).id
+    job_id = submit_job(OperationClient(found.connection), find_job(job), arguments).id
     words = [sys.executable, "-m", "tests.spark.dying", server.url, job_id, prefix, "2"]
     assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     return job_id
@@ -65,12 +65,12 @@ def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: st
 def resumed(found: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Drive a job to its end: its figures, the parts that were there, and those that were kept now."""
     calls, owner = OperationClient(found.connection), new_owner()
-    told = claim(calls, job_id, owner, LEASE_MS)
+    told = claim_job(calls, job_id, owner, LEASE_MS)
     run = NotingRun(calls, told, owner)
     run.noted, before = {}, dict(run.checkpoints())
     job = find_job(told.name)
-    arguments = job.checked(told.arguments)
-    figures = drive(run, lambda: job.function(run, found.connection, spark, **arguments))
+    arguments = job.validate(told.arguments)
+    figures = drive_job(run, lambda: job.function(run, found.connection, spark, **arguments))
     assert figures is not None
     assert told.attempts == 2
     return figures, before, run.noted
@@ -81,7 +81,7 @@ def fragments_of(parts: Iterable[str]) -> list[list[int]]:
     return sorted(sorted(map(int, json.loads(text)["seen"])) for text in parts)
 
 
-def segments(parts: Mapping[str, str]) -> list[str]:
+def saved_segments(parts: Mapping[str, str]) -> list[str]:
     return [text for key, text in parts.items() if key.startswith("segment-")]
 
 
@@ -96,7 +96,7 @@ def test_index_whose_driver_was_killed_builds_only_what_is_left(
     monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
     figures, before, after = resumed(found, spark, job_id)
     assert "model" in before and "model" not in after
-    once = fragments_of(segments(before)) + [one for one in fragments_of(segments(after)) if len(one) == 1]
+    once = fragments_of(saved_segments(before)) + [one for one in fragments_of(saved_segments(after)) if len(one) == 1]
     assert sorted(once) == [[0], [1], [2], [3]]
     assert (figures["rows"], figures["segments"]) == (str(ROWS), "1")
     nearest = {"column": "vector", "q": [0.5] * DIMENSION, "k": 10, "nprobes": 2}
@@ -138,7 +138,7 @@ def test_index_beside_a_compaction_builds_only_what_was_replaced(
     run = LocalRun()
     figures = index(run, catalog, spark, found.path[0], **VECTORS)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)
-    built = [one for one in fragments_of(segments(run.checkpoints())) if len(one) == 1]
+    built = [one for one in fragments_of(saved_segments(run.checkpoints())) if len(one) == 1]
     assert built[:4] == [[0], [1], [2], [3]]
     assert len(built) == 5
     folder = Path(found.dataset().uri.removeprefix("file://"))

@@ -63,8 +63,8 @@ class KeepingRun(LocalRun):
     folder: Path = Path()
     stops: bool = False
 
-    def keep(self, key: str, value: str) -> None:
-        super(KeepingRun, self).keep(key, value)
+    def save_checkpoint(self, key: str, value: str) -> None:
+        super(KeepingRun, self).save_checkpoint(key, value)
         if key.startswith("share-"):
             (self.folder / "kept").touch()
             if self.stops:
@@ -105,7 +105,7 @@ def work(
 def check(work: Any) -> None:
     """All rows are there, once, by plain pylance; every file that a version names is one that can be read."""
     found: Table = work.table
-    dataset = lance.dataset(found.place().uri)
+    dataset = lance.dataset(found.location().uri)
     dataset.validate()
     assert dataset.to_table().sort_by("id") == work.expected
 
@@ -126,10 +126,10 @@ def test_run_that_was_stopped_and_is_resumed_goes_on_with_its_files(work: Any, t
         work(run, "waiting")
     (tmp_path / "mended").touch()
     # As the next driver has it: the same run, what it kept, and no cancel.
-    again = LocalRun(run.id, _kept=dict(run.kept()))
-    kept = [key for key in run.kept() if key.startswith("share-")]
+    again = LocalRun(run.id, _checkpoints=dict(run.checkpoints()))
+    kept = [key for key in run.checkpoints() if key.startswith("share-")]
     assert work(again, "waiting")["rows"] == ROWS
-    assert {key: again.kept()[key] for key in kept} == {key: run.kept()[key] for key in kept}
+    assert {key: again.checkpoints()[key] for key in kept} == {key: run.checkpoints()[key] for key in kept}
     check(work)
 
 

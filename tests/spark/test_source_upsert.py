@@ -18,12 +18,12 @@ from pyspark.errors import PySparkException
 from tests.services.server import ServerProcess
 from tiltyard.pipeline.catalog_client import Table
 from tiltyard.pipeline.catalog_client import table as table_of
-from tiltyard.pipeline.datasource.options import Options
+from tiltyard.pipeline.datasource.options import DataSourceOptions
 from tiltyard.pipeline.datasource.spark_types import spark_schema
-from tiltyard.pipeline.datasource.writing import TableWriter
+from tiltyard.pipeline.datasource.writer import TableWriter
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.upsert.job import upsert
-from tiltyard.pipeline.writing.commit import StrictTable
+from tiltyard.pipeline.writing.commit import JobTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +71,7 @@ def frame(spark: SparkSession, first: int, end: int, value: str) -> DataFrame:
 
 def contents(found: Table) -> pa.Table:
     """The table, read by plain pylance; fails if an id is there twice."""
-    there = lance.dataset(found.place().uri).to_table().sort_by("id")
+    there = lance.dataset(found.location().uri).to_table().sort_by("id")
     assert len(set(there["id"].to_pylist())) == there.num_rows
     return there
 
@@ -105,7 +105,7 @@ def test_write_on_a_key_that_cannot_be_changes_nothing_and_leaves_nothing(
     with pytest.raises(PySparkException, match=reason):
         write(frame(spark, 0, 3, "new").selectExpr(*columns), found, **options)
     assert contents(found) == rows(range(100), "old") and found.dataset().version == 1
-    assert len(list((Path(found.place().uri) / "data").iterdir())) == 4
+    assert len(list((Path(found.location().uri) / "data").iterdir())) == 4
 
 
 def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
@@ -201,7 +201,7 @@ EITHER = pytest.mark.parametrize("on", [{}, {"on": "id"}], ids=["append", "upser
 
 def writer(url: str, table: Table, on: dict[str, str]) -> TableWriter:
     """What Spark makes for a write, and calls: here by hand, to stop it where processes die."""
-    options = Options.checked({"uri": url, "table": str(table), **on})
+    options = DataSourceOptions.parse({"uri": url, "table": str(table), **on})
     return TableWriter(options, spark_schema(rows([], "").schema), overwrite=False)
 
 
@@ -213,13 +213,13 @@ def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
     new = rows(range(100, 110), "new")
     ours = writer(served.url, found, on)
     written = [ours.write(iter(new.to_batches()))]
-    commit = StrictTable.commit
+    commit = JobTable.commit
 
     def lost(*arguments: Any, **given: Any) -> int:
         commit(*arguments, **given)
         raise ServiceUnavailableError("The server went away.")
 
-    monkeypatch.setattr(StrictTable, "commit", lost)
+    monkeypatch.setattr(JobTable, "commit", lost)
     with pytest.raises(ServiceUnavailableError):
         ours.commit(written)
     ours.abort(written)
@@ -231,7 +231,7 @@ def test_write_whose_task_failed_leaves_nothing(served: ServerProcess, found: Ta
     ours = writer(served.url, found, on)
     ours.abort([ours.write(iter(rows([1000], "new").to_batches())), None])
     assert contents(found) == rows(range(100), "old")
-    assert len(list((Path(found.place().uri) / "data").iterdir())) == 4
+    assert len(list((Path(found.location().uri) / "data").iterdir())) == 4
 
 
 @EITHER
@@ -243,13 +243,13 @@ def test_stream_batch_that_two_drivers_commit_at_once_is_there_once(
     new = rows(range(100, 110), "theirs")
     written = [theirs.write(iter(new.to_batches()))]
     late = [ours.write(iter(rows(range(110, 120), "ours").to_batches()))]
-    once, commit = iter([written]), StrictTable.commit
+    once, commit = iter([written]), JobTable.commit
 
     def overtaken(*arguments: Any, **given: Any) -> int:
         for messages in once:
             theirs.commit_batch(messages, "numbers", 0)
         return commit(*arguments, **given)
 
-    monkeypatch.setattr(StrictTable, "commit", overtaken)
+    monkeypatch.setattr(JobTable, "commit", overtaken)
     ours.commit_batch(late, "numbers", 0)
     assert contents(found) == joined(rows(range(100), "old"), new)

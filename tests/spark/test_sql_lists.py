@@ -10,10 +10,10 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.jobs import DRIVER
 from tiltyard.pipeline.plans.rows import _query
-from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
-from tiltyard.pipeline.sql.functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
-from tiltyard.pipeline.sql.sessions import own_session
-from tiltyard.pipeline.sql.trees import sequence
+from tiltyard.pipeline.sql.allowed_functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
+from tiltyard.pipeline.sql.checks import analyze_query, check_analyzed_query, check_parsed_query
+from tiltyard.pipeline.sql.isolated_session import isolate_session
+from tiltyard.pipeline.sql.spark_plans import to_list
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ WITH_OPTIONS = {"from_csv", "from_json", "schema_of_csv", "schema_of_json", "to_
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
     """A session with a table of one row."""
-    own = own_session(spark)
+    own = isolate_session(spark)
     own.sql(FILMS).createOrReplaceTempView("films")
     return own
 
@@ -38,14 +38,14 @@ def session(spark: SparkSession) -> SparkSession:
 def registered(spark: SparkSession, registry: str) -> dict[str, Any]:
     """Spark's functions, by name."""
     found = getattr(spark._jsparkSession.sessionState(), registry)()
-    names = {str(one.funcName()): one for one in sequence(found.listFunction())}
+    names = {str(one.funcName()): one for one in to_list(found.listFunction())}
     return {name: found.lookupFunction(one).get() for name, one in names.items()}
 
 
 def test_every_function_of_this_spark_is_allowed_or_refused_with_a_reason(session: SparkSession) -> None:
     names = registered(session, "functionRegistry").keys()
     unknown = names - ALLOWED_NAMES - REFUSED_REASONS.keys()
-    assert not unknown, f"look at what these do, and put each on a list in pipeline/sql/functions.py: {sorted(unknown)}"
+    assert not unknown, f"look at what these do, and put each on a list in pipeline/sql/allowed_functions.py: {sorted(unknown)}"
     assert not (ALLOWED_NAMES | REFUSED_REASONS.keys()) - names, "the lists name functions that Spark has not"
     assert not ALLOWED_NAMES & REFUSED_REASONS.keys()
     assert all(group.reason and group.names for group in (*ALLOWED, *REFUSED))
@@ -54,23 +54,23 @@ def test_every_function_of_this_spark_is_allowed_or_refused_with_a_reason(sessio
 def test_every_function_that_makes_a_table_is_refused(session: SparkSession) -> None:
     for name in registered(session, "tableFunctionRegistry"):
         with pytest.raises(InvalidInputError, match="UnresolvedTableValuedFunction"):
-            check_parsed(session, f"SELECT * FROM {name}(1)", [])
+            check_parsed_query(session, f"SELECT * FROM {name}(1)", [])
 
 
 def test_every_function_that_is_refused_is_refused_by_its_reason_however_it_is_called(session: SparkSession) -> None:
     for name, reason in REFUSED_REASONS.items():
         for query in (f"SELECT {name}(1)", f"SELECT `{name.upper()}`(1)", f"SELECT 1 LIMIT {name}('a', 'b')"):
             with pytest.raises(InvalidInputError, match=re.escape(reason[:40])):
-                check_parsed(session, query, [])
+                check_parsed_query(session, query, [])
         with pytest.raises(InvalidInputError, match="may not call"):
-            check_parsed(session, f"SELECT system.builtin.{name}(1)", [])
+            check_parsed_query(session, f"SELECT system.builtin.{name}(1)", [])
         with pytest.raises(InvalidInputError, match="may not call"):
-            check_parsed(session, f"SELECT x FROM films LATERAL VIEW {name}(1) t AS x", ["films"])
+            check_parsed_query(session, f"SELECT x FROM films LATERAL VIEW {name}(1) t AS x", ["films"])
 
 
 def test_function_of_nobody_is_refused(session: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="may not call of_a_new_spark"):
-        check_parsed(session, "SELECT of_a_new_spark(1)", [])
+        check_parsed_query(session, "SELECT of_a_new_spark(1)", [])
 
 
 def test_every_example_of_an_allowed_function_passes_both_checks(session: SparkSession) -> None:
@@ -80,9 +80,9 @@ def test_every_example_of_an_allowed_function_passes_both_checks(session: SparkS
             continue
         for query in re.findall(r"> (SELECT .*?);\s*$", info.getExamples() or "", re.MULTILINE):
             try:
-                check_parsed(session, query, [])
-                frame = analysed(session, query)
-                check_analysed(frame)
+                check_parsed_query(session, query, [])
+                frame = analyze_query(session, query)
+                check_analyzed_query(frame)
                 passed.add(name)
             except InvalidInputError as error:
                 if "Spark cannot" not in str(error):  # what needs a setting of Spark's, or is cut in its page

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.session import slots
+from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.task_errors import RefusedError
 
@@ -27,7 +27,7 @@ def test_run_tasks_many_payloads_gives_results_in_their_order(spark: SparkSessio
     results = run_tasks(spark, LocalRun(), lambda one: one["number"] ** 2, payloads, on_result=heard.__setitem__)
     assert results == [0, 1, 4, 9, 16, 25, 36]
     assert heard == dict(enumerate(results))
-    assert slots(spark) == 2
+    assert task_slots(spark) == 2
 
 
 def test_run_tasks_without_payloads_starts_nothing(spark: SparkSession) -> None:

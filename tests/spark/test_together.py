@@ -91,7 +91,7 @@ def test_jobs_and_writers_at_once_leave_each_row_once_with_its_values(
         for number, value in values.items()
         if number not in DELETED
     ]
-    dataset = lance.dataset(found.place().uri)
+    dataset = lance.dataset(found.location().uri)
     dataset.validate()
     assert dataset.to_table().sort_by("id").to_pylist() == expected
     for number in (5, 310, 1950, 2050, APPENDED):  # through the index, what it has not yet beside it

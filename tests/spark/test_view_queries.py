@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.datasource.fragment_frames import shown
-from tiltyard.pipeline.sql.isolated_session import own_session
+from tiltyard.pipeline.datasource.fragment_frames import read_frame
+from tiltyard.pipeline.sql.isolated_session import isolate_session
 from tiltyard.pipeline.table_location import Connection, TableLocation
 from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only, needed_columns, why_not_incremental
 from tiltyard.pipeline.writing.fragments import FragmentRows
@@ -24,9 +24,9 @@ NOWHERE = FragmentRows(TableLocation("/nowhere", {}, Connection("rest", ()), ("f
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
     """A session with two tables that are never read."""
-    own = own_session(spark)
+    own = isolate_session(spark)
     for name in ("films", "shop$orders"):
-        shown(own, SCHEMA, [NOWHERE]).createOrReplaceTempView(f"`{name}`")
+        read_frame(own, SCHEMA, [NOWHERE]).createOrReplaceTempView(f"`{name}`")
     return own
 
 

@@ -38,9 +38,9 @@ def toy(
 ) -> Mapping[str, object]:
     """Go through steps, each once whoever drives, then commit."""
     log = Path(folder)
-    run.progress(rows=len(run.kept()), rows_total=steps)
+    run.progress(rows=len(run.checkpoints()), rows_total=steps)
     for step in range(steps):
-        if str(step) in run.kept():
+        if str(step) in run.checkpoints():
             continue
         while step == hold and not (log / "go").exists():
             run.check()
@@ -48,7 +48,7 @@ def toy(
         time.sleep(pause)
         run.check()
         _note(log, f"step {step}")
-        run.keep(str(step), "{}")
+        run.save_checkpoint(str(step), "{}")
         run.progress(rows=step + 1)
     if broken:
         raise InvalidInputError("The toy is broken: take another.")

@@ -48,8 +48,8 @@ def spec(kind: str, function: Callable[..., Any], inputs: list[str] | None, **fi
 
 def contents(catalog: Connection, name: str, key: str = "id") -> pa.Table:
     """A table's rows, by plain pylance from its files."""
-    place = table(catalog, name).place()
-    return lance.dataset(place.uri).to_table().sort_by(key).replace_schema_metadata(None)
+    location = table(catalog, name).location()
+    return lance.dataset(location.uri).to_table().sort_by(key).replace_schema_metadata(None)
 
 
 def words(id: int, text: str) -> Any:  # noqa: A002  # the column's name

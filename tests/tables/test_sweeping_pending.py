@@ -16,7 +16,7 @@ from tests.tables.test_version_commits import location, stage
 from tiltyard.store import NewVersion
 from tiltyard.tables.commits import finalizing
 from tiltyard.tables.commits.process_state import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, MOST_TABLES, FinalizingBackoff
-from tiltyard.worker.sweeper import sweep_leftovers
+from tiltyard.worker.runner import sweep_leftovers
 
 
 def pend(server: Server, name: str, version: int, staged: str) -> None:

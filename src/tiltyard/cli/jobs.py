@@ -22,13 +22,21 @@ from tiltyard.cli.options import parse_pairs
 from tiltyard.cli.progress_bar import progress_bar
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.lease import LEASE_MS, CatalogRun, QueuedJob, claim, drive, new_owner, reason, submit
-from tiltyard.pipeline.driver.spark_ui import application_facts
+from tiltyard.pipeline.driver.lease import (
+    LEASE_MS,
+    CatalogRun,
+    QueuedJob,
+    claim_job,
+    drive_job,
+    new_owner,
+    short_message,
+    submit_job,
+)
 from tiltyard.pipeline.jobs import Parameter, RegisteredJob, find_job
 from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.pipeline.progress import Figures
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
-from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.session import describe_application, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.fatal import refuse
@@ -114,13 +122,13 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
     except RefusedError as error:
         refuse(str(error))
     except LanceNamespaceError as error:
-        refuse(reason(error))
+        refuse(short_message(error))
     except Exception as error:
         # What fails within Spark is a page of Java and Python, which Spark has logged; without PySpark nothing does.
         failures = getattr(sys.modules.get("pyspark.errors"), "PySparkException", ())
         if not isinstance(error, failures):
             raise
-        refuse(f"Spark could not do it, and its log above has more. {reason(error)}")
+        refuse(f"Spark could not do it, and its log above has more. {short_message(error)}")
 
 
 # The commands of jobs
@@ -170,7 +178,7 @@ def run_job(
     if submit_it:
         if target.master or target.remote or target.storage:
             raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
-        queued = submit(target.calls(), job, arguments, spark=parse_pairs(target.conf) or None)
+        queued = submit_job(target.calls(), job, arguments, spark=parse_pairs(target.conf) or None)
         click.echo(queued.id)
     elif untracked:
         _run_untracked(job, job.validate(arguments), target)
@@ -202,7 +210,7 @@ def _run_tracked(job: RegisteredJob, arguments: Mapping[str, Any], target: Targe
     calls, owner = target.calls(), new_owner()
     with interruptible() as interruption:  # from here on, because a job that has started has to be canceled
         interruption.check()
-        queued = submit(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
+        queued = submit_job(calls, job, arguments, owner=owner, lease_millis=LEASE_MS)
         _drive_here(job, queued, owner, target, spark, interruption)
 
 
@@ -224,11 +232,11 @@ def _drive_here(
     interruption.on_signal(run.cancel)
 
     def work() -> Mapping[str, object]:
-        run.progress(**application_facts(spark))
-        return queued.work(run, where, spark)
+        run.progress(**describe_application(spark))
+        return queued.execute(run, where, spark)
 
     with progress_bar(job.name, run.figures.texts):
-        figures = drive(run, work)
+        figures = drive_job(run, work)
     if figures is None:
         _exit_stopped(OperationClient(where), queued.id, run.figures.texts())
     _print_figures({"job": queued.id, **figures})
@@ -341,7 +349,7 @@ def _resume(target: Target, job_id: str) -> None:
     job = find_job(description["name"])
     spark = target.session(job, description.get("spark"))
     with interruptible() as interruption:
-        queued = claim(calls, job_id, owner, check=interruption.check)
+        queued = claim_job(calls, job_id, owner, check=interruption.check)
         _drive_here(job, queued, owner, target, spark, interruption)
 
 

@@ -26,7 +26,7 @@ from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_g
 from tiltyard.server.startup_checks import uvicorn_network_options
 from tiltyard.storage import StorageError
 from tiltyard.store import StoreVersionError
-from tiltyard.worker import Drivers, Worker
+from tiltyard.worker import DriverPool, Worker
 
 DRAIN_SECONDS = 6
 WORKER_SECONDS = 2.0
@@ -147,19 +147,18 @@ def serve_shared_socket(settings: Settings, listener: socket.socket, on_started:
     exit_now()
 
 
-def job_drivers(services: Services) -> Drivers | None:
+def job_drivers(services: Services) -> DriverPool | None:
     """Return the drivers of pipeline jobs; None where they are off, or Spark is missing: another worker may have it."""
     if services.settings.spark == "off":
         return None
-    from tiltyard.pipeline.driver.spark_ui import check_spark
-    from tiltyard.pipeline.java import SparkMissingError
+    from tiltyard.pipeline.java import SparkMissingError, check_spark
 
     try:
         check_spark(services.settings.spark)
     except SparkMissingError as error:
         log.warning("%s Jobs of the pipeline are left to other workers.", error)
         return None
-    return Drivers(services)
+    return DriverPool(services)
 
 
 def exit_on_signals() -> None:

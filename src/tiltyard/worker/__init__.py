@@ -1,6 +1,6 @@
-"""The worker: runs queued transactions, and sweeps up what a crash left behind."""
+"""The worker: run queued transactions and jobs of the pipeline, and clean up what crashes left."""
 
-from tiltyard.worker.drivers import Drivers
+from tiltyard.worker.drivers import DriverPool
 from tiltyard.worker.runner import Worker
 
-__all__ = ["Drivers", "Worker"]
+__all__ = ["DriverPool", "Worker"]

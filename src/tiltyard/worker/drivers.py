@@ -1,8 +1,8 @@
-"""Jobs of the data pipeline, handed to driver processes: one that stays warm, and one for each job besides.
+"""Run queued jobs of the data pipeline in driver processes: a warm one, and one for each job with its own properties.
 
-A worker claims a job and gives its lease to a driver. The driver keeps the lease, and writes how the job ended; the
-worker looks after the process. A driver that dies leaves its job to the queue at once. A worker that dies leaves its
-drivers at work: they have the leases, so that no job is done by two.
+A worker claims a job and gives its lease to a driver. The driver renews the lease, and writes how the job ended; the
+worker supervises the process. The job of a driver that dies is queued again at once. When a worker dies, its drivers
+continue: they have the leases, so that no job is run by two.
 """
 
 from __future__ import annotations
@@ -34,38 +34,45 @@ from tiltyard.model.jobs import MOST_ATTEMPTS, RETRY_MS, pipeline_jobs
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord
-from tiltyard.worker.driver_config import environment, hand_over, orders, own_conf, submit_command, warm_command
-from tiltyard.worker.guarding import guarded
+from tiltyard.worker.driver_config import (
+    driver_environment,
+    driver_orders,
+    job_spark_conf,
+    submit_command,
+    warm_command,
+    write_driver_files,
+)
+from tiltyard.worker.loop_step import run_step
 
 log = logging.getLogger("tiltyard.worker")
 
 START_LEASE_MS = 60_000
-"""For how long a job is a driver's that has not begun yet: Python takes a while to start."""
+"""The lease of a driver that has not started yet: Python takes a while to start."""
 POLL_SECONDS = 0.25
 IDLE_SECONDS = 600.0
-"""How long the warm driver waits for a job before its memory is given back."""
+"""How long the warm driver waits for a job before it ends, which frees its memory."""
 
 
-class Drivers:
-    """Runs queued jobs, `spark_jobs` of them at once; the first thread keeps its driver warm."""
+class DriverPool:
+    """Run queued jobs, up to `spark_jobs` at once; the first thread keeps its driver warm."""
 
     def __init__(self, services: Services) -> None:
-        """Look after the jobs of a catalog; nothing runs before `start`."""
+        """Prepare the threads; nothing runs before `start`."""
         self._services = services
         self._stopping = threading.Event()
-        self._processes: set[_Process] = set()
+        self._processes: set[_DriverProcess] = set()
         self._threads = [
             threading.Thread(target=self._work, args=(number == 0,), name=f"driver-{number}", daemon=True)
             for number in range(services.settings.spark_jobs)
         ]
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Claim nothing more; drivers hand their jobs back within `timeout` seconds, or are killed."""
+        """Claim nothing more; drivers release their jobs within `timeout` seconds, or are killed."""
         self._stopping.set()
         for process in list(self._processes):
             process.terminate()
@@ -77,76 +84,77 @@ class Drivers:
         for thread in self._threads:
             thread.join(timeout)
 
-    def _work(self, warm: bool) -> None:
-        """Claim and run, one job after the other."""
-        driver: _Process | None = None
+    def _work(self, keeps_warm: bool) -> None:
+        """Claim and run one job after the other, until the pool stops."""
+        driver: _DriverProcess | None = None
         while not self._stopping.is_set():
-            record = guarded(self._claimed, self._stopping, self._services.outage_log)
+            record = run_step(self._claim, self._stopping, self._services.outage_log)
             if record is None:
-                driver = self._not_idle(driver)
+                driver = self._end_if_idle(driver)
                 self._stopping.wait(POLL_SECONDS)
                 continue
             log.info("job %s (%s) begins, try %d", record.id, record.kind, record.attempts)
             try:
-                if warm and not own_conf(self._services.settings, record):
-                    driver = self._warmed(driver)
+                if keeps_warm and not job_spark_conf(self._services.settings, record):
+                    driver = self._warm_driver(driver)
                     driver.drive(record)
                 else:
-                    self._submit(record)
+                    self._run_in_own_driver(record)
             except InvalidInputError as error:
-                guarded(partial(self._refuse, record, error), self._stopping, self._services.outage_log)
+                run_step(partial(self._refuse, record, error), self._stopping, self._services.outage_log)
             except Exception:  # whatever is wrong with this job, the next one needs the thread
                 log.exception("a driver for job %s did not start, or ended", record.id)
-            guarded(partial(self._settle, record), self._stopping, self._services.outage_log)
+            run_step(partial(self._requeue_unfinished, record), self._stopping, self._services.outage_log)
         if driver:
             self._end(driver)
 
-    def _claimed(self) -> TransactionRecord | None:
-        """A job that waits, and that whoever asked for it may still have done. Raises ServiceUnavailableError."""
+    def _claim(self) -> TransactionRecord | None:
+        """Claim a queued job whose submitter still has the privileges for it. Raises ServiceUnavailableError."""
         ctx = Context(self._services, uuid.uuid4().hex, principal=SERVER)
         return claim_next(ctx, uuid.uuid4().hex, START_LEASE_MS, tuple(pipeline_jobs()))
 
-    def _warmed(self, driver: _Process | None) -> _Process:
+    def _warm_driver(self, driver: _DriverProcess | None) -> _DriverProcess:
+        """Return a warm driver that takes jobs: this one, or a new one."""
         if driver is not None and driver.takes_jobs:
             return driver
         if driver is not None:
             self._end(driver)
-        return self._begun(_Process.warm(self._services.settings))
+        return self._track(_DriverProcess.warm(self._services.settings))
 
-    def _not_idle(self, driver: _Process | None) -> _Process | None:
-        """The warm driver, unless it has had nothing to do for long."""
+    def _end_if_idle(self, driver: _DriverProcess | None) -> _DriverProcess | None:
+        """Return the warm driver, or None if it has been idle for long, and is ended."""
         if driver is None or time.monotonic() - driver.used < IDLE_SECONDS:
             return driver
         self._end(driver)
         return None
 
-    def _submit(self, record: TransactionRecord) -> None:
+    def _run_in_own_driver(self, record: TransactionRecord) -> None:
         """Run a job in a process of its own, and wait for its end."""
-        driver = self._begun(_Process.submitted(self._services.settings, record))
+        driver = self._track(_DriverProcess.submitted(self._services.settings, record))
         driver.wait()
         self._end(driver)
 
-    def _begun(self, driver: _Process) -> _Process:
+    def _track(self, driver: _DriverProcess) -> _DriverProcess:
         self._processes.add(driver)
-        if self._stopping.is_set():  # `stop` may have looked through the others already
+        if self._stopping.is_set():  # `stop` may have terminated the others already
             driver.terminate()
         return driver
 
-    def _end(self, driver: _Process) -> None:
+    def _end(self, driver: _DriverProcess) -> None:
         driver.close()
         self._processes.discard(driver)
 
     def _refuse(self, record: TransactionRecord, error: InvalidInputError) -> None:
-        """Fail a job that no driver may be started for. Raises ServiceUnavailableError."""
+        """Fail a job for which no driver may be started. Raises ServiceUnavailableError."""
         log.warning("job %s is refused: %s", record.id, error)
         with suppress(ConcurrentModificationError, TransactionNotFoundError):  # it was canceled just now
             owner, failed = record.lease_owner or "", TransactionStatus.FAILED
             self._services.store.finish_transaction(record.id, owner, failed, error=str(error))
 
-    def _settle(self, record: TransactionRecord) -> None:
-        """Queue a job again whose driver is gone and did not end it, until its attempts are spent."""
-        spent = record.attempts >= MOST_ATTEMPTS
-        status = TransactionStatus.FAILED if spent else TransactionStatus.QUEUED
+    def _requeue_unfinished(self, record: TransactionRecord) -> None:
+        """Queue a job again whose driver is gone and did not finish it, until its attempts are used up."""
+        is_last_attempt = record.attempts >= MOST_ATTEMPTS
+        status = TransactionStatus.FAILED if is_last_attempt else TransactionStatus.QUEUED
         error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has more."
         store = self._services.store
         try:
@@ -154,47 +162,44 @@ class Drivers:
                 record.id,
                 record.lease_owner or "",
                 status,
-                error=error if spent else None,
+                error=error if is_last_attempt else None,
                 available_at=self._services.clock() + RETRY_MS,
             )
             log.warning("the driver of job %s ended before the job did: it is %s", record.id, status)
         except (ConcurrentModificationError, TransactionNotFoundError):
-            log.info("job %s has ended, or is another's", record.id)
-        except ServiceUnavailableError as error_:
-            log.warning("job %s is free when its lease ends: %s", record.id, error_)
+            log.info("job %s has ended, or another driver has it", record.id)
+        except ServiceUnavailableError as unavailable:
+            log.warning("job %s is free when its lease ends: %s", record.id, unavailable)
 
 
-class _Process:
-    """A driver process."""
+class _DriverProcess:
+    """A driver process, and the folder with its files."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path | None = None) -> None:
         self._process = process
         self._folder = folder
-        self._leaving = False
+        self._is_leaving = False
         self.used = time.monotonic()
 
     @classmethod
     def warm(cls, settings: Settings) -> Self:
-        """One that takes job after job. Raises OSError."""
-        words, variables, pipe = warm_command(settings), environment(settings), subprocess.PIPE
-        process = subprocess.Popen(words, text=True, env=variables, stdin=pipe, stdout=pipe)  # noqa: S603  # our own driver
+        """Start a driver that takes one job after the other. Raises OSError."""
+        command, variables, pipe = warm_command(settings), driver_environment(settings), subprocess.PIPE
+        process = subprocess.Popen(command, text=True, env=variables, stdin=pipe, stdout=pipe)  # noqa: S603  # our own driver
         assert process.stdin is not None
-        process.stdin.write(orders(settings, submitted=False) + "\n")
+        process.stdin.write(driver_orders(settings, submitted=False) + "\n")
         process.stdin.flush()
         return cls(process)
 
     @classmethod
     def submitted(cls, settings: Settings, record: TransactionRecord) -> Self:
-        """One for this job. Raises OSError."""
+        """Start a driver for this job alone. Raises OSError."""
         folder = Path(tempfile.mkdtemp(prefix="tiltyard-driver-"))
         try:
-            hand_over(settings, record, folder)
-            words, variables, nothing = (
-                submit_command(settings, record, folder),
-                environment(settings),
-                subprocess.DEVNULL,
-            )
-            process = subprocess.Popen(words, text=True, env=variables, stdin=nothing, stdout=nothing)  # noqa: S603  # Spark's own command, with Spark's properties
+            write_driver_files(settings, record, folder)
+            command, variables = submit_command(settings, record, folder), driver_environment(settings)
+            nothing = subprocess.DEVNULL
+            process = subprocess.Popen(command, text=True, env=variables, stdin=nothing, stdout=nothing)  # noqa: S603  # Spark's own command, with Spark's properties
         except BaseException:
             shutil.rmtree(folder)
             raise
@@ -202,18 +207,19 @@ class _Process:
 
     @property
     def takes_jobs(self) -> bool:
-        return not self._leaving and self._process.poll() is None
+        """Return whether the process runs, and does not end after its last job."""
+        return not self._is_leaving and self._process.poll() is None
 
     def drive(self, record: TransactionRecord) -> None:
-        """Hand over a job, and wait until it has ended, or the process has. Raises OSError for one that is gone."""
+        """Send a job to the process, and wait until one of them has ended. Raises OSError if the process is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"job": record.id, "owner": record.lease_owner}) + "\n")
         self._process.stdin.flush()
         for line in iter(self._process.stdout.readline, ""):
-            told = json.loads(line)
-            if told["ended"] == record.id:
-                self._leaving = told["leaving"]
+            report = json.loads(line)
+            if report["ended"] == record.id:
+                self._is_leaving = report["leaving"]
                 break
         self.used = time.monotonic()
 
@@ -227,12 +233,12 @@ class _Process:
         self._process.kill()
 
     def close(self) -> None:
-        """Let it end: it has no job."""
+        """Close its input, so that it ends, and wait for that: it has no job."""
         if self._process.stdin:
-            with suppress(OSError):  # it is gone already, and never took what was written last
+            with suppress(OSError):  # it is gone already, and never read what was written last
                 self._process.stdin.close()
         self._process.wait()
         if self._process.stdout:
             self._process.stdout.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # the driver removes it as soon as it has read it
+            shutil.rmtree(self._folder, ignore_errors=True)  # the driver deletes it as soon as it has read it

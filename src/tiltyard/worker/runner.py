@@ -1,7 +1,7 @@
-"""Threads that claim transactions under a lease, run them, and keep the lease alive.
+"""The worker: threads that claim transactions under a lease and run them, and one that cleans up.
 
-Any number of workers may run on one catalog: a transaction belongs to whoever holds its lease, and one whose worker
-died is handed out again when the lease ends.
+Any number of workers may run on one catalog: the one that holds a transaction's lease runs it, and a transaction whose
+worker died can be claimed again when the lease ends.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
+from tiltyard.catalog.folder_deletion import sweep
+from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
 from tiltyard.store import TransactionRecord, UnitOfWork
-from tiltyard.worker.guarding import guarded
-from tiltyard.worker.sweeper import sweep_leftovers, sweep_old
+from tiltyard.tables.commits.finalizing import sweep_pending
+from tiltyard.tables.rows.multipart import abandon_stale_uploads
+from tiltyard.worker.loop_step import run_step
 
 log = logging.getLogger("tiltyard.worker")
 
 LEASE_MS = 30_000
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
-SWEEP_OLD_SECONDS = 60.0
+SWEEP_EXPIRED_SECONDS = 60.0
+SWEEP_ROWS = 1_000
 
 
 class Worker:
-    """`threads` jobs at once; `start` returns at once, `stop` waits for what can end soon."""
+    """Run up to `threads` transactions at once. `start` returns at once, `stop` waits for those that end soon."""
 
     def __init__(self, services: Services, threads: int) -> None:
         self._services = services
@@ -51,20 +55,20 @@ class Worker:
         self._threads.append(threading.Thread(target=self._sweep, name="sweeper", daemon=True))
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Claim nothing more, and wait up to `timeout` seconds; what still runs then is queued again."""
+        """Claim nothing more, and wait up to `timeout` seconds; a transaction that still runs then is queued again."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout / len(self._threads))
         for run in list(self._running):
-            run.give_back()
+            run.requeue()
 
     def run_one(self) -> bool:
-        """Claim and run one transaction; whether there was one."""
+        """Claim and run one transaction; return whether there was one."""
         store = self._services.store
         if not store.has_claimable_transaction(tuple(JOBS)):
             return False
@@ -81,26 +85,26 @@ class Worker:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            if not guarded(self.run_one, self._stopping, self._services.outage_log):
+            if not run_step(self.run_one, self._stopping, self._services.outage_log):
                 self._stopping.wait(POLL_SECONDS)
 
     def _sweep(self) -> None:
         ctx = Context(self._services, "sweep", principal=SERVER)
-        old_due = 0.0
+        expired_due = 0.0
         while not self._stopping.wait(SWEEP_SECONDS):
-            self._while_there_is(sweep_leftovers, ctx)
-            if time.monotonic() >= old_due:
-                self._while_there_is(sweep_old, ctx)
-                old_due = time.monotonic() + SWEEP_OLD_SECONDS
+            self._repeat_while_true(sweep_leftovers, ctx)
+            if time.monotonic() >= expired_due:
+                self._repeat_while_true(sweep_expired, ctx)
+                expired_due = time.monotonic() + SWEEP_EXPIRED_SECONDS
 
-    def _while_there_is(self, step: Callable[[Context], bool], ctx: Context) -> None:
+    def _repeat_while_true(self, step: Callable[[Context], bool], ctx: Context) -> None:
         outages = self._services.outage_log
-        while not self._stopping.is_set() and guarded(lambda: step(ctx), self._stopping, outages):
+        while not self._stopping.is_set() and run_step(lambda: step(ctx), self._stopping, outages):
             pass
 
 
 class _Run:
-    """One transaction in the hands of one worker."""
+    """The run of one claimed transaction."""
 
     def __init__(self, services: Services, owner: str, record: TransactionRecord, stopping: threading.Event) -> None:
         self._services = services
@@ -111,39 +115,39 @@ class _Run:
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Run the job to its end, and write how it ended."""
+        """Run the transaction's job to its end, and write how it ended."""
         record = self._record
         ctx = Context(self._services, record.id, principal=SERVER)
-        pulse = threading.Thread(target=self._keep_lease, name=f"lease-{record.id}", daemon=True)
-        pulse.start()
+        renewal = threading.Thread(target=self._maintain_lease, name=f"lease-{record.id}", daemon=True)
+        renewal.start()
         try:
             job = Job(record.id, record.kind, record.table_id, record.payload, self._report)
             outcome = JOBS[record.kind](ctx, job)
         except JobCanceledError:
             if self._stopping.is_set():
                 self._finish(TransactionStatus.QUEUED)
-            log.info("transaction %s (%s) stopped: canceled, or handed to another", record.id, record.kind)
+            log.info("transaction %s (%s) stopped: canceled, or another worker has it", record.id, record.kind)
         except Exception as error:  # noqa: BLE001  # whatever a job raises is how its transaction ends
-            self._failed(error)
+            self._fail(error)
         else:
             self._finish(TransactionStatus.SUCCEEDED, outcome)
         finally:
             self._done.set()
-            pulse.join()
+            renewal.join()
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """Queue the transaction again: this process ends before the job does."""
         self._done.set()
         self._finish(TransactionStatus.QUEUED)
 
     def _report(self, properties: Mapping[str, str]) -> bool:
-        """Write progress; False once the transaction is not ours to run any more."""
+        """Write progress; False once the transaction was canceled, or another worker has its lease."""
         if not self._lost.is_set() and properties:
-            self._beat(properties)
+            self._renew_lease(properties)
         return not (self._lost.is_set() or self._stopping.is_set())
 
-    def _beat(self, properties: Mapping[str, str]) -> None:
-        """Extend the lease, and let properties join those that are there: a client may have set some."""
+    def _renew_lease(self, properties: Mapping[str, str]) -> None:
+        """Extend the lease, and merge properties into the existing ones, of which a client may have set some."""
 
         def work(catalog: UnitOfWork) -> TransactionStatus:
             if properties:
@@ -156,25 +160,25 @@ class _Run:
         except (ConcurrentModificationError, TransactionNotFoundError):
             self._lost.set()
 
-    def _keep_lease(self) -> None:
+    def _maintain_lease(self) -> None:
         while not self._done.wait(LEASE_MS / 3000):
             try:
-                self._beat({})
+                self._renew_lease({})
             except ServiceUnavailableError as error:
                 log.warning("cannot extend the lease of %s: %s", self._record.id, error)
 
-    def _failed(self, error: Exception) -> None:
-        """Try again what may pass; a mistake in the request, or too many attempts, is Failed for good."""
-        passing = isinstance(error, (ServiceUnavailableError, ConcurrentModificationError))
+    def _fail(self, error: Exception) -> None:
+        """Queue the transaction again after a transient error; otherwise, or after `MOST_ATTEMPTS`, let it fail."""
+        is_transient = isinstance(error, (ServiceUnavailableError, ConcurrentModificationError))
         self._services.outage_log.report(error)
-        if passing and self._record.attempts < MOST_ATTEMPTS:
+        if is_transient and self._record.attempts < MOST_ATTEMPTS:
             log.warning("transaction %s is tried again: %s", self._record.id, error)
             wait = RETRY_MS * 2**self._record.attempts
             self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)
             return
         log.error("transaction %s (%s) failed", self._record.id, self._record.kind, exc_info=error)
-        known = isinstance(error, LanceNamespaceError)
-        text = str(error) if known else "The server failed on this work; its log has the details under this id."
+        is_public = isinstance(error, LanceNamespaceError)
+        text = str(error) if is_public else "The server failed on this work; its log has the details under this id."
         self._finish(TransactionStatus.FAILED, error=text)
 
     def _finish(
@@ -187,8 +191,22 @@ class _Run:
         store = self._services.store
         try:
             if outcome:
-                self._beat(outcome)
+                self._renew_lease(outcome)
             due = self._services.clock() + wait_ms
             store.finish_transaction(self._record.id, self._owner, status, error=error, available_at=due)
         except (ConcurrentModificationError, TransactionNotFoundError):
             log.info("transaction %s was canceled, or taken over, before it ended", self._record.id)
+
+
+def sweep_leftovers(ctx: Context) -> bool:
+    """Clean up some of what crashes left, which cannot wait; return whether there may be more."""
+    return bool(sweep(ctx) + sweep_pending(ctx) + ctx.store.sweep_requests(SWEEP_ROWS))
+
+
+def sweep_expired(ctx: Context) -> bool:
+    """Delete some uploads, transactions and audit records past their age; return whether there may be more."""
+    settings, now = ctx.settings, ctx.clock()
+    uploads = abandon_stale_uploads(ctx, int(settings.upload_days * DAY_MS))
+    ended = ctx.store.sweep_transactions(now - int(settings.transaction_days * DAY_MS), SWEEP_ROWS)
+    audit = ctx.store.sweep_audit(now - int(settings.audit_days * DAY_MS), SWEEP_ROWS)
+    return bool(uploads) or SWEEP_ROWS in (ended, audit)

@@ -104,7 +104,7 @@ class NewColumn:
             if field_ids(dataset, self.name) != self.fields or _has_values(dataset, self.name, self.fields):
                 return False
             try:
-                self.job_table.change(dataset, lambda latest=dataset: latest.drop_columns([self.name]))  # type: ignore[misc]
+                self.job_table.commit_change(dataset, lambda latest=dataset: latest.drop_columns([self.name]))  # type: ignore[misc]
             except CommitConflictError:
                 continue
             return True

@@ -61,7 +61,7 @@ def delete(
     check_condition(dataset, where)
     changed: dict[int, ChangedFragment] = {}
     to_search = list(fragments_by_id(dataset))
-    while (version := job_table.done(run, since)) is None:
+    while (version := job_table.find_commit(run, since)) is None:
         results = _search_fragments(run, spark, target.location(), dataset, to_search, where)
         changed.update({fragment.fragment_id: fragment for fragment in results})
         rows = sum(fragment.rows for fragment in changed.values())

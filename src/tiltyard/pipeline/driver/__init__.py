@@ -1,1 +1,1 @@
-"""Driver processes: run jobs for a worker, under a lease."""
+"""Driver processes, which run jobs for a worker under a lease."""

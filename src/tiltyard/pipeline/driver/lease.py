@@ -1,4 +1,4 @@
-"""Driving a job that a catalog knows: under its lease, told of as it goes, resumed where it was left."""
+"""Drive a job of the catalog's queue: keep its lease, report its progress, resume it from its checkpoints."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("tiltyard.pipeline")
 
 LEASE_MS = 10_000
-LOOK_SECONDS = 0.4
-"""How often a driver looks whether its job was canceled."""
-TELL_SECONDS = 1.0
-"""How often it tells its figures, at most."""
+POLL_SECONDS = 0.4
+"""How often a driver checks whether its job was canceled."""
+REPORT_SECONDS = 1.0
+"""How often it reports its figures, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job as the catalog tells it: `arguments` name its table as it is called now, `location` is where that lies."""
+    """A job as the catalog describes it: `arguments` have the current name of its table, which lies at `location`."""
 
     id: str
     name: str
@@ -55,197 +55,198 @@ class QueuedJob:
     location: str | None = None
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> QueuedJob:
-        """From an answer."""
-        spark, arguments, location = told.get("spark") or {}, told["arguments"], told.get("location")
+    def from_response(cls, job: Mapping[str, Any]) -> QueuedJob:
+        """Read the job of a response."""
+        spark, arguments, location = job.get("spark") or {}, job["arguments"], job.get("location")
         if location and "table" in arguments:
-            arguments = {**arguments, "table": display(tuple(told["table"]))}
-        return cls(told["id"], told["name"], arguments, spark, told["attempts"], told["status"], location)
+            arguments = {**arguments, "table": display(tuple(job["table"]))}
+        return cls(job["id"], job["name"], arguments, spark, job["attempts"], job["status"], location)
 
-    def work(self, run: Run, where: Connection, spark: SparkSession | None) -> Mapping[str, object]:
-        """Do it, for no other table than its own; the last figures. Raises what the job raises."""
+    def execute(self, run: Run, catalog: Connection, spark: SparkSession | None) -> Mapping[str, object]:
+        """Run the job's function, on no other table than its own; return the last figures. Raises what it raises."""
         job = find_job(self.name)
         arguments = job.validate(self.arguments)
         if self.location and "table" in arguments:
-            where = replace(where, bound=((str(arguments["table"]), self.location),))
-        return job.function(run, where, spark, **arguments)
+            catalog = replace(catalog, bound=((str(arguments["table"]), self.location),))
+        return job.function(run, catalog, spark, **arguments)
 
 
 def new_owner() -> str:
-    """The name of a driver: nobody can guess it, for whoever knows it may end the job."""
+    """Return a name for a driver that cannot be guessed: the owner of a job's lease may end the job."""
     return uuid.uuid4().hex
 
 
 class CatalogRun:
-    """A run of a job that the catalog knows as a transaction. A thread keeps the lease and looks for a cancel."""
+    """A run of a queued job. A thread renews its lease, reports its figures, and checks whether it was canceled."""
 
-    def __init__(self, calls: OperationClient, job: QueuedJob, owner: str, lease_ms: int = LEASE_MS) -> None:
-        """Of a job that `owner` has. Raises lance_namespace.errors if what was kept of it cannot be read."""
+    def __init__(self, client: OperationClient, job: QueuedJob, owner: str, lease_ms: int = LEASE_MS) -> None:
+        """Run a job whose lease `owner` has. Raises lance_namespace.errors if its checkpoints cannot be read."""
         self.figures = Figures()
-        self.handed_back = False
-        self._calls = calls
+        self.is_released = False
+        self._client = client
         self._job = job
         self._owner = owner
         self._lease_ms = lease_ms
-        self._kept = dict(_parts(calls, job.id))
+        self._checkpoints = dict(_load_checkpoints(client, job.id))
         self._lost = threading.Event()
         self._done = threading.Event()
         self._canceling = False
-        self._beaten = time.monotonic() - lease_ms / 1000  # whoever claimed it may have had it for another time: ask
-        self._told: Mapping[str, str] = {}
-        self._thread = threading.Thread(target=self._keep_lease, name=f"lease-{job.id}", daemon=True)
+        self._renewed = time.monotonic() - lease_ms / 1000  # it may have been claimed for another time: renew it first
+        self._reported: Mapping[str, str] = {}
+        self._thread = threading.Thread(target=self._maintain_lease, name=f"lease-{job.id}", daemon=True)
         self._thread.start()
 
     @property
     def id(self) -> str:
-        """The transaction's id."""
+        """Return the id of the job's transaction."""
         return self._job.id
 
     def progress(self, **figures: object) -> None:
-        """Set figures; the transaction has them within a second or so. Raises RunCanceledError, with them set."""
+        """Set figures; the catalog has them within a second or so. Raises RunCanceledError, after setting them."""
         self.figures.set(figures)
         self.check()
 
     def check(self) -> None:
-        """Raises RunCanceledError once the job was canceled, or is another's.
+        """Raise RunCanceledError once the job is canceled, or another driver has its lease.
 
-        A driver that slept longer than its lease asks first: another may have begun.
+        A process that was suspended for longer than the lease renews it first: another driver may have started.
         """
-        if not self._lost.is_set() and time.monotonic() - self._beaten > self._lease_ms / 1000:
-            self._beat()
+        if not self._lost.is_set() and time.monotonic() - self._renewed > self._lease_ms / 1000:
+            self._renew_lease()
         if self._lost.is_set():
             raise RunCanceledError(self.id)
 
     def checkpoints(self) -> Mapping[str, str]:
-        """What this driver and those before it kept."""
-        return dict(self._kept)
+        """Return the checkpoints of this driver and earlier ones."""
+        return dict(self._checkpoints)
 
     def save_checkpoint(self, key: str, value: str) -> None:
-        """Remember a part, in the catalog. Raises RunCanceledError, ServiceUnavailableError."""
+        """Save a checkpoint in the catalog. Raises RunCanceledError, ServiceUnavailableError."""
         self.check()
-        self._owned("KeepJobPart", name=key, value=value)
-        self._kept[key] = value
+        self._call_as_owner("KeepJobPart", name=key, value=value)
+        self._checkpoints[key] = value
 
     def cancel(self) -> None:
-        """Cancel the job for good, as anybody may. May be called by a handler of signals: the thread tells it."""
+        """Cancel the job, as any client may. Safe to call in a signal handler: the thread sends the request."""
         self._canceling = True
         self._lost.set()
 
-    def hand_back(self) -> None:
-        """Let the job stop here, for another driver to go on with it."""
-        self.handed_back = True
+    def release(self) -> None:
+        """Stop the job here, and release its lease, so that another driver resumes it."""
+        self.is_released = True
         self._lost.set()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._done.set()
         self._thread.join()
 
     def finish(self, status: str, error: str | None = None, wait_ms: int = 0) -> None:
-        """Write how it ended. Raises RunCanceledError if the job is not ours any more."""
+        """Write how the job ended. Raises RunCanceledError if it was canceled, or another driver has its lease."""
         self.close()
         properties = self.figures.texts()
-        self._owned("FinishJob", status=status, properties=properties, error=error, wait_millis=wait_ms)
+        self._call_as_owner("FinishJob", status=status, properties=properties, error=error, wait_millis=wait_ms)
 
-    def _owned(self, operation: str, **fields: Any) -> dict[str, Any]:
+    def _call_as_owner(self, operation: str, **fields: Any) -> dict[str, Any]:
         try:
-            return self._calls.call(operation, id=[self.id], owner=self._owner, **fields)
+            return self._client.call(operation, id=[self.id], owner=self._owner, **fields)
         except (ConcurrentModificationError, TransactionNotFoundError) as error:
             self._lost.set()
             raise RunCanceledError(self.id) from error
 
-    def _beat(self) -> None:
-        """Extend the lease and tell what is new. Raises ServiceUnavailableError."""
+    def _renew_lease(self) -> None:
+        """Extend the lease, and report figures that have changed. Raises ServiceUnavailableError."""
         texts = self.figures.texts()
-        news = {name: text for name, text in texts.items() if self._told.get(name) != text}
-        began = time.monotonic()
+        changed = {name: text for name, text in texts.items() if self._reported.get(name) != text}
+        now = time.monotonic()
         try:
-            answer = self._owned("BeatJob", lease_millis=self._lease_ms, properties=news)
+            response = self._call_as_owner("BeatJob", lease_millis=self._lease_ms, properties=changed)
         except RunCanceledError:
             return
-        self._beaten, self._told = began, texts
-        if answer["status"] != "Running":
+        self._renewed, self._reported = now, texts
+        if response["status"] != "Running":
             self._lost.set()
 
-    def _keep_lease(self) -> None:
-        while not self._lost.is_set() and not self._done.wait(LOOK_SECONDS):
-            silent = time.monotonic() - self._beaten
-            news = silent > TELL_SECONDS and self.figures.texts() != self._told
+    def _maintain_lease(self) -> None:
+        """Renew the lease and check for cancellation, until the job ends; the thread's work."""
+        while not self._lost.is_set() and not self._done.wait(POLL_SECONDS):
+            age = time.monotonic() - self._renewed
+            has_news = age > REPORT_SECONDS and self.figures.texts() != self._reported
             try:
-                if news or silent > self._lease_ms / 3000:
-                    self._beat()
-                elif self._calls.call("DescribeTransaction", id=[self.id], retry_seconds=0)["status"] != "Running":
+                if has_news or age > self._lease_ms / 3000:
+                    self._renew_lease()
+                elif self._client.call("DescribeTransaction", id=[self.id], retry_seconds=0)["status"] != "Running":
                     self._lost.set()
             except LanceNamespaceError as error:
                 log.warning("cannot ask for job %s: %s", self.id, error)
         if self._canceling:
-            self._tell_cancel()
+            self._send_cancel()
 
-    def _tell_cancel(self) -> None:
+    def _send_cancel(self) -> None:
         action = {"setStatusAction": {"status": "Canceled"}}
         try:
-            self._calls.call("AlterTransaction", id=[self.id], actions=[action])
+            self._client.call("AlterTransaction", id=[self.id], actions=[action])
         except InvalidTableStateError:
             log.info("job %s had ended before it was canceled", self.id)
         except LanceNamespaceError as error:
             log.warning("job %s stopped here, but is not canceled: %s", self.id, error)
 
 
-def _parts(calls: OperationClient, job_id: str) -> list[tuple[str, str]]:
-    return [part for page in calls.pages("ListJobParts", id=[job_id]) for part in page["parts"].items()]
+def _load_checkpoints(client: OperationClient, job_id: str) -> list[tuple[str, str]]:
+    return [part for page in client.pages("ListJobParts", id=[job_id]) for part in page["parts"].items()]
 
 
-def submit(calls: OperationClient, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
-    """Queue a job; with `owner`, begin it. `fields` are those of SubmitJob. Raises InvalidInputError."""
+def submit_job(client: OperationClient, job: RegisteredJob, arguments: Mapping[str, Any], **fields: Any) -> QueuedJob:
+    """Queue a job; with `owner`, claim it at once. `fields` are those of SubmitJob. Raises InvalidInputError."""
     checked = job.validate(arguments)
-    told = calls.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
-    return QueuedJob.of(told["job"])
+    response = client.call("SubmitJob", name=job.name, arguments=checked, table=job.table(checked) or None, **fields)
+    return QueuedJob.from_response(response["job"])
 
 
-def claim(
-    calls: OperationClient,
+def claim_job(
+    client: OperationClient,
     job_id: str,
     owner: str,
     lease_ms: int = LEASE_MS,
     *,
     check: Callable[[], None] = lambda: None,
 ) -> QueuedJob:
-    """Take over a job, once the lease of its last driver has ended; one that failed is queued again first.
+    """Claim a job, once the lease of its last driver has ended; one that failed is queued again first.
 
-    `check` is called again and again before that, to end the wait by raising. Raises TransactionNotFoundError,
-    InvalidTableStateError for one that succeeded or was canceled.
+    `check` is called repeatedly meanwhile; it ends the wait by raising. Raises TransactionNotFoundError,
+    InvalidTableStateError for a job that succeeded or was canceled.
     """
     while True:
         check()
-        answer = calls.call("ClaimJob", owner=owner, job_id=job_id, lease_millis=lease_ms)
-        if answer.get("job"):
-            return QueuedJob.of(answer["job"])
-        status = calls.call("DescribeJob", id=[job_id])["job"]["status"]
+        response = client.call("ClaimJob", owner=owner, job_id=job_id, lease_millis=lease_ms)
+        if response.get("job"):
+            return QueuedJob.from_response(response["job"])
+        status = client.call("DescribeJob", id=[job_id])["job"]["status"]
         if status == "Failed":
-            calls.call("AlterTransaction", id=[job_id], actions=[{"setStatusAction": {"status": "Queued"}}])
+            client.call("AlterTransaction", id=[job_id], actions=[{"setStatusAction": {"status": "Queued"}}])
         elif status in ("Succeeded", "Canceled"):
             raise InvalidTableStateError(f"The job {job_id} is {status}: there is nothing to resume.")
         else:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
-def drive(
+def drive_job(
     run: CatalogRun, function: Callable[[], Mapping[str, object]], *, attempts: int = MOST_ATTEMPTS
 ) -> dict[str, str] | None:
-    """Run `function()` as the job's work, and write how it ended; the figures, or None if it was stopped.
+    """Run `function()` as the job's work, and write how it ended; return the figures, or None if it was stopped.
 
-    What may pass (a server away, a conflict) queues the job again, until its attempts are spent. Raises whatever the
-    job failed with.
+    A transient error (the server is away, a conflict) queues the job again, until its attempts are used up. Raises what
+    the job failed with.
     """
     try:
         outcome = function()
     except RunCanceledError:
-        if run.handed_back:
-            _hand_back(run)
+        if run.is_released:
+            _release(run)
         run.close()
         return None
     except Exception as error:
-        _failed(run, error, again=attempts < min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS)))
+        _fail(run, error, can_retry=attempts < min(MOST_ATTEMPTS, getattr(error, "attempts", MOST_ATTEMPTS)))
         raise
     run.figures.set(outcome)
     try:
@@ -256,51 +257,51 @@ def drive(
     return run.figures.texts()
 
 
-def _hand_back(run: CatalogRun) -> None:
+def _release(run: CatalogRun) -> None:
     try:
         run.finish("Queued")
     except RunCanceledError:
-        log.info("job %s was canceled, or taken over, before it was handed back", run.id)
+        log.info("job %s was canceled, or taken over, before it was released", run.id)
 
 
-def _failed(run: CatalogRun, error: Exception, *, again: bool) -> None:
-    """Write that a job failed, or queue it again."""
-    passing = isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
-    status, wait = ("Queued", RETRY_MS) if passing and again else ("Failed", 0)
+def _fail(run: CatalogRun, error: Exception, *, can_retry: bool) -> None:
+    """Write that a job failed, or queue it again after a transient error."""
+    is_transient = isinstance(error, ServiceUnavailableError | ConcurrentModificationError)
+    status, wait = ("Queued", RETRY_MS) if is_transient and can_retry else ("Failed", 0)
     try:
-        run.finish(status, error=told_reason(error, run.id), wait_ms=wait)
+        run.finish(status, error=public_message(error, run.id), wait_ms=wait)
     except RunCanceledError:
         log.info("job %s was canceled, or taken over, before it failed", run.id)
 
 
-def told_reason(error: BaseException, job_id: str) -> str:
-    """Why a job failed, for the catalog: our own sentences, or the name of what Spark ran into.
+def public_message(error: BaseException, job_id: str) -> str:
+    """Return why a job failed, for the catalog: the sentence of our own errors, or the class of any other.
 
-    What Java, Spark or a library says may hold files of the driver, values of rows and addresses of storage: whoever
-    sees the job would see them, so that is in the driver's log alone.
+    The message of an error of Java, Spark or a library may hold files of the driver, values of rows and addresses of
+    storage, and all who may see the job would see them: it is in the driver's log alone.
     """
     if isinstance(error, LanceNamespaceError):
-        return reason(error)
+        return short_message(error)
     condition = getattr(error, "getCondition", lambda: None)()
-    what = condition if condition and _CONDITION.fullmatch(condition) else type(error).__name__
-    return f"The job failed with {what}: the log of its driver, which is the worker's, has more under its id {job_id}."
+    name = condition if condition and _CONDITION.fullmatch(condition) else type(error).__name__
+    return f"The job failed with {name}: the log of its driver, which is the worker's, has more under its id {job_id}."
 
 
-LONGEST_REASON = 2_000
+MAX_MESSAGE_LENGTH = 2_000
 _CONDITION = re.compile(r"[A-Z0-9_.]{1,200}")
 _TRACE = "Traceback (most recent call last)"
-_TWICE = re.compile(r"^([^:]+: )\1+")
-"""What generated clients put before an error's own words, which begin with it."""
+_REPEATED_PREFIX = re.compile(r"^([^:]+: )\1+")
+"""What generated clients put before an error's message, which begins with the same."""
 
 
-def reason(error: BaseException) -> str:
-    """Why a job failed, in one sentence or a few; Spark's and Java's pages are left to their logs."""
-    text = str(error) if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {_last_words(error)}"
-    text = _TWICE.sub(r"\1", text)
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} …"
+def short_message(error: BaseException) -> str:
+    """Return why a job failed, in a few sentences at most; the pages of Spark and Java are in their logs."""
+    text = str(error) if isinstance(error, LanceNamespaceError) else f"{type(error).__name__}: {_last_line(error)}"
+    text = _REPEATED_PREFIX.sub(r"\1", text)
+    return text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]} …"
 
 
-def _last_words(error: BaseException) -> str:
-    """What an error says; of a trace, which Spark hands on from its Python workers, its last line."""
+def _last_line(error: BaseException) -> str:
+    """Return an error's message; of a traceback, which Spark passes on from its Python workers, the last line."""
     text = str(error).strip()
     return text.splitlines()[-1] if _TRACE in text else text

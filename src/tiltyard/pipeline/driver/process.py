@@ -1,12 +1,12 @@
-"""A process that drives jobs for a worker: one after the other in a warm session, or a single one.
+"""The driver process of a worker: drive jobs one after the other in a warm session, or a single one.
 
-    python -m tiltyard.pipeline.driver.process              reads {"job": …, "owner": …} a line, answers {"ended": …}
-    spark-submit spark_driver.py --job JOB --owner OWNER    drives that one: the master is spark-submit's
+    python -m tiltyard.pipeline.driver.process              reads a line {"job": …, "owner": …}, writes {"ended": …}
+    spark-submit spark_driver.py --job JOB --owner OWNER    drives this job: the master is spark-submit's
 
-How to reach the catalog, and where Spark runs (JSON, see `Orders`), is no part of its environment, which its JVM
+How to reach the catalog, and where Spark runs (JSON, see `DriverOrders`), is not in its environment, which its JVM
 shares: it is the first line of the input, or the file `--orders`, which is removed at once, or in cluster mode the file
-that the variable TILTYARD_JOB_CATALOG_FILE names. A worker that dies leaves its drivers to finish what they do: they
-have the lease.
+that the variable TILTYARD_JOB_CATALOG_FILE names. When a worker dies, its drivers finish their jobs, whose leases they
+have.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.model.jobs import DRIVER, FORMER_ORDERS, ORDERS_FILE, UDFS
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.driver.environment import adopt
-from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive
-from tiltyard.pipeline.driver.spark_ui import application_facts
+from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive_job
+from tiltyard.pipeline.driver.private_variables import adopt_variables
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.session import spark_session
+from tiltyard.pipeline.session import describe_application, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ log = logging.getLogger("tiltyard.pipeline")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """How to reach the catalog, and where Spark runs: `master` is what `spark` is set to, None for spark-submit's."""
+class DriverOrders:
+    """How to reach the catalog, and where Spark runs: `master` is the setting `spark`, None for spark-submit's own."""
 
     uri: str
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +54,8 @@ class Orders:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, file: Path | None) -> Orders:
-        """Read the orders that this process was given. Raises SystemExit, with a sentence, if there are none."""
+    def read(cls, file: Path | None) -> DriverOrders:
+        """Read the orders of this process. Raises SystemExit, with a sentence, if there are none."""
         if FORMER_ORDERS in os.environ:
             raise SystemExit(
                 f"{FORMER_ORDERS} is not read any more, for all that runs in a driver could read it, too: "
@@ -75,56 +74,56 @@ class Orders:
 
 
 class Driver:
-    """Drives jobs; what it logs goes to standard error."""
+    """Drive jobs; logs go to standard error."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: DriverOrders) -> None:
         """Connect. Raises what the catalog's client raises."""
         self._orders = orders
-        self._where = connection(orders.uri, orders.properties)
-        self._calls = OperationClient(self._where)
+        self._catalog = connection(orders.uri, orders.properties)
+        self._client = OperationClient(self._catalog)
         self._run: CatalogRun | None = None
-        self._leaving = False
+        self._is_leaving = False
 
     def drive(self, job_id: str, owner: str) -> None:
-        """Drive a job that `owner` has to its end; how it ended is in the catalog."""
-        told = QueuedJob.of(self._calls.call("DescribeJob", id=[job_id])["job"])
-        # Before the session: the lease is kept while Spark starts, and a cancel heard.
-        self._run = run = CatalogRun(self._calls, told, owner)
-        if self._leaving:
-            run.hand_back()
+        """Drive a job whose lease `owner` has to its end; how it ended is in the catalog."""
+        job = QueuedJob.from_response(self._client.call("DescribeJob", id=[job_id])["job"])
+        # Before the session: the lease is renewed while Spark starts, and a cancellation is noticed.
+        self._run = run = CatalogRun(self._client, job, owner)
+        if self._is_leaving:
+            run.release()
 
         def work() -> Mapping[str, object]:
-            if told.arguments.get("udf") is not None:
+            if job.arguments.get("udf") is not None:
                 check_client_code_allowed()
-            if not find_job(told.name).spark:
-                return told.work(run, self._where, None)
+            if not find_job(job.name).spark:
+                return job.execute(run, self._catalog, None)
             with detect_jvm_end():
                 spark = self._session()
-                run.progress(**application_facts(spark))
-                return told.work(run, self._where, spark)
+                run.progress(**describe_application(spark))
+                return job.execute(run, self._catalog, spark)
 
         try:
-            drive(run, work, attempts=told.attempts)
+            drive_job(run, work, attempts=job.attempts)
         except SparkEndedError:
-            log.exception("job %s (%s) was running when Spark ended", told.id, told.name)
-            self._leaving = True  # a process has one JVM
+            log.exception("job %s (%s) was running when Spark ended", job.id, job.name)
+            self._is_leaving = True  # a process has one JVM
         except Exception:
-            log.exception("job %s (%s) failed", told.id, told.name)
+            log.exception("job %s (%s) failed", job.id, job.name)
         finally:
             self._run = None
 
     def leave(self, *_: object) -> None:
-        """Hand the running job back, and end; a handler of signals."""
-        self._leaving = True
+        """Release the running job, and end the process; a signal handler."""
+        self._is_leaving = True
         if self._run is None:
-            _hear(signal.SIG_IGN)
+            _handle_stop_signals(signal.SIG_IGN)
             sys.exit(0)
-        self._run.hand_back()
+        self._run.release()
 
     @property
-    def leaving(self) -> bool:
-        """Whether no further job is to be begun."""
-        return self._leaving
+    def is_leaving(self) -> bool:
+        """Return whether the process ends after the running job."""
+        return self._is_leaving
 
     def _session(self) -> SparkSession:
         master = self._orders.master
@@ -132,17 +131,17 @@ class Driver:
         return spark_session(None if remote else master, remote=remote, config=self._orders.conf)
 
 
-def _hear(handler: Any) -> None:
-    """What happens at a signal to end; nothing at a second one, which would come in the middle of the end."""
+def _handle_stop_signals(handler: Any) -> None:
+    """Set the handler of SIGTERM and SIGINT; SIG_IGN once the process ends, where a second signal would disturb it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
 
 
-def _ordered(lines: TextIO) -> Iterator[tuple[str, str]]:
-    """The jobs that come in, a line each: (id, owner)."""
+def _read_jobs(lines: TextIO) -> Iterator[tuple[str, str]]:
+    """Yield the jobs of the input, one a line, as (id, owner)."""
     for line in iter(lines.readline, ""):
-        told = json.loads(line)
-        yield told["job"], told["owner"]
+        job = json.loads(line)
+        yield job["job"], job["owner"]
 
 
 def main() -> None:
@@ -155,32 +154,32 @@ def main() -> None:
     parser.add_argument("--owner", help="The name under which the job was claimed.")
     parser.add_argument("--orders", type=Path, help="The file that says how to reach the catalog; it is removed.")
     parser.add_argument("--udfs", action="store_true", help="Run code of clients.")
-    given = parser.parse_args()
-    # Answers alone go to standard output: whatever Spark or a job prints there would be taken for one.
-    answers = os.dup(1)
+    arguments = parser.parse_args()
+    # Only responses go to standard output: what Spark or a job prints there would be taken for one.
+    responses = os.dup(1)
     os.dup2(2, 1)
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel("WARNING")
     tune_allocator()
-    os.environ |= {DRIVER: "worker", UDFS: "on" if given.udfs else "off"}
-    orders = Orders.read(given.orders)
-    adopt(orders.variables)
+    os.environ |= {DRIVER: "worker", UDFS: "on" if arguments.udfs else "off"}
+    orders = DriverOrders.read(arguments.orders)
+    adopt_variables(orders.variables)
     driver = Driver(orders)
-    _hear(driver.leave)
-    for job_id, owner in [(given.job, given.owner)] if given.job else _ordered(sys.stdin):
+    _handle_stop_signals(driver.leave)
+    for job_id, owner in [(arguments.job, arguments.owner)] if arguments.job else _read_jobs(sys.stdin):
         try:
             driver.drive(job_id, owner)
         except LanceNamespaceError as error:
             log.error("job %s is left to another driver: %s", job_id, error)  # noqa: TRY400  # the sentence says it
-        if not _answered(answers, job_id, driver.leaving) or driver.leaving:
+        if not _report_end(responses, job_id, is_leaving=driver.is_leaving) or driver.is_leaving:
             break
-    _hear(signal.SIG_IGN)
+    _handle_stop_signals(signal.SIG_IGN)
 
 
-def _answered(answers: int, job_id: str, leaving: bool) -> bool:
-    """Tell the worker that a job has ended; whether it is still there to hear it."""
+def _report_end(responses: int, job_id: str, *, is_leaving: bool) -> bool:
+    """Report to the worker that a job has ended; return whether the worker still runs."""
     try:
-        os.write(answers, (json.dumps({"ended": job_id, "leaving": leaving}) + "\n").encode())
+        os.write(responses, (json.dumps({"ended": job_id, "leaving": is_leaving}) + "\n").encode())
     except BrokenPipeError:
         log.warning("job %s has ended, and the worker that gave it to this driver is gone: so ends the driver", job_id)
         return False

@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 
 from tiltyard.model.computed_columns import VIEW
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id
-from tiltyard.pipeline.driver.lease import submit
+from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
 
@@ -75,7 +75,7 @@ def queue_needed_jobs(
             else:
                 arguments, properties = {"table": needed.table}, {"why": needed.reason}
                 try:
-                    queued = submit(client, find_job(needed.job), arguments, properties=properties)
+                    queued = submit_job(client, find_job(needed.job), arguments, properties=properties)
                 except _REFUSALS as error:
                     if tables:
                         raise

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.sql.checks import analysed, check_analysed, check_parsed
-from tiltyard.pipeline.sql.spark_plans import ROWS, expressions, kind, sequence, upper_nodes
+from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
+from tiltyard.pipeline.sql.spark_plans import TABLE_ROWS, class_name, to_list, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,13 +34,13 @@ def check_reads_only(spark: SparkSession, text: str, tables: Collection[str]) ->
 
     Raises UnsupportedOperationError for a session of Spark Connect, which does not show what a query would do.
     """
-    check_parsed(spark, text, tables)
+    check_parsed_query(spark, text, tables)
 
 
 def analyze_query(spark: SparkSession, text: str) -> DataFrame:
     """Analyze a query over tables that are registered. Raises InvalidInputError for one that Spark cannot analyze."""
-    frame = analysed(spark, text)
-    check_analysed(frame)
+    frame = analyze_sql(spark, text)
+    check_analyzed_query(frame)
     if len(set(frame.columns)) < len(frame.columns):
         raise InvalidInputError(f"Two columns of the query have one name: {', '.join(frame.columns)}.")
     return frame
@@ -50,17 +50,17 @@ def why_not_incremental(frame: DataFrame, text: str) -> str:
     """Return why a query does not work row by row; "" if it does."""
     if word := _TIME_WORD.search(text):
         return f"the query may ask for the time ('{word[0]}')"
-    for node in upper_nodes(frame._jdf.queryExecution().analyzed()):  # PySpark has no other way
-        node_kind = kind(node)
-        if node_kind == ROWS:
+    for node in walk_nodes(frame._jdf.queryExecution().analyzed()):  # PySpark has no other way
+        node_kind = class_name(node)
+        if node_kind == TABLE_ROWS:
             continue
         if node_kind not in _DISTRIBUTIVE_NODES:
             return f"the query has more than rows one by one ({node_kind})"
         if node.subqueries().size():
             return "the query has a subquery within an expression"
-        for expression in expressions(node):
-            name = kind(expression)
-            children = sequence(expression.children())
+        for expression in walk_expressions(node):
+            name = class_name(expression)
+            children = to_list(expression.children())
             is_random = not expression.deterministic() and all(child.deterministic() for child in children)
             if is_random or name.startswith(("Current", "Now", "LocalTimestamp")):
                 return f"the query's answer is another each time ({name})"
@@ -70,10 +70,10 @@ def why_not_incremental(frame: DataFrame, text: str) -> str:
 def needed_columns(frame: DataFrame) -> frozenset[str]:
     """Return the names of the columns that Spark reads, of any table, to run a query."""
     plan = frame._jdf.queryExecution().optimizedPlan()  # PySpark has no other way
-    nodes = list(upper_nodes(plan))
-    used = {column.exprId().id() for column in sequence(plan.output())}
+    nodes = list(walk_nodes(plan))
+    used = {column.exprId().id() for column in to_list(plan.output())}
     for node in nodes:
-        if kind(node) != ROWS:
-            used |= {column.exprId().id() for column in sequence(node.references().toSeq())}
-    columns = (column for node in nodes if kind(node) == ROWS for column in sequence(node.output()))
+        if class_name(node) != TABLE_ROWS:
+            used |= {column.exprId().id() for column in to_list(node.references().toSeq())}
+    columns = (column for node in nodes if class_name(node) == TABLE_ROWS for column in to_list(node.output()))
     return frozenset(column.name() for column in columns if column.exprId().id() in used)

@@ -1,1 +1,1 @@
-"""What spark-submit runs. It has a folder of its own because Python looks for modules beside the file that it runs."""
+"""The file that spark-submit runs, in a folder of its own: Python looks for modules in the folder of that file."""

@@ -1,4 +1,4 @@
-"""The file that spark-submit is given: it drives one job (see `tiltyard.pipeline.driver.process`)."""
+"""Drive one job under spark-submit (see `tiltyard.pipeline.driver.process`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of loops that go on whatever happens."""
+"""Run the steps of a worker's loops, which continue whatever a step raises."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tiltyard.runtime.outage_log import OutageLog
 Result = TypeVar("Result")
 
 PAUSE_SECONDS = 1.0
-"""How long a loop waits after a step that failed."""
+"""How long a loop pauses after a step that failed."""
 
 log = logging.getLogger("tiltyard.worker")
 
 
-def guarded(step: Callable[[], Result], stopping: threading.Event, outages: OutageLog) -> Result | None:
-    """What a step gives; None, after a pause, for one that fails: the database may be away for a while."""
+def run_step(step: Callable[[], Result], stopping: threading.Event, outage_log: OutageLog) -> Result | None:
+    """Return the result of a step; None, after a pause, if it fails: the database may be away for a while."""
     try:
         return step()
     except ServiceUnavailableError as error:
-        if not outages.report(error):
+        if not outage_log.report(error):
             log.warning("%s", error)
-    except Exception:  # a thread that ended here would never be missed, and its work never done
+    except Exception:  # without it the thread would end, and nothing would notice that
         log.exception("a worker's step failed")
     stopping.wait(PAUSE_SECONDS)
     return None

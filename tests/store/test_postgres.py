@@ -11,7 +11,7 @@ from lance_namespace.errors import NamespaceNotFoundError, ServiceUnavailableErr
 
 from tiltyard.store import NewVersion, open_store, schema, wall_clock
 from tiltyard.store.backend import UniqueError
-from tiltyard.store.postgres import PostgresDatabase, translate
+from tiltyard.store.postgres import PostgresDatabase, to_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def database_kind() -> str:
 
 @pytest.fixture
 def database(url: str) -> Iterator[PostgresDatabase]:
-    database = PostgresDatabase(url, patience=2)
+    database = PostgresDatabase(url, timeout=2)
     schema.migrate(database, wall_clock)
     yield database
     database.close()
@@ -40,8 +40,8 @@ def names(database: PostgresDatabase) -> list[str]:
     return [row[0] for row in database.read(lambda connection: connection.rows("SELECT name FROM secrets"))]
 
 
-def test_translate_turns_the_stores_sql_into_postgresqls_own() -> None:
-    assert translate("SELECT '%' WHERE a = ? AND b = ? /*+ FOR UPDATE */") == (
+def test_to_postgres_numbers_the_placeholders() -> None:
+    assert to_postgres("SELECT '%' WHERE a = ? AND b = ? /*+ FOR UPDATE */") == (
         "SELECT '%' WHERE a = $1 AND b = $2  FOR UPDATE "
     )
 
@@ -191,4 +191,4 @@ def test_server_that_is_down_is_unavailable(postgres: PostgresServer, database: 
     finally:
         postgres.start()
     with pytest.raises(ServiceUnavailableError):
-        PostgresDatabase("postgresql://nobody@127.0.0.1:1/none", patience=0.5)
+        PostgresDatabase("postgresql://nobody@127.0.0.1:1/none", timeout=0.5)

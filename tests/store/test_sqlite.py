@@ -174,7 +174,7 @@ def test_close_waits_for_the_write_under_way(file: Path) -> None:
 
 
 def test_write_gives_up_while_another_process_holds_the_file(database: SqliteDatabase, file: Path) -> None:
-    hasty = SqliteDatabase(file, patience=1)
+    hasty = SqliteDatabase(file, timeout=1)
     with Path(f"{file}.lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ServiceUnavailableError, match="busy"):

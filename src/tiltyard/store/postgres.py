@@ -1,4 +1,4 @@
-"""PostgreSQL through a pool of psycopg connections."""
+"""PostgreSQL, through a pool of psycopg connections."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ATTEMPTS = 5
-"""How often a unit of work is run again after a deadlock or a lost connection."""
+"""How often a unit of work is run at most, after deadlocks or lost connections."""
 
 SETTINGS = (
     "SET lock_timeout = '30s'",
     "SET idle_in_transaction_session_timeout = '60s'",  # a process that hangs must not keep its row locks
     "SET default_transaction_isolation = 'read committed'",
 )
-AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
+RETRIED = (errors.SerializationFailure, errors.DeadlockDetected)
 FULL_SECONDS = 30.0
-"""For how long the database does not count as ready after a change for which it had no room."""
+"""How long the database does not count as ready after its disk was full for a change."""
 UNAVAILABLE = ("53", "57", "58", "55P03", "25006")
-"""How the codes begin of what may go away: no room, an operator, the machine, a lock, a server that only reads."""
+"""Prefixes of SQLSTATE codes of transient errors: resources, operator, system, lock, a read-only server."""
 
 
 @cache
-def translate(sql: str) -> str:
-    """Turn the store's SQL into PostgreSQL's own, whose placeholders have numbers: psycopg has nothing left to read."""
-    first, *others = sql.replace("/*+", "").replace("*/", "").split("?")
-    return first + "".join(f"${number}{text}" for number, text in enumerate(others, 1))
+def to_postgres(sql: str) -> str:
+    """Translate the store's SQL to PostgreSQL's, with numbered placeholders, so that psycopg need not parse it."""
+    first, *remaining = sql.replace("/*+", "").replace("*/", "").split("?")
+    return first + "".join(f"${number}{text}" for number, text in enumerate(remaining, 1))
 
 
-def refuse(error: psycopg.Error) -> NoReturn:
-    """Raise ours for an error of psycopg's; one that we do not know is a bug and goes on as it is."""
+def raise_translated(error: psycopg.Error) -> NoReturn:
+    """Raise the store's error for one of psycopg's; an unknown one is a bug and is raised as it is."""
     if isinstance(error, errors.UniqueViolation):
         raise UniqueError(error.diag.constraint_name) from error
     if isinstance(error, errors.ForeignKeyViolation):
@@ -55,14 +55,13 @@ def refuse(error: psycopg.Error) -> NoReturn:
     raise error
 
 
-class Raw(psycopg.Connection[Row]):
-    """A connection with one cursor for all of its statements.
+class PooledConnection(psycopg.Connection[Row]):
+    """A psycopg connection with one cursor for all of its statements.
 
-    Each cursor learns anew how values are sent and read: to make one for a statement took a quarter of its time.
+    Each new cursor looks up again how values are sent and read: to create one took a quarter of a statement's time.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """See psycopg."""
         super().__init__(*args, **kwargs)
         self.statements = psycopg.RawCursor(self)
 
@@ -72,34 +71,30 @@ class PostgresConnection:
 
     __slots__ = ("raw",)
 
-    def __init__(self, raw: Raw) -> None:
+    def __init__(self, raw: PooledConnection) -> None:
         """Wrap a connection of the pool."""
         self.raw = raw
 
     def row(self, sql: str, *values: object) -> Row | None:
-        """See `Connection.row`."""
         return self._execute(sql, values).fetchone()
 
     def rows(self, sql: str, *values: object) -> list[Row]:
-        """See `Connection.rows`."""
         return self._execute(sql, values).fetchall()
 
     def change(self, sql: str, *values: object) -> int:
-        """See `Connection.change`."""
         return self._execute(sql, values).rowcount
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
-        """See `Connection.change_many`."""
         try:
-            self.raw.statements.executemany(translate(sql), values)
+            self.raw.statements.executemany(to_postgres(sql), values)
         except psycopg.Error as error:
-            refuse(error)
+            raise_translated(error)
 
     def _execute(self, sql: str, values: tuple[object, ...]) -> psycopg.Cursor[Row]:
         try:
-            return self.raw.statements.execute(translate(sql), values)
+            return self.raw.statements.execute(to_postgres(sql), values)
         except psycopg.Error as error:
-            refuse(error)
+            raise_translated(error)
         except UnicodeEncodeError as error:
             raise InvalidInputError(f"A value cannot be kept in the catalog's database: {error}") from error
 
@@ -116,20 +111,20 @@ class PostgresDatabase:
         "has_migrations": "SELECT to_regclass('schema_migrations') IS NOT NULL",
     }
 
-    def __init__(self, url: str, *, size: int = 16, patience: float = 10.0) -> None:
-        """Connect. `patience` is how many seconds to wait for a connection.
+    def __init__(self, url: str, *, size: int = 16, timeout: float = 10.0) -> None:
+        """Connect, with a pool of at most `size` connections, for one of which a call waits `timeout` seconds.
 
         Raises ServiceUnavailableError where the database does not answer.
         """
         self._full_until = 0.0
-        self._last_try = _LastTry()
-        logging.getLogger("psycopg.pool").addHandler(self._last_try)
-        self._pool: ConnectionPool[Raw] = ConnectionPool(
+        self._last_failure = _LastConnectFailure()
+        logging.getLogger("psycopg.pool").addHandler(self._last_failure)
+        self._pool: ConnectionPool[PooledConnection] = ConnectionPool(
             url,
-            connection_class=Raw,
+            connection_class=PooledConnection,
             min_size=1,
             max_size=size,
-            timeout=patience,
+            timeout=timeout,
             configure=_configure,
             kwargs={"autocommit": True, "prepare_threshold": 2},
             name="tiltyard-store",
@@ -142,45 +137,40 @@ class PostgresDatabase:
             raise
 
     def read(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.read`."""
-        return self._again(lambda raw: fn(PostgresConnection(raw)))
+        return self._run(lambda raw: fn(PostgresConnection(raw)))
 
     def write(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.write`."""
-        return self._again(lambda raw: _in_transaction(raw, fn))
+        return self._run(lambda raw: _in_transaction(raw, fn))
 
     def write_statement(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.write_alone`: connections commit each statement by itself unless told otherwise."""
+        """Run `fn` without BEGIN and COMMIT: connections of the pool commit each statement by itself."""
         return self.read(fn)
 
-    def share_reads(self, soon: CallSoon) -> None:
-        """See `Database.share_reads`: no read of PostgreSQL's runs on an event loop."""
+    def share_reads(self, call_soon: CallSoon) -> None:
+        """Do nothing: no read of PostgreSQL runs on an event loop."""
 
     def gauges(self) -> Mapping[str, float]:
-        """See `Database.gauges`."""
-        found = self._pool.get_stats()
+        stats = self._pool.get_stats()
         return {
-            "catalog connections": found["pool_size"],
-            "catalog connections idle": found["pool_available"],
-            "catalog calls waiting": found["requests_waiting"],
+            "catalog connections": stats["pool_size"],
+            "catalog connections idle": stats["pool_available"],
+            "catalog calls waiting": stats["requests_waiting"],
         }
 
     def ping(self) -> None:
-        """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT 1"))
 
     def check_disk_space(self) -> None:
-        """See `Database.check_room`: only changes can tell, so the last ones do."""
+        """Raise ServiceUnavailableError if the disk was full for a recent change: only changes can tell."""
         if time.monotonic() < self._full_until:
             raise ServiceUnavailableError("The catalog's database had no room for a change just now.")
 
     def close(self) -> None:
-        """See `Database.close`."""
         self._pool.close()
-        logging.getLogger("psycopg.pool").removeHandler(self._last_try)
+        logging.getLogger("psycopg.pool").removeHandler(self._last_failure)
 
-    def _again(self, work: Callable[[Raw], T]) -> T:
-        """Run `work`, and run it again where the last run certainly changed nothing."""
+    def _run(self, work: Callable[[PooledConnection], T]) -> T:
+        """Run `work`; retry it where the last run certainly changed nothing."""
         last: Exception | None = None
         for _ in range(ATTEMPTS):
             try:
@@ -188,15 +178,15 @@ class PostgresDatabase:
                 try:
                     return self._attempt(raw, work)
                 finally:
-                    self._pool.putconn(raw)  # which closes one that is not ready for the next
-            except AGAIN as error:
+                    self._pool.putconn(raw)  # which closes it unless it is idle
+            except RETRIED as error:
                 last = error
             except _LostError as error:
                 last = error
-                self._pool.check()  # a restart kills them all: do not go through them one by one
+                self._pool.check()  # a restart closes them all: replace them at once, not one by one
             except (PoolTimeout, PoolClosed) as error:
-                if self._last_try.text:
-                    error.add_note(self._last_try.text)  # for the log
+                if self._last_failure.text:
+                    error.add_note(self._last_failure.text)  # for the log
                 raise ServiceUnavailableError(f"The catalog's database cannot be reached: {error}.") from error
             except psycopg.Error as error:
                 if not (error.sqlstate or "").startswith(UNAVAILABLE):
@@ -207,7 +197,7 @@ class PostgresDatabase:
         raise ServiceUnavailableError(f"The catalog's database stays busy: {last}") from last
 
     @staticmethod
-    def _attempt(raw: Raw, work: Callable[[Raw], T]) -> T:
+    def _attempt(raw: PooledConnection, work: Callable[[PooledConnection], T]) -> T:
         try:
             return work(raw)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
@@ -216,28 +206,27 @@ class PostgresDatabase:
             raise
 
 
-class _LastTry(logging.Handler):
-    """Keeps what the pool says of a try to connect: its errors tell callers no more than that they waited in vain."""
+class _LastConnectFailure(logging.Handler):
+    """Keeps the pool's last warning of a failed connect: the errors it raises name the timeout only."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging."""
         self.text = record.getMessage()
 
 
 class _LostError(Exception):
-    """The connection went before anything could be committed."""
+    """The connection was lost before anything could be committed."""
 
 
-def _configure(raw: Raw) -> None:
+def _configure(raw: PooledConnection) -> None:
     for setting in SETTINGS:
         raw.statements.execute(setting)
 
 
-def _in_transaction(raw: Raw, fn: Callable[[Connection], T]) -> T:
+def _in_transaction(raw: PooledConnection, fn: Callable[[Connection], T]) -> T:
     raw.statements.execute("BEGIN")
     try:
         result = fn(PostgresConnection(raw))

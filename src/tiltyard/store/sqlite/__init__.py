@@ -1,1 +1,1 @@
-"""The catalog in SQLite: readers, one writer with group commit."""
+"""The catalog in SQLite: many readers, and one writer with group commit."""

@@ -1,4 +1,4 @@
-"""One connection to a catalog in SQLite, and what its errors are to the store."""
+"""A connection to a catalog in SQLite, which translates sqlite3's errors into the store's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUSY_SECONDS = 10.0
-"""How long a statement waits for a lock that someone outside this server holds."""
+"""How long a statement waits for a lock that a program other than this server holds."""
 
 STATEMENTS = 256
-"""Prepared statements kept by each connection."""
+"""Prepared statements cached by each connection."""
 
 WAL_BYTES = 64 << 20
-"""What is kept of the write-ahead log once a large transaction is in the file."""
+"""Size to which the write-ahead log is truncated after a large transaction."""
 
 UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
@@ -36,8 +36,8 @@ UNAVAILABLE = {
 UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
 
 
-def refuse(error: Exception) -> NoReturn:
-    """Raise ours for an error of sqlite3's; one that we do not know is a bug and goes on as it is."""
+def raise_translated(error: Exception) -> NoReturn:
+    """Raise the store's error for one of sqlite3's; an unknown one is a bug and is raised as it is."""
     if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "")
         if name in UNIQUE:
@@ -57,12 +57,12 @@ def refuse(error: Exception) -> NoReturn:
 
 
 class SqliteConnection:
-    """A `Connection` over sqlite3. Closes itself when the last one to hold it lets go."""
+    """A `Connection` over sqlite3. It closes when the last reference to it goes."""
 
     def __init__(self, path: Path, *, writer: bool) -> None:
         """Open the file. Raises ServiceUnavailableError where that fails."""
         try:
-            # One thread at a time uses a connection, but another may be the one that drops it.
+            # One thread at a time uses a connection, but another may drop the last reference to it.
             self.raw = sqlite3.connect(
                 path,
                 timeout=BUSY_SECONDS,
@@ -78,7 +78,7 @@ class SqliteConnection:
             else:
                 self.raw.execute("PRAGMA query_only = ON")
         except sqlite3.Error as error:
-            refuse(error)
+            raise_translated(error)
 
     def __del__(self) -> None:
         """Close the connection, in whichever thread this happens."""
@@ -86,31 +86,27 @@ class SqliteConnection:
             raw.close()
 
     def row(self, sql: str, *values: object) -> Row | None:
-        """See `Connection.row`."""
         try:
             row: Row | None = self.raw.execute(sql, values).fetchone()
-        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
-            refuse(error)
+        except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
+            raise_translated(error)
         else:
             return row
 
     def rows(self, sql: str, *values: object) -> list[Row]:
-        """See `Connection.rows`."""
         try:
             return self.raw.execute(sql, values).fetchall()
-        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
-            refuse(error)
+        except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
+            raise_translated(error)
 
     def change(self, sql: str, *values: object) -> int:
-        """See `Connection.change`."""
         try:
             return self.raw.execute(sql, values).rowcount
-        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
-            refuse(error)
+        except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
+            raise_translated(error)
 
     def change_many(self, sql: str, values: Iterable[Row]) -> None:
-        """See `Connection.change_many`."""
         try:
             self.raw.executemany(sql, values)
-        except Exception as error:  # noqa: BLE001 - `refuse` raises them all again
-            refuse(error)
+        except Exception as error:  # noqa: BLE001 - `raise_translated` raises them all again
+            raise_translated(error)

@@ -1,4 +1,4 @@
-"""SQLite: a reader for whoever reads at the moment, one snapshot for an event loop, and one writer."""
+"""SQLite: a pool of readers for threads, one reader with a shared snapshot for the event loop, and one writer."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IDLE_READERS = 128
-"""Most connections kept for who reads next: as many as read at once, up to this."""
+"""Most idle connections in the pool: as many as read at once, up to this."""
 
-ROOM_BYTES = 256 << 10
-"""What has to fit beside the file for the database to count as ready."""
+PROBE_BYTES = 256 << 10
+"""What must fit on the disk for the database to count as ready."""
 
 LOOP_CACHE_KIB = 8 << 10
-"""Pages that the reader of an event loop keeps: the names of 100,000 tables are among them."""
+"""Page cache of the event loop's reader: it holds the names of 100,000 tables."""
 
 
 class _Snapshot:
-    """One read transaction for all reads that an event loop makes in a row: to begin and end one takes longer.
+    """One read transaction for consecutive reads of an event loop: to begin and end one takes longer than a read.
 
-    It ends as a callback of the loop, which runs callbacks in the order in which they became ready. So whatever reads
-    in it was ready before the snapshot was taken, and misses nothing that it could know of.
+    It ends in a callback of the loop, which runs callbacks in the order in which they became ready. So each callback
+    that reads in it was ready before the snapshot was taken, and misses no write that it could know of.
     """
 
-    def __init__(self, path: Path, soon: CallSoon) -> None:
+    def __init__(self, path: Path, call_soon: CallSoon) -> None:
         """Open the file. Raises ServiceUnavailableError where that fails."""
         self.thread = threading.get_ident()
-        self._soon = soon
-        self._begun = False
+        self._call_soon = call_soon
+        self._is_open = False
         self._reader = SqliteConnection(path, writer=False)
         self._reader.row(f"PRAGMA cache_size = -{LOOP_CACHE_KIB}")
 
     def read(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.read`; for the loop's thread alone."""
-        if not self._begun:
+        """Run `fn` in the snapshot; only for the loop's thread."""
+        if not self._is_open:
             self._reader.change("BEGIN")
-            self._begun = True
-            self._soon(self._end)
+            self._is_open = True
+            self._call_soon(self._end)
         return fn(self._reader)
 
     def _end(self) -> None:
-        self._begun = False
-        if self._reader.raw.in_transaction:  # an error of the disk has ended it already
+        self._is_open = False
+        if self._reader.raw.in_transaction:  # unless a disk error has ended it already
             self._reader.change("COMMIT")
 
 
@@ -70,30 +70,29 @@ class SqliteDatabase:
         "has_migrations": "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'schema_migrations')",
     }
 
-    def __init__(self, path: Path, *, patience: float = 30.0) -> None:
-        """Open the file, made if it is missing.
+    def __init__(self, path: Path, *, timeout: float = 30.0) -> None:
+        """Open the file, or create it; a write waits for other processes for `timeout` seconds.
 
-        `patience` is how many seconds a write waits while other processes hold the file.
         Raises ServiceUnavailableError where the file cannot be opened.
         """
         self._path = path
         self._readers: list[SqliteConnection] = []
         self._snapshot: _Snapshot | None = None
         self._closed = False
-        self._writer = Writer(path, patience)
+        self._writer = Writer(path, timeout)
         self.write(lambda _: None)
 
     def read(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.read`.
+        """Run `fn` on a reader of the pool, or in the event loop's snapshot.
 
-        Connections belong to no thread: where Lance calls back, each call is a new one to Python, and to open the file
-        takes longer than what most reads do.
+        Readers do not belong to threads: Lance's callbacks are new threads to Python each time, and to open the file
+        takes longer than most reads.
         """
         snapshot = self._snapshot
         if snapshot is not None and snapshot.thread == threading.get_ident():
             return snapshot.read(fn)
         try:
-            reader = self._readers.pop()  # the last one used, whose pages and statements are at hand
+            reader = self._readers.pop()  # the last one used, whose pages and statements are cached
         except IndexError:
             if self._closed:
                 raise ServiceUnavailableError("The catalog's database is closed") from None
@@ -104,44 +103,39 @@ class SqliteDatabase:
             if len(self._readers) < IDLE_READERS and not self._closed:
                 self._readers.append(reader)
 
-    def share_reads(self, soon: CallSoon) -> None:
-        """See `Database.share_reads`."""
-        self._snapshot = _Snapshot(self._path, soon)
+    def share_reads(self, call_soon: CallSoon) -> None:
+        self._snapshot = _Snapshot(self._path, call_soon)
 
     def write(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.write`."""
         return self._writer.write(fn)
 
     def write_statement(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.write_alone`: no less than another write here."""
+        """Run `fn` as any other write: SQLite would save nothing."""
         return self.write(fn)
 
     def gauges(self) -> Mapping[str, float]:
-        """See `Database.gauges`."""
         return {"catalog writes waiting": self._writer.waiting}
 
     def ping(self) -> None:
-        """See `Database.ping`."""
         self.read(lambda connection: connection.row("SELECT count(*) FROM sqlite_master"))
 
     def check_disk_space(self) -> None:
-        """See `Database.check_room`: a file of some size is written beside the catalog's, and deleted.
+        """Write a file of PROBE_BYTES beside the catalog's and delete it. Raises ServiceUnavailableError.
 
-        To commit something would not do: the write-ahead log has room from before for small changes.
+        A commit would not tell: the write-ahead log has room for small changes already.
         """
         probe = self._path.with_name(f"{self._path.name}-probe-{uuid4().hex}")
         try:
             try:
-                probe.write_bytes(bytes(ROOM_BYTES))
+                probe.write_bytes(bytes(PROBE_BYTES))
             finally:
                 probe.unlink(missing_ok=True)
         except OSError as error:
-            error.filename = str(self._path)  # for the log: a write that fails names no file
+            error.filename = str(self._path)  # for the log: a failed write names no file
             raise ServiceUnavailableError(f"The catalog's database has no room: {error.strerror or error}.") from error
 
     def close(self) -> None:
-        """See `Database.close`."""
         self._closed = True
         self._writer.close()
-        self._readers.clear()  # a reader in use closes when whoever reads is done with it
+        self._readers.clear()  # a reader in use closes when its thread is done with it
         self._snapshot = None

@@ -1,7 +1,7 @@
-"""The one writer of a catalog in SQLite: who finds nobody writing writes at once, and the others share a commit.
+"""The writer of a catalog in SQLite, with group commit.
 
-To wake another thread takes longer than most writes do. So that is left to those who come meanwhile: they wait in
-line, and one thread commits for all of them, with one sync of the disk.
+A thread that finds the writer idle writes by itself, since to wake another thread takes longer than most writes. Writes
+that arrive meanwhile wait in a queue, and one thread commits all of them together, with one sync of the disk.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GATHERED = 256
+GROUP_SIZE = 256
 """Most writes in one commit: bounds how long the first of them waits for the last."""
 
 
 class _Write:
-    """What is to be written, then its outcome; one that waits in line has a future."""
+    """A write and its outcome; one that waits in the queue has a future."""
 
     __slots__ = ("error", "fn", "future", "result")
 
@@ -43,21 +43,21 @@ class _Write:
 
 
 class Writer:
-    """Writes one file, beside other processes that do. Safe to use from several threads."""
+    """Writes one file that other processes write, too. Safe to use from several threads."""
 
-    def __init__(self, path: Path, patience: float) -> None:
-        """Open the file, made if it is missing; `patience` is how many seconds a write waits for others.
+    def __init__(self, path: Path, timeout: float) -> None:
+        """Open the file, or create it; a write waits in the queue for `timeout` seconds.
 
         Raises ServiceUnavailableError where the file cannot be opened.
         """
         self._path = path
-        self._patience = patience
-        self._line: deque[_Write] = deque()
-        self._entrance = threading.Lock()
-        self._ready = threading.Condition(self._entrance)
+        self._timeout = timeout
+        self._queue: deque[_Write] = deque()
+        self._mutex = threading.Lock()
+        self._wake = threading.Condition(self._mutex)
         self._busy = self._closed = False
         self._writing: int | None = None
-        """The thread that writes."""
+        """The id of the thread that writes, while one does."""
         self._connection: SqliteConnection | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,34 +66,34 @@ class Writer:
             raise ServiceUnavailableError(
                 f"The catalog's database cannot be opened: {path}: {error.strerror}."
             ) from error
-        self._thread = threading.Thread(target=self._write_for_others, name="tiltyard-writer", daemon=True)
+        self._thread = threading.Thread(target=self._commit_queue, name="tiltyard-writer", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Writes that wait in line."""
-        return len(self._line)
+        """The number of writes in the queue."""
+        return len(self._queue)
 
     def write(self, fn: Callable[[Connection], T]) -> T:
-        """See `Database.write`."""
+        """Run `fn` in a transaction, alone or with others of the queue; return its result once that is durable."""
         if threading.get_ident() == self._writing:
             raise RuntimeError("a write inside a write would wait for itself")
         write = _Write(fn)
-        here = False
+        runs_here = False
         try:
-            with self._entrance:
+            with self._mutex:
                 if self._closed:
                     raise ServiceUnavailableError("The catalog's database is closed")
-                if self._busy or self._line:
-                    self._line_up(write)
+                if self._busy or self._queue:
+                    self._enqueue(write)
                 else:
-                    here = self._busy = True
-            if here and not self._write_here(write):
-                with self._entrance:
-                    self._line_up(write)
+                    runs_here = self._busy = True
+            if runs_here and not self._write_here(write):
+                with self._mutex:
+                    self._enqueue(write)
         finally:
-            if here:
-                self._step_back()
+            if runs_here:
+                self._release()
         if write.future is not None:
             self._wait_for(write.future)
         if write.error is not None:
@@ -102,31 +102,34 @@ class Writer:
         return result
 
     def close(self) -> None:
-        """Finish what waits in line, and let go of the file."""
-        with self._entrance:
+        """Commit what is in the queue, and close the file."""
+        with self._mutex:
             if self._closed:
                 return
             self._closed = True
-            self._ready.notify()
+            self._wake.notify()
         self._thread.join()
         os.close(self._lock)
 
-    def _line_up(self, write: _Write) -> None:
+    def _enqueue(self, write: _Write) -> None:
         write.future = Future()
-        self._line.append(write)
-        if not self._busy:  # else whoever writes calls the next one
-            self._ready.notify()
+        self._queue.append(write)
+        if not self._busy:  # else the thread that writes wakes the next one
+            self._wake.notify()
 
     def _wait_for(self, future: Future[None]) -> None:
         try:
-            future.result(self._patience)
+            future.result(self._timeout)
         except FutureTimeoutError:
-            if future.cancel():  # not begun, so it never will be
+            if future.cancel():  # not begun, and now it never will be
                 raise ServiceUnavailableError("The catalog's database stays busy") from None
             future.result()
 
     def _write_here(self, write: _Write) -> bool:
-        """Write for the caller alone, unless another process does: that may take long, and patience has an end."""
+        """Commit one write in the calling thread; return False if another process holds the file.
+
+        Then the write is queued, since that may take long, and only the queue has a timeout.
+        """
         # Processes that wait inside BEGIN IMMEDIATE starve each other; a file lock shares evenly.
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,40 +141,40 @@ class Writer:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         return True
 
-    def _step_back(self) -> None:
-        with self._entrance:
+    def _release(self) -> None:
+        with self._mutex:
             self._busy = False
-            if self._line or self._closed:
-                self._ready.notify()
+            if self._queue or self._closed:
+                self._wake.notify()
 
-    def _write_for_others(self) -> None:
-        while self._comes_next():
+    def _commit_queue(self) -> None:
+        while self._wait_for_turn():
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:
-                batch = self._first_in_line()
+                batch = self._take_group()
                 self._commit([write for write, _ in batch])
             finally:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
-            self._step_back()
+            self._release()
             for _, future in batch:
                 future.set_result(None)
-        self._let_go()
+        self._close_connection()
 
-    def _comes_next(self) -> bool:
-        """Wait until there is a line, and nobody else writes. False once the end has come."""
-        with self._entrance:
-            while self._busy or not self._line:
+    def _wait_for_turn(self) -> bool:
+        """Wait until the queue has writes and no other thread writes. Return False once the writer is closed."""
+        with self._mutex:
+            while self._busy or not self._queue:
                 if self._closed and not self._busy:
                     return False
-                self._ready.wait()
+                self._wake.wait()
             self._busy = True
             return True
 
-    def _first_in_line(self) -> list[tuple[_Write, Future[None]]]:
-        """Those whose callers still wait."""
-        with self._entrance:
-            first = [self._line.popleft() for _ in range(min(len(self._line), GATHERED))]
-        pairs = [(write, write.future) for write in first]
+    def _take_group(self) -> list[tuple[_Write, Future[None]]]:
+        """Take the next writes off the queue, but those whose callers have timed out."""
+        with self._mutex:
+            writes = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_SIZE))]
+        pairs = [(write, write.future) for write in writes]
         return [(write, future) for write, future in pairs if future and future.set_running_or_notify_cancel()]
 
     def _commit(self, batch: list[_Write]) -> None:
@@ -186,28 +189,28 @@ class Writer:
             for write in batch:
                 _attempt(self._connection, write)
             self._connection.change("COMMIT")
-        except Exception as error:  # noqa: BLE001 - whatever it was, every caller must be told
-            self._let_go()  # which rolls back; the next batch starts afresh
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is raised to every caller
+            self._close_connection()  # which rolls back; the next batch opens a new one
             for write in batch:
                 write.error = _unavailable(error)
-        except BaseException:  # the caller's own thread is interrupted
-            self._let_go()
+        except BaseException:  # the caller's thread is interrupted
+            self._close_connection()
             raise
         finally:
             self._writing = None
 
-    def _let_go(self) -> None:
+    def _close_connection(self) -> None:
         if self._connection is not None:
-            self._connection.raw.close()  # by hand: the traceback of an error may hold on to it
+            self._connection.raw.close()  # explicitly: the traceback of an error may refer to it
             self._connection = None
 
 
 def _attempt(connection: SqliteConnection, write: _Write) -> None:
-    """Run one write behind a savepoint, so that it fails alone."""
+    """Run one write of a group in a savepoint, so that its failure leaves the others."""
     connection.change("SAVEPOINT one")
     try:
         write.result = write.fn(connection)
-    except BaseException as error:  # it belongs to the caller, not to this thread
+    except BaseException as error:  # it is raised in the caller's thread
         if not connection.raw.in_transaction:  # a full disk rolls back the whole batch by itself
             raise ServiceUnavailableError(f"The catalog's database gave up: {error}") from error
         write.error = error
@@ -216,10 +219,10 @@ def _attempt(connection: SqliteConnection, write: _Write) -> None:
 
 
 def _attempt_alone(connection: SqliteConnection, write: _Write) -> None:
-    """Run the only write of a transaction, and end that: it needs no savepoint."""
+    """Run the only write of a transaction and end that; it needs no savepoint."""
     try:
         write.result = write.fn(connection)
-    except BaseException as error:  # it belongs to the caller, not to this thread
+    except BaseException as error:  # it is raised in the caller's thread
         if not connection.raw.in_transaction:
             raise ServiceUnavailableError(f"The catalog's database gave up: {error}") from error
         write.error = error

@@ -1,4 +1,4 @@
-"""Arrow bodies as the api hands them over, without a wire."""
+"""Arrow bodies as the API passes them to operations, without HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def small(table: pa.Table, compression: str | None = None) -> MemoryBody:
-    """A body that is in memory."""
+    """Return a body that is in memory."""
     sink = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -25,7 +25,7 @@ def small(table: pa.Table, compression: str | None = None) -> MemoryBody:
 
 
 class Streamed:
-    """A body that is still coming in, and may break off before its end."""
+    """A body that streams in, and may break off before its end."""
 
     size = None
 
@@ -45,7 +45,7 @@ class Streamed:
 
 
 def rows(count: int, start: int = 0) -> pa.Table:
-    """Rows with a key, a text and a vector."""
+    """Return rows with a key, a text and a vector."""
     keys = range(start, start + count)
     values = np.arange(start * 4, (start + count) * 4, dtype=np.float32)
     return pa.table(

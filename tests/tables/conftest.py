@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A catalog and a storage of their own."""
+    """A server with a catalog and a storage of its own."""
     running = Server(tmp_path / "root", conflict_timeout=60.0)
     yield running
     running.services.store.close()

@@ -1,4 +1,4 @@
-"""Queries without a catalog: the functions under test, on one dataset of real rows."""
+"""Queries without a catalog: the operations under test, on one dataset of real rows."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ WORDS = (
 
 
 def context(datasets: Datasets) -> Context:
-    """What operations need of a server that has nothing but open tables."""
+    """Return the context of a server that has nothing but open tables."""
     return Context(cast("Services", SimpleNamespace(storage=SimpleNamespace(datasets=datasets))))
 
 
 def vectors(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    """One vector a row."""
+    """Return a column with one vector in each row."""
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
 
 
 def rows(count: int, seed: int = 3, start: int = 0) -> pa.Table:
-    """Rows with text and vectors of every kind."""
+    """Return rows with text and vectors of every type."""
     rng = np.random.default_rng(seed)
     several = [rng.random((1 + row % 3, 3)).astype(np.float32).tolist() for row in range(count)]
     return pa.table(
@@ -59,9 +59,9 @@ def rows(count: int, seed: int = 3, start: int = 0) -> pa.Table:
 
 
 class Table:
-    """The operations on one dataset; `request` is given as JSON has it.
+    """The query operations on one dataset; requests are given as in JSON.
 
-    Each query runs twice, without rows in memory and with them: both answers have to be the same.
+    Each query runs twice, without and with the column cache: both responses have to be equal.
     """
 
     def __init__(self, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ class Table:
         self.datasets = Datasets(64 << 20, 64 << 20)
         self.caching = Datasets(0, 0, column_cache_bytes=64 << 20)
         monkeypatch.setattr(query, "open_for_reading", self._open)
-        monkeypatch.setattr(query, "open_within", self._open_within)
+        monkeypatch.setattr(query, "open_with_policies", self._open_with_policies)
 
     def _open(
         self, ctx: Context, names: list[str] | None, *, branch: str | None = None, version: int | None = None
@@ -77,58 +77,58 @@ class Table:
         record = cast("Any", SimpleNamespace(location=self.uri))
         return OpenTable(record, self.datasets.open_for_reading(self.uri, {}, branch, version))
 
-    def _open_within(
+    def _open_with_policies(
         self, ctx: Context, names: list[str] | None, branch: str | None = None, version: int | None = None
     ) -> tuple[OpenTable, None]:
-        """No policies bind whoever asks."""
+        """Open the table for a principal without policies."""
         return self._open(ctx, names, branch=branch, version=version), None
 
     def query(self, **request: Any) -> pa.Table:
-        """What QueryTable answers; `k` is 10 unless given."""
-        asked = self._request(request)
-        answer = query.query_table(context(self.datasets), asked)
-        found = pa.Table.from_batches(answer.batches, answer.schema)
-        self._check_from_memory(asked, found)
-        return found
+        """Return the rows of QueryTable; `k` is 10 by default."""
+        query_request = self._request(request)
+        response = query.query_table(context(self.datasets), query_request)
+        expected = pa.Table.from_batches(response.batches, response.schema)
+        self._check_with_column_cache(query_request, expected)
+        return expected
 
-    def _check_from_memory(self, asked: models.QueryTableRequest, found: pa.Table) -> None:
-        """The same query once all columns that can be kept are in memory."""
-        pages, place = self.caching.column_cache, (self.uri, asked.branch or MAIN_BRANCH)
-        dataset = self.datasets.open_for_reading(self.uri, {}, asked.branch)
+    def _check_with_column_cache(self, query_request: models.QueryTableRequest, expected: pa.Table) -> None:
+        """Repeat the query with all columns in the column cache, and compare the responses."""
+        cache, key = self.caching.column_cache, (self.uri, query_request.branch or MAIN_BRANCH)
+        dataset = self.datasets.open_for_reading(self.uri, {}, query_request.branch)
         if dataset.count_rows() == 0:
             return
-        pages.load(place, dataset, None)
-        answer = query.query_table(context(self.caching), asked)
-        again = pa.Table.from_batches(answer.batches, answer.schema)
-        assert again.schema.equals(found.schema, check_metadata=True)
-        if "_score" in again.schema.names:  # Lance has rows of the same score in any order
-            assert again["_score"].equals(found["_score"])
-            assert sorted(map(repr, again.to_pylist())) == sorted(map(repr, found.to_pylist()))
+        cache.load(key, dataset, None)
+        response = query.query_table(context(self.caching), query_request)
+        repeated = pa.Table.from_batches(response.batches, response.schema)
+        assert repeated.schema.equals(expected.schema, check_metadata=True)
+        if "_score" in repeated.schema.names:  # Lance has rows of the same score in any order
+            assert repeated["_score"].equals(expected["_score"])
+            assert sorted(map(repr, repeated.to_pylist())) == sorted(map(repr, expected.to_pylist()))
         else:
-            assert again.equals(found)
+            assert repeated.equals(expected)
 
     def batches(self, **request: Any) -> Generator[pa.RecordBatch, None, None]:
-        """The batches of an answer, as they come."""
+        """Yield the batches of a response."""
         yield from query.query_table(context(self.datasets), self._request(request)).batches
 
     def ids(self, **request: Any) -> list[int]:
-        """The column `id` of an answer."""
-        found: list[int] = self.query(columns={"column_names": ["id"]}, **request)["id"].to_pylist()
-        return found
+        """Return the column `id` of a response."""
+        expected: list[int] = self.query(columns={"column_names": ["id"]}, **request)["id"].to_pylist()
+        return expected
 
     def _request(self, request: dict[str, Any]) -> models.QueryTableRequest:
         return msgspec.convert({"vector": None, "k": 10} | request, models.QueryTableRequest)
 
     def count(self, **request: Any) -> int:
-        """What CountTableRows answers."""
+        """Return the response of CountTableRows."""
         return query.count_table_rows(context(self.datasets), msgspec.convert(request, models.CountTableRowsRequest))
 
     def explain(self, **request: Any) -> str:
-        """What ExplainTableQueryPlan answers."""
-        asked = msgspec.convert(request, models.ExplainTableQueryPlanRequest)
-        return query.explain_table_query_plan(context(self.datasets), asked)
+        """Return the response of ExplainTableQueryPlan."""
+        query_request = msgspec.convert(request, models.ExplainTableQueryPlanRequest)
+        return query.explain_table_query_plan(context(self.datasets), query_request)
 
     def analyze(self, **request: Any) -> str:
-        """What AnalyzeTableQueryPlan answers."""
-        asked = msgspec.convert(request, models.AnalyzeTableQueryPlanRequest)
-        return query.analyze_table_query_plan(context(self.datasets), asked)
+        """Return the response of AnalyzeTableQueryPlan."""
+        query_request = msgspec.convert(request, models.AnalyzeTableQueryPlanRequest)
+        return query.analyze_table_query_plan(context(self.datasets), query_request)

@@ -1,4 +1,4 @@
-"""Tables as the server keeps them: a real catalog, a real storage, no sockets."""
+"""A server without sockets: a real catalog and a real storage."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """A context, and how tables come into it."""
+    """A context, and functions to create tables in its catalog."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
         self.services = open_services(Settings(root=str(root), **settings))
         self.ctx = Context(self.services, "test")
 
     def create(self, name: str, data: pa.Table, **options: Any) -> lance.LanceDataset:
-        """A table with data."""
+        """Create a table with data."""
         location = self.services.storage.new_location((name,))
         dataset = lance.write_dataset(data, location, **options)
         self.services.store.insert_table((name,), location, {})
         return dataset
 
     def declare(self, name: str, *, managed: bool = False) -> None:
-        """A table without data."""
+        """Declare a table without data."""
         location = self.services.storage.new_location((name,))
         self.services.store.insert_table((name,), location, {}, declared=True, managed=managed)
 
     def open(self, name: str) -> lance.LanceDataset:
-        """A table, read behind the server's back."""
+        """Open a table directly, without the server."""
         return lance.dataset(self.services.store.describe_table((name,)).location)
 
     def run_jobs(self) -> list[str]:
-        """Run all that is queued, as the worker does; the status each one ends with."""
+        """Run all queued jobs, as the worker does; return the final status of each."""
         store, ended = self.services.store, []
         while (record := store.claim_transaction("test", 60_000)) is not None:
 
@@ -65,7 +65,7 @@ class Server:
 
 
 def ask(kind: Any, **fields: Any) -> Any:
-    """A request, from what JSON would hold; `id` may be a single name."""
+    """Return a request from its fields as in JSON; `id` may be a single name."""
     if isinstance(fields.get("id"), str):
         fields["id"] = [fields["id"]]
     return msgspec.convert(fields, kind)

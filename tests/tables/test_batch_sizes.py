@@ -11,11 +11,11 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.tables.query.batch_sizes import (
     BATCH_BYTES,
-    FEWEST_ROWS,
-    MOST_ROWS,
+    MAX_ROWS,
+    MIN_ROWS,
     batch_options,
-    check_change,
-    check_order,
+    check_change_memory,
+    check_ordering,
     window_sizes,
 )
 
@@ -26,7 +26,7 @@ FILTER = {"filter": "upper(a) = lower(a)"}
 
 
 def rows_at_once(dataset: lance.LanceDataset, read: Any, expressions: dict[str, str]) -> int:
-    return batch_options(dataset, read, expressions).get("batch_size", MOST_ROWS)
+    return batch_options(dataset, read, expressions).get("batch_size", MAX_ROWS)
 
 
 def test_batch_options_of_narrow_rows_say_nothing(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_batch_options_count_what_dictionaries_views_and_pages_unfold_to(tmp_pat
     for name, column in columns.items():
         dataset = lance.write_dataset(pa.table({"a": column}), tmp_path / name)
         rows = rows_at_once(dataset, (), {"filter": "a IS NULL AND length(a) = 3"})
-        assert FEWEST_ROWS <= rows <= BATCH_BYTES // 100_000, name
+        assert MIN_ROWS <= rows <= BATCH_BYTES // 100_000, name
         assert rows_at_once(dataset, None, {}) <= 2 * BATCH_BYTES // 100_000, name
 
 
@@ -68,7 +68,7 @@ def test_batch_options_look_at_the_widest_of_all_data_files(tmp_path: Path) -> N
     wide = pa.table({"id": range(400), "a": [chr(97 + row % 26) * 100_000 for row in range(400)]})
     dataset = lance.write_dataset(wide, tmp_path / "t", mode="append")
     assert rows_at_once(dataset, (), FILTER) <= 128
-    assert rows_at_once(dataset, ["id"], {"filter": "id = 3"}) == MOST_ROWS
+    assert rows_at_once(dataset, ["id"], {"filter": "id = 3"}) == MAX_ROWS
 
 
 def test_batch_options_of_what_no_batch_can_hold_are_refused(tmp_path: Path) -> None:
@@ -76,33 +76,33 @@ def test_batch_options_of_what_no_batch_can_hold_are_refused(tmp_path: Path) -> 
     dataset = lance.write_dataset(pa.table({"a": huge}), tmp_path / "t")
     with pytest.raises(InvalidInputError, match="would make"):
         batch_options(dataset, (), {"filter": "concat(a, a) = concat(a, a)"})
-    assert rows_at_once(dataset, None, {}) == FEWEST_ROWS
+    assert rows_at_once(dataset, None, {}) == MIN_ROWS
 
 
 def test_check_change_and_order_refuse_what_is_held_at_once(tmp_path: Path) -> None:
     folded = pa.DictionaryArray.from_arrays(pa.array([0] * 9000, pa.int8()), pa.array(["a" * 200_000]))
     dataset = lance.write_dataset(pa.table({"id": range(9000), "a": folded}), tmp_path / "t")
-    check_change(dataset, {"predicate": "id < 100"})
+    check_change_memory(dataset, {"predicate": "id < 100"})
     with pytest.raises(InvalidInputError, match="computed at once"):
-        check_change(dataset, {"predicate": "upper(a) = 'x'"})
+        check_change_memory(dataset, {"predicate": "upper(a) = 'x'"})
     unique = pa.array([f"{row}" + "a" * 40_000 for row in range(2000)])  # each of them compressed by itself
     plain = lance.write_dataset(pa.table({"id": range(2000), "a": unique}), tmp_path / "plain")
-    check_change(plain, {"predicate": "a LIKE '%b%'"})
+    check_change_memory(plain, {"predicate": "a LIKE '%b%'"})
     with pytest.raises(InvalidInputError, match="computed at once"):
-        check_change(plain, {"predicate": "upper(a) = lower(a) OR concat(a, a) = 'x'"})
-    check_order(dataset, ["id"], {}, 9000)
-    check_order(dataset, None, {}, 1000)
+        check_change_memory(plain, {"predicate": "upper(a) = lower(a) OR concat(a, a) = 'x'"})
+    check_ordering(dataset, ["id"], {}, 9000)
+    check_ordering(dataset, None, {}, 1000)
     with pytest.raises(InvalidInputError, match="To order 9000 rows"):
-        check_order(dataset, None, {}, 9000)
+        check_ordering(dataset, None, {}, 9000)
 
 
 def test_window_sizes_are_those_of_the_heaviest_rows_after_one_another() -> None:
     page = 16e6
     narrow = window_sizes([1_000_000] * 3, [page] * 3)
-    assert narrow[0] == pytest.approx(page * MOST_ROWS / 1_000_000)
+    assert narrow[0] == pytest.approx(page * MAX_ROWS / 1_000_000)
     hidden = window_sizes([1_000_000, *[64] * 8, 1_000_000], [page] * 10)
     assert hidden[0] == pytest.approx(8 * page, rel=0.02)
-    assert hidden[MOST_ROWS.bit_length() - (64).bit_length()] == pytest.approx(page, rel=0.02)  # 64 rows
+    assert hidden[MAX_ROWS.bit_length() - (64).bit_length()] == pytest.approx(page, rel=0.02)  # 64 rows
     few = window_sizes([10], [100.0])
     assert set(few) == {100.0}
     assert set(window_sizes([], [])) == {0.0}

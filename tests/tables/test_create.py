@@ -161,8 +161,8 @@ def test_create_table_interrupted_once_it_is_entered_keeps_its_rows(
         entered(*args)
         raise KeyboardInterrupt
 
-    entered = module._enter
-    monkeypatch.setattr(module, "_enter", enter)
+    entered = module._insert_record
+    monkeypatch.setattr(module, "_insert_record", enter)
     with pytest.raises(KeyboardInterrupt):
         create(server, small(rows(3)))
     assert server.open("t").to_table().equals(rows(3))
@@ -176,7 +176,7 @@ def test_create_table_interrupted_before_it_is_entered_leaves_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_enter", interrupted)
+    monkeypatch.setattr(module, "_insert_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         create(server, small(rows(3)))
     assert folders(server) == []

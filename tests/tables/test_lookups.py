@@ -10,9 +10,15 @@ import pytest
 from tests.tables.served import Server, ask
 
 from tiltyard.model.spec import models
-from tiltyard.tables.indexes.operations import prewarm_table_page_cache
+from tiltyard.tables.indexes.indexes import prewarm_table_page_cache
 from tiltyard.tables.query import point_lookups
-from tiltyard.tables.query.point_lookups import PAUSE_SECONDS, SLOW_SECONDS, Pace, looking_up, unlimited
+from tiltyard.tables.query.point_lookups import (
+    PAUSE_SECONDS,
+    SLOW_SECONDS,
+    LookupPace,
+    point_lookup_inline,
+    unlimited_lookup,
+)
 from tiltyard.tables.query.query import query_table
 
 ROWS = pa.table(
@@ -47,7 +53,7 @@ def query(**fields: Any) -> models.QueryTableRequest:
 
 def found(server: Server, *, at_once: bool = False, **fields: Any) -> list[dict[str, Any]]:
     """What a query answers, in a thread or as on the event loop."""
-    ctx = looking_up(server.ctx, query(**fields)) if at_once else server.ctx
+    ctx = point_lookup_inline(server.ctx, query(**fields)) if at_once else server.ctx
     assert ctx is not None, "no look-up"
     answer = query_table(ctx, query(**fields))
     rows: list[dict[str, Any]] = pa.Table.from_batches(answer.batches, answer.schema).to_pylist()
@@ -95,12 +101,12 @@ def test_look_up_answers_what_a_scan_finds(asked: dict[str, Any], server: Server
 @pytest.mark.parametrize("asked", OTHERS, ids=str)
 @pytest.mark.usefixtures("table")
 def test_other_queries_take_a_thread(asked: dict[str, Any], server: Server) -> None:
-    assert looking_up(server.ctx, query(**asked)) is None
+    assert point_lookup_inline(server.ctx, query(**asked)) is None
 
 
 def test_rows_that_are_not_in_memory_take_a_thread(server: Server) -> None:
     server.create("t", ROWS).create_scalar_index("id", "BTREE")
-    assert looking_up(server.ctx, query(filter="id = 5")) is None
+    assert point_lookup_inline(server.ctx, query(filter="id = 5")) is None
 
 
 def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server, table: lance.LanceDataset) -> None:
@@ -108,10 +114,10 @@ def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server,
     assert found(server, at_once=True, **asked) == []
     fresh = {"id": [50000], "kind": ["k"], "few": [1], "free": [1]}
     lance.write_dataset(pa.table(fresh), table.uri, mode="append")
-    assert looking_up(server.ctx, query(**asked)) is None
+    assert point_lookup_inline(server.ctx, query(**asked)) is None
     assert [row["id"] for row in found(server, **asked)] == [50000]
     prewarm(server)
-    assert looking_up(server.ctx, query(**asked)) is None
+    assert point_lookup_inline(server.ctx, query(**asked)) is None
     server.open("t").optimize.optimize_indices()
     found(server, **asked)
     assert [row["id"] for row in found(server, at_once=True, **asked)] == [50000]
@@ -122,12 +128,12 @@ def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Serve
     assert dataset is not None
     for column, value, stays in (("few", "333", True), ("kind", "'k1'", False)):
         expression = f"{column} = {value}"
-        assert unlimited(dataset, expression) is not None
+        assert unlimited_lookup(dataset, expression) is not None
         assert len(found(server, filter=expression, k=2)) == 2
-        assert (unlimited(dataset, expression) is not None) is stays
+        assert (unlimited_lookup(dataset, expression) is not None) is stays
         assert len(found(server, filter=expression, k=2)) == 2
-    assert unlimited(dataset, "free = 5") is None
-    assert unlimited(dataset, "id > 5") is None
+    assert unlimited_lookup(dataset, "free = 5") is None
+    assert unlimited_lookup(dataset, "id > 5") is None
 
 
 @pytest.mark.usefixtures("table")
@@ -136,15 +142,15 @@ def test_slow_look_ups_take_a_thread_for_a_while(server: Server, monkeypatch: py
     monkeypatch.setattr(point_lookups, "monotonic", lambda: now[0])
     monkeypatch.setattr(point_lookups, "SLOW_SECONDS", 0.0)
     assert len(found(server, at_once=True, filter="id = 7")) == 1
-    assert looking_up(server.ctx, query(filter="id = 7")) is None
+    assert point_lookup_inline(server.ctx, query(filter="id = 7")) is None
     now[0] += PAUSE_SECONDS
     assert len(found(server, at_once=True, filter="id = 7")) == 1
 
 
 def test_pace_is_an_average() -> None:
-    pace = Pace()
-    pace.note(SLOW_SECONDS * 4)
-    assert pace.quick
+    pace = LookupPace()
+    pace.record(SLOW_SECONDS * 4)
+    assert pace.is_fast
     for _ in range(4):
-        pace.note(SLOW_SECONDS * 4)
-    assert not pace.quick
+        pace.record(SLOW_SECONDS * 4)
+    assert not pace.is_fast

@@ -289,7 +289,7 @@ def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.Monkey
     cache, dataset = ColumnCache(8_000), lance.dataset(uri)
     assert cache.rows(PLACE, dataset, NAMES) is None
     until = time.monotonic() + 30
-    while not cache._tables[PLACE].refused:
+    while not cache._tables[PLACE].too_large:
         assert time.monotonic() < until
         time.sleep(0.01)
     seen = len(reads)
@@ -346,7 +346,7 @@ def test_what_cannot_be_read_is_said_and_left_to_lance(
     with caplog.at_level(logging.WARNING):
         cache.rows(PLACE, dataset, NAMES)
         until = time.monotonic() + 30
-        while not cache._tables[PLACE].rests_until:
+        while not cache._tables[PLACE].retry_at:
             assert time.monotonic() < until
             time.sleep(0.01)
     assert "not kept in memory" in caplog.text

@@ -35,7 +35,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> lance.LanceDataset:
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pylance whose own scanner takes other options."""
-    monkeypatch.setattr(scanners, "_takes_plain", lambda native: False)
+    monkeypatch.setattr(scanners, "_native_scanner_accepts", lambda native: False)
 
 
 CASES: list[tuple[dict[str, Any], dict[str, Any] | None]] = [

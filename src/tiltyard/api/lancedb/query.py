@@ -13,7 +13,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.spec import models
-from tiltyard.tables.query.full_text import AUTOMATIC, DEEPEST
+from tiltyard.tables.query.full_text import AUTOMATIC, MAX_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -82,8 +82,8 @@ def _full_text(asked: Any) -> Fields:
 
 def _node(query: Any, depth: int) -> Fields:
     """One node of a structured query: one kind, and what is in it."""
-    if depth > DEEPEST:
-        raise InvalidInputError(f"The full-text query nests deeper than {DEEPEST} levels.")
+    if depth > MAX_DEPTH:
+        raise InvalidInputError(f"The full-text query nests deeper than {MAX_DEPTH} levels.")
     fields = _given(query, (*_LEAVES, *_BRANCHES), "a full-text query")
     return {
         kind: _LEAVES[kind](inner) if kind in _LEAVES else _BRANCHES[kind](inner, depth + 1)

@@ -1,12 +1,12 @@
-"""What the pages of a Lance data file come to once they are read, from how they are encoded.
+"""Estimate the decoded size of pages of a Lance data file, from their encodings.
 
-A page may take a thousandth of its values: one text for all its rows, a dictionary of a few, or each value compressed.
-Lance's metadata names the encoding and the buffers of each page, and not what they become. So that is worked out:
+A page may take a thousandth of its decoded values: one text for all its rows, a dictionary of a few, or compressed
+values. Lance's metadata has the encoding and the buffers of each page, but not the decoded size, so it is derived:
 
-* one value for all rows is in the page's first buffer;
+* a value for all rows is in the page's first buffer;
 * a dictionary is read, and its longest value counted for every row;
 * small values, in chunks of some kilobytes, are packed to an eighth at most;
-* each large value may be compressed by any factor: of these it is only known that they are there (`unknown`).
+* large values may be compressed one by one, by any factor: the page has no bound then (`is_unbounded`).
 """
 
 from __future__ import annotations
@@ -26,90 +26,91 @@ if TYPE_CHECKING:
 _ITEMS = re.compile(r"num_(?:visible_)?items: (\d+)")
 _DICTIONARY = re.compile(r"num_dictionary_items: ([1-9]\d*)")
 _PACKED = 8
-"""How many times smaller values of a chunk may be: FSST makes one byte of eight."""
+"""Compression factor of the values of a chunk at most: FSST encodes eight bytes as one."""
 _COMPRESSED = 64
-"""The same where a chunk is compressed as a whole; a guess, since the most that LZ4 can do is 255."""
+"""The same where a chunk is compressed as a whole; an assumption, since LZ4 can reach 255."""
 _LZ4_MOST = 255
 _LARGEST_DICTIONARY = 64 << 20
 _LEVEL = 2
-"""Bytes of one of the levels that say where lists begin."""
+"""Bytes of a repetition level, which marks where lists begin."""
 _LENGTH = struct.Struct("<I")
 _OFFSETS: dict[int, tuple[int, np.dtype[Any]]] = {32: (8, np.dtype("<u4")), 64: (16, np.dtype("<u8"))}
-"""Where the offsets of a dictionary's values begin, and their type, by the bits that it says they have."""
+"""Where the offsets of a dictionary's values begin, and their type, by the bits per offset that it states."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """A page's rows, and the bytes that they may come to; `unknown` where it may be more than that."""
+    """A page's rows and their decoded bytes; `is_unbounded` if they may be more."""
 
     rows: float
     bytes: float
-    unknown: bool = False
+    is_unbounded: bool = False
 
 
-def page_sizes(pages: Sequence[Any], rows: int, nested: bool, file: Path | None) -> list[PageSize]:
-    """Return what each page of a column comes to; `file` is the data file where it is local, `rows` its rows.
+def page_sizes(pages: Sequence[Any], rows: int, is_nested: bool, file: Path | None) -> list[PageSize]:
+    """Return the decoded size of each page of a column; `file` is a local data file, else None; `rows` its rows.
 
     Raises OSError.
     """
-    texts = [page.encoding for page in pages]
-    counts = _page_rows(texts, rows, nested)
+    encodings = [page.encoding for page in pages]
+    counts = _page_rows(encodings, rows, is_nested)
     return [
-        _page_size(text, [buffer.size for buffer in page.buffers], page, count, file)
-        for text, page, count in zip(texts, pages, counts, strict=True)
+        _page_size(encoding, [buffer.size for buffer in page.buffers], page, count, file)
+        for encoding, page, count in zip(encodings, pages, counts, strict=True)
     ]
 
 
-def _page_rows(texts: Sequence[str], rows: int, nested: bool) -> list[float]:
-    """Return the rows of each page: as it says; what is left is shared by those that say nothing."""
-    if nested:  # they count what is inside
-        return [rows / len(texts)] * len(texts)
-    counts = [_ITEMS.findall(text) for text in texts]
-    known = [int(found[-1]) if found else None for found in counts]
-    silent = known.count(None)
-    left = max(0, rows - sum(count for count in known if count is not None))
-    return [left / silent if count is None else count for count in known]
+def _page_rows(encodings: Sequence[str], rows: int, is_nested: bool) -> list[float]:
+    """Return the rows of each page: as stated; pages that state none share the remaining rows."""
+    if is_nested:  # the stated items are the values inside
+        return [rows / len(encodings)] * len(encodings)
+    counts = [_ITEMS.findall(encoding) for encoding in encodings]
+    stated = [int(match[-1]) if match else None for match in counts]
+    unstated = stated.count(None)
+    remaining_rows = max(0, rows - sum(count for count in stated if count is not None))
+    return [remaining_rows / unstated if count is None else count for count in stated]
 
 
-def _page_size(text: str, buffers: Sequence[int], page: Any, rows: float, file: Path | None) -> PageSize:
+def _page_size(encoding: str, buffers: Sequence[int], page: Any, rows: float, file: Path | None) -> PageSize:
+    """Return the decoded size of a page, from its encoding and the bytes of its buffers."""
     total = sum(buffers)
-    if "ConstantLayout(" in text:
+    if "ConstantLayout(" in encoding:
         value, levels = max(buffers[:1], default=0), sum(buffers[1:]) / _LEVEL
         return PageSize(rows, max(16, value) * max(rows, levels))
-    if found := _DICTIONARY.search(text):
-        widest = _widest(page, buffers, int(found[1]), file)
-        items = max(rows, *map(int, _ITEMS.findall(text)))
-        if widest is not None:
-            return PageSize(rows, widest * items)
-        return PageSize(rows, _LZ4_MOST * buffers[2] / int(found[1]) * items, unknown=True)
-    if "MiniBlockLayout(" in text:
-        return PageSize(rows, total * (_COMPRESSED if "General(" in text or "Rle(" in text else _PACKED))
-    return PageSize(rows, total * _PACKED, unknown=True)
+    if match := _DICTIONARY.search(encoding):
+        longest = _longest_value(page, buffers, int(match[1]), file)
+        items = max(rows, *map(int, _ITEMS.findall(encoding)))
+        if longest is not None:
+            return PageSize(rows, longest * items)
+        return PageSize(rows, _LZ4_MOST * buffers[2] / int(match[1]) * items, is_unbounded=True)
+    if "MiniBlockLayout(" in encoding:
+        return PageSize(rows, total * (_COMPRESSED if "General(" in encoding or "Rle(" in encoding else _PACKED))
+    return PageSize(rows, total * _PACKED, is_unbounded=True)
 
 
-def _widest(page: Any, buffers: Sequence[int], count: int, file: Path | None) -> float | None:
-    """Return the bytes of the longest of a dictionary's `count` values, None where it cannot be read."""
+def _longest_value(page: Any, buffers: Sequence[int], count: int, file: Path | None) -> float | None:
+    """Return the bytes of the longest of a dictionary's `count` values, None where it is not readable."""
     if file is None:
         return None
-    with file.open("rb") as opened:
-        opened.seek(page.buffers[2].position)
-        packed = opened.read(buffers[2])
-    if len(packed) <= _LENGTH.size:
+    with file.open("rb") as stream:
+        stream.seek(page.buffers[2].position)
+        compressed = stream.read(buffers[2])
+    if len(compressed) <= _LENGTH.size:
         return None
-    size = _LENGTH.unpack_from(packed)[0]
-    if not 0 < size <= min(_LARGEST_DICTIONARY, _LZ4_MOST * len(packed)):
+    size = _LENGTH.unpack_from(compressed)[0]
+    if not 0 < size <= min(_LARGEST_DICTIONARY, _LZ4_MOST * len(compressed)):
         return None
     try:
-        values = pa.Codec("lz4_raw").decompress(packed[_LENGTH.size :], size).to_pybytes()
+        values = pa.Codec("lz4_raw").decompress(compressed[_LENGTH.size :], size).to_pybytes()
     except (OSError, ValueError):  # another compression, or none
         return None
-    return widest_of(values, count)
+    return longest_value(values, count)
 
 
-def widest_of(values: bytes, count: int) -> float | None:
-    """Return the bytes of the longest of `count` values, or of any where all are of fixed width.
+def longest_value(values: bytes, count: int) -> float | None:
+    """Return the bytes of the longest of `count` values, or of each if all are of fixed width; None for neither.
 
-    Values of varying width have their bits per offset and the place of the first one in front. None for neither.
+    Values of varying width begin with the bits per offset and the position of the first value.
     """
     bits = _LENGTH.unpack_from(values)[0] if len(values) >= _LENGTH.size else 0
     if bits in _OFFSETS:

@@ -1,7 +1,7 @@
-"""Look-ups: rows by the value of an indexed column, which a server answers without a thread.
+"""Point look-ups: queries for rows by the value of an indexed column, which run on the event loop, without a thread.
 
-Where the index and the rows are in memory such a query takes Lance half a millisecond. To hand it to a thread and back,
-beside others that do the same, takes as long again.
+Where the index and the rows are in memory such a query takes Lance half a millisecond. Its way to a thread and back,
+concurrently with others, takes as long again.
 """
 
 from __future__ import annotations
@@ -30,58 +30,58 @@ if TYPE_CHECKING:
 
 _LOOKUP = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(?:-?\d{1,19}|'[^'\\]{0,256}')\s*")
 _INDICES = frozenset({"btree", "bitmap"})
-_MOST_ROWS = 100
-_MANY = 256
-"""Rows of one value from which on a column's look-ups are limited."""
+_MAX_ROWS = 100
+_MANY_ROWS = 256
+"""Rows with one value from which on the look-ups of a column get a limit."""
 
 SLOW_SECONDS = 0.01
-"""What a look-up may take at the average; nothing else is answered meanwhile."""
+"""What a look-up may take on average: it blocks the event loop."""
 PAUSE_SECONDS = 10.0
-"""For how long look-ups take a thread after that."""
+"""For how long look-ups run in a thread once they are too slow."""
 _WEIGHT = 8
 
 
 @dataclass(slots=True)
-class Pace:
-    """How long the look-ups of one version take: many rows may have one value."""
+class LookupPace:
+    """The running average of how long the look-ups of one version take: many rows may have one value."""
 
     average: float = 0.0
     slow_until: float = 0.0
 
     @property
-    def quick(self) -> bool:
+    def is_fast(self) -> bool:
         return monotonic() >= self.slow_until
 
-    def note(self, seconds: float) -> None:
-        """One look-up took so long."""
+    def record(self, seconds: float) -> None:
+        """Record the duration of one look-up."""
         self.average += (seconds - self.average) / _WEIGHT
         if self.average > SLOW_SECONDS:
             self.average, self.slow_until = 0.0, monotonic() + PAUSE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """The columns of a version whose index knows all its rows, those of them with many rows of one value, the pace."""
+class _LookupColumns:
+    """Columns of a version with an index that covers all rows; those with many rows of one value; the pace."""
 
     columns: frozenset[str]
-    many: set[str] = field(default_factory=set)
-    pace: Pace = field(default_factory=Pace)
+    with_many_rows: set[str] = field(default_factory=set)
+    pace: LookupPace = field(default_factory=LookupPace)
 
 
-_facts: weakref.WeakKeyDictionary[lance.LanceDataset, _Facts] = weakref.WeakKeyDictionary()
+_lookup_columns: weakref.WeakKeyDictionary[lance.LanceDataset, _LookupColumns] = weakref.WeakKeyDictionary()
 
 
-def _facts_of(dataset: lance.LanceDataset) -> _Facts:
-    """Looked up once per handle: handles stay at their version."""
-    facts = _facts.get(dataset)
-    if facts is None:
-        facts = _facts[dataset] = _Facts(_indexed(dataset))
-    return facts
+def _lookup_columns_of(dataset: lance.LanceDataset) -> _LookupColumns:
+    """Return the look-up columns of a dataset, cached per handle: handles stay at their version."""
+    lookups = _lookup_columns.get(dataset)
+    if lookups is None:
+        lookups = _lookup_columns[dataset] = _LookupColumns(_fully_indexed_columns(dataset))
+    return lookups
 
 
-def looking_up(ctx: Context, request: models.QueryTableRequest) -> Context | None:
-    """For `inline`: a look-up in a local table whose rows are in memory, for one whom no policy binds."""
-    column = _column(request)
+def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Context | None:
+    """For `inline`: return a context for a point look-up in a cached local table without policies for the principal."""
+    column = _looked_up_column(request)
     if column is None:
         return None
     try:
@@ -89,48 +89,54 @@ def looking_up(ctx: Context, request: models.QueryTableRequest) -> Context | Non
         if table is None or narrowing_of(ctx, table.record) is not None:
             return None
     except LanceNamespaceError:
-        return None  # the operation says it again, in a thread
-    dataset, pages = table.dataset, ctx.storage.datasets.column_cache
-    asked = request.columns.column_names if request.columns else None
-    names = column_names(dataset) if asked is None else tuple(asked)
-    if not pages.has(branch_key(table.record.location), dataset, names):
+        return None  # the operation raises it again, in a thread
+    dataset, cache = table.dataset, ctx.storage.datasets.column_cache
+    requested = request.columns.column_names if request.columns else None
+    names = column_names(dataset) if requested is None else tuple(requested)
+    if not cache.has(branch_key(table.record.location), dataset, names):
         return None
-    facts = _facts_of(dataset)
-    if column not in facts.columns or not facts.pace.quick:
+    lookups = _lookup_columns_of(dataset)
+    if column not in lookups.columns or not lookups.pace.is_fast:
         return None
-    began = perf_counter()
-    return ctx.with_open_table(table_id(request.id), table, lambda: facts.pace.note(perf_counter() - began))
+    started = perf_counter()
+    return ctx.with_open_table(table_id(request.id), table, lambda: lookups.pace.record(perf_counter() - started))
 
 
-def unlimited(dataset: lance.LanceDataset, expression: str) -> Callable[[int], None] | None:
-    """For a look-up that may read all rows of its value: what to tell how many came at once. None: not such a one.
+def unlimited_lookup(dataset: lance.LanceDataset, expression: str) -> Callable[[int], None] | None:
+    """Return a callback for the rows of each batch if an expression is a look-up that needs no limit; else None.
 
-    A limit makes Lance take a fifth longer for a look-up, and spares it nothing where few rows have the value.
+    A limit makes Lance take a fifth longer for a look-up, and saves nothing where few rows have the value. The callback
+    notes the columns with many rows of one value, whose look-ups get a limit from then on.
     """
-    found = _LOOKUP.fullmatch(expression)
-    if found is None or found[1] not in (facts := _facts_of(dataset)).columns or found[1] in facts.many:
+    match = _LOOKUP.fullmatch(expression)
+    if (
+        match is None
+        or match[1] not in (lookups := _lookup_columns_of(dataset)).columns
+        or match[1] in lookups.with_many_rows
+    ):
         return None
 
-    def came(count: int) -> None:
-        if count > _MANY:
-            facts.many.add(found[1])
+    def on_batch_rows(count: int) -> None:
+        if count > _MANY_ROWS:
+            lookups.with_many_rows.add(match[1])
 
-    return came
+    return on_batch_rows
 
 
-def _column(request: models.QueryTableRequest) -> str | None:
-    """The column whose value a query asks for, if it asks for nothing else."""
-    if request.filter is None or request.k > _MOST_ROWS:
+def _looked_up_column(request: models.QueryTableRequest) -> str | None:
+    """Return the column that a query looks up, None if the query is no point look-up."""
+    if request.filter is None or request.k > _MAX_ROWS:
         return None
-    found = _LOOKUP.fullmatch(request.filter)
+    match = _LOOKUP.fullmatch(request.filter)
     vector, columns = request.vector, request.columns
-    other = (request.version, request.branch, request.full_text_query, request.order_by, request.offset)
-    if found is None or any(other) or (vector and (vector.single_vector or vector.multi_vector)):
+    other_options = (request.version, request.branch, request.full_text_query, request.order_by, request.offset)
+    if match is None or any(other_options) or (vector and (vector.single_vector or vector.multi_vector)):
         return None
-    return None if columns is not None and columns.column_names is None else found[1]
+    return None if columns is not None and columns.column_names is None else match[1]
 
 
-def _indexed(dataset: lance.LanceDataset) -> frozenset[str]:
+def _fully_indexed_columns(dataset: lance.LanceDataset) -> frozenset[str]:
+    """Return the columns with a BTREE or BITMAP index that covers all fragments."""
     fragments = {fragment.fragment_id for fragment in dataset.get_fragments()}
     return frozenset(
         index.field_names[0]

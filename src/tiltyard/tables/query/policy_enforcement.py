@@ -1,8 +1,8 @@
-"""Queries and changes within the policies of a table (docs/policies.md).
+"""Apply a table's row filters and column masks to queries and changes (docs/policies.md).
 
-A request is rewritten before it is planned: its filter is joined to the policies' own and applied before any search,
-its columns become those that are shown, and whatever names a masked column is refused. Nothing that Lance says while
-it runs one reaches a client, since its messages quote values of rows.
+A request is rewritten before it is planned: its filter is combined with the policies' and applied before any search,
+its columns become the visible ones, and a request that names a masked column is refused. No message of Lance reaches a
+restricted client, since Lance's messages quote values of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import open_for_reading
-from tiltyard.tables.query.plan import ROW_ID, Search, indexed_text
+from tiltyard.tables.query.plan import ROW_ID, Search, full_text_columns
 from tiltyard.tables.sql.expressions import check_expression
 
 if TYPE_CHECKING:
@@ -33,68 +33,73 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
     from tiltyard.store import TableRecord
 
-_EXTRA = frozenset({ROW_ID, "_distance", "_score"})
+_VIRTUAL_COLUMNS = frozenset({ROW_ID, "_distance", "_score"})
 _POSITIONS = frozenset({"_rowoffset", "_rowaddr"})
-"""What tells how many rows lie before one, those that one may not see among them."""
+"""Columns that disclose how many rows are before a row, hidden rows included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """What policies leave of one version of a table; `columns` are the kinds of its columns (`check_filter`)."""
+class PolicyScope:
+    """What policies allow on one version of a table.
+
+    `column_types` are what its columns may be compared with, by name (see `check_filter`); `masked` has the names of
+    masked columns in lower case.
+    """
 
     schema: pa.Schema
     narrowing: Narrowing
-    columns: Mapping[str, str]
+    column_types: Mapping[str, str]
     masked: frozenset[str]
 
-    def filter(self, asked: str | None, what: str = "filter") -> str | None:
-        """The policies' filter and that of a request as one. Raises InvalidInputError, PermissionDeniedError."""
-        own = self.narrowing.filter
-        if asked is None:
-            return own
-        check_expression(asked, what)
-        if own is None:
-            return check_value(asked, what, self.columns, self.masked)
-        return f"({own}) AND ({check_filter(asked, what, self.columns, self.masked)})"
+    def combine_filter(self, requested: str | None, label: str = "filter") -> str | None:
+        """Combine the policies' filter with a request's. Raises InvalidInputError, PermissionDeniedError."""
+        row_filter = self.narrowing.filter
+        if requested is None:
+            return row_filter
+        check_expression(requested, label)
+        if row_filter is None:
+            return check_value(requested, label, self.column_types, self.masked)
+        return f"({row_filter}) AND ({check_filter(requested, label, self.column_types, self.masked)})"
 
-    def value(self, expression: str, what: str) -> str:
-        """An expression of a request, over rows that may be seen. Raises as `filter` does."""
-        return check_value(expression, what, self.columns, self.masked)
+    def check_computed(self, expression: str, label: str) -> str:
+        """Check an expression that is computed for visible rows only; return it. Raises as `combine_filter` does."""
+        return check_value(expression, label, self.column_types, self.masked)
 
-    def visible(self, name: str, what: str) -> str:
-        """A column of a request that is shown as it is. Raises InvalidInputError, PermissionDeniedError."""
+    def check_visible(self, name: str, label: str) -> str:
+        """Check that a requested column is not masked; return it. Raises InvalidInputError, PermissionDeniedError."""
         if name.split(".", maxsplit=1)[0].strip("`").casefold() in self.masked:
-            raise PermissionDeniedError(f"The {what} names a column that is masked for you: '{name}'.")
-        if name not in self.schema.names and name not in _EXTRA:
-            raise InvalidInputError(f"The {what} names no whole column of this table: '{name}'.")
+            raise PermissionDeniedError(f"The {label} names a column that is masked for you: '{name}'.")
+        if name not in self.schema.names and name not in _VIRTUAL_COLUMNS:
+            raise InvalidInputError(f"The {label} names no whole column of this table: '{name}'.")
         return name
 
     @property
-    def nulls(self) -> dict[str, pa.Field]:
-        """The columns that are shown without their values."""
+    def null_columns(self) -> dict[str, pa.Field]:
+        """Return the columns whose values are all replaced by null."""
         masks = self.narrowing.masks
         return {name: self.schema.field(name) for name in masks if masks[name].kind is MaskKind.NULL}
 
 
-def within(dataset: lance.LanceDataset, narrowing: Narrowing) -> Within:
-    """What policies leave of a version. Raises PermissionDeniedError where a policy does not fit it."""
+def policy_scope(dataset: lance.LanceDataset, narrowing: Narrowing) -> PolicyScope:
+    """Return what policies allow on a version. Raises PermissionDeniedError where a policy does not fit its schema."""
     schema = dataset.schema
-    there = [name for name in schema.names if "`" not in name]
-    if gone := sorted(set(narrowing.masks) - set(there)):
+    maskable = [name for name in schema.names if "`" not in name]
+    if missing := sorted(set(narrowing.masks) - set(maskable)):
         raise PermissionDeniedError(
-            f"A policy masks columns that are not there, so nothing is shown until it is set anew: {', '.join(gone)}."
+            "A policy masks columns that are not there, so nothing is shown until it is set anew:"
+            f" {', '.join(missing)}."
         )
     masked = narrowing.masked | _POSITIONS
-    return Within(schema, narrowing, {ROW_ID: "number"} | _kinds(schema), masked)
+    return PolicyScope(schema, narrowing, {ROW_ID: "number"} | _comparable_types(schema), masked)
 
 
-def within_latest(
+def policy_scope_of_latest(
     ctx: Context, record: TableRecord, branch: str | None, version: int | None, dataset: lance.LanceDataset
-) -> Within | None:
-    """What policies leave of an open table for the one who asks; None where none binds.
+) -> PolicyScope | None:
+    """Return what policies allow the principal on an open table; None where no policy applies.
 
-    They are made for the table as it is now: on a branch, or in an older version, a column may have had another name
-    or meaning. Raises PermissionDeniedError for those, and as `within` does.
+    Policies are made for the latest version of main: on a branch, or in an older version, a column may have another
+    name or meaning. Raises PermissionDeniedError for those, and as `policy_scope` does.
     """
     narrowing = narrowing_of(ctx, record)
     if narrowing is None:
@@ -105,165 +110,180 @@ def within_latest(
         latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location)).version
         if version != latest:
             raise PermissionDeniedError("Policies bind you on this table: read its latest version.")
-    return within(dataset, narrowing)
+    return policy_scope(dataset, narrowing)
 
 
-def open_within(
+def open_with_policies(
     ctx: Context, names: Sequence[str] | None, branch: str | None, version: int | None
-) -> tuple[OpenTable, Within | None]:
-    """A table to read from, and what policies leave of it. Raises as `open_for_reading` and `within_latest` do."""
+) -> tuple[OpenTable, PolicyScope | None]:
+    """Open a table for reading, with what policies allow on it.
+
+    Raises as `open_for_reading` and `policy_scope_of_latest` do.
+    """
     table = open_for_reading(ctx, names, branch=branch, version=version)
-    return table, within_latest(ctx, table.record, branch, version, table.dataset)
+    return table, policy_scope_of_latest(ctx, table.record, branch, version, table.dataset)
 
 
-def _kinds(schema: Iterable[pa.Field], above: str = "") -> dict[str, str]:
-    """What columns, and fields of structs by their paths, may be compared with."""
+def _comparable_types(schema: Iterable[pa.Field], prefix: str = "") -> dict[str, str]:
+    """Return what columns, and fields of structs by their paths, may be compared with."""
     kinds: dict[str, str] = {}
     for field in schema:
-        kinds[f"{above}{field.name}"] = _kind(field.type)
+        kinds[f"{prefix}{field.name}"] = _comparable_type(field.type)
         if pa.types.is_struct(field.type):
-            kinds |= _kinds(field.type, f"{above}{field.name}.")
+            kinds |= _comparable_types(field.type, f"{prefix}{field.name}.")
     return kinds
 
 
-def _kind(type_: pa.DataType) -> str:
-    known = pa.types
-    if known.is_dictionary(type_) or known.is_list(type_) or known.is_large_list(type_):
-        return _kind(type_.value_type)
-    if known.is_string(type_) or known.is_large_string(type_):
+def _comparable_type(type_: pa.DataType) -> str:
+    types = pa.types
+    if types.is_dictionary(type_) or types.is_list(type_) or types.is_large_list(type_):
+        return _comparable_type(type_.value_type)
+    if types.is_string(type_) or types.is_large_string(type_):
         return "text"
-    if known.is_boolean(type_):
+    if types.is_boolean(type_):
         return "boolean"
-    if known.is_timestamp(type_) or known.is_date32(type_):
+    if types.is_timestamp(type_) or types.is_date32(type_):
         return "time"
-    if (known.is_integer(type_) and type_ != pa.uint64()) or known.is_floating(type_):
+    if (types.is_integer(type_) and type_ != pa.uint64()) or types.is_floating(type_):
         return "number"
     return ""
 
 
-def narrowed_query(
-    dataset: lance.LanceDataset, request: models.QueryTableRequest, within: Within
+def restrict_query(
+    dataset: lance.LanceDataset, request: models.QueryTableRequest, scope: PolicyScope
 ) -> models.QueryTableRequest:
-    """The query that runs instead. Raises InvalidInputError, PermissionDeniedError."""
+    """Rewrite a query so that it reads visible rows and columns only.
+
+    Raises InvalidInputError, PermissionDeniedError.
+    """
     for order in request.order_by or ():
-        within.visible(order.column_name, "order")
+        scope.check_visible(order.column_name, "order")
     if request.full_text_query is not None:
-        _check_text(dataset, request.full_text_query, within)
-    columns = _columns(request.columns, within)
-    shown = () if columns is None else (columns.column_aliases or ())
-    bare = bool(shown) and set(shown) <= set(within.narrowing.masks)  # Lance reads no rows for constants alone
+        _check_full_text(dataset, request.full_text_query, scope)
+    columns = _restrict_columns(request.columns, scope)
+    outputs = () if columns is None else (columns.column_aliases or ())
+    only_masks = bool(outputs) and set(outputs) <= set(scope.narrowing.masks)  # Lance reads no rows for constants alone
     return msgspec.structs.replace(
         request,
-        filter=within.filter(request.filter),
+        filter=scope.combine_filter(request.filter),
         prefilter=True,
         columns=columns,
-        with_row_id=bare or request.with_row_id,
+        with_row_id=only_masks or request.with_row_id,
     )
 
 
-def check_search(search: Search, within: Within) -> Search:
-    """The search, if it ranks by no masked column. Raises PermissionDeniedError."""
+def check_search_columns(search: Search, scope: PolicyScope) -> Search:
+    """Check that a search does not rank by a masked column; return it. Raises PermissionDeniedError."""
     for nearest in search.nearest:
-        within.visible(nearest["column"].split(".")[0], "search")
+        scope.check_visible(nearest["column"].split(".")[0], "search")
     return search
 
 
-def _check_text(dataset: lance.LanceDataset, query: models.QueryTableFullTextQuery, within: Within) -> None:
-    """Scores weigh words by how many rows of the whole table have them: that would tell of rows one may not see."""
-    if within.narrowing.filter is not None:
+def _check_full_text(dataset: lance.LanceDataset, query: models.QueryTableFullTextQuery, scope: PolicyScope) -> None:
+    """Refuse full-text search over hidden rows or masked columns. Raises PermissionDeniedError.
+
+    Scores weigh words by how many rows of the whole table have them, which would disclose hidden rows.
+    """
+    if scope.narrowing.filter is not None:
         raise PermissionDeniedError(
             "Policies hide rows of this table from you, and full-text scores would tell of them."
         )
-    for column in {*_named(msgspec.to_builtins(query)), *indexed_text(dataset)}:
-        if column.split(".")[0].casefold() in within.masked:
+    for column in {*_column_names(msgspec.to_builtins(query)), *full_text_columns(dataset)}:
+        if column.split(".")[0].casefold() in scope.masked:
             raise PermissionDeniedError("Full-text search reads a column here that is masked for you: it is refused.")
 
 
-def _named(query: Any) -> Iterator[str]:
-    """All columns that a full-text query names."""
+def _column_names(query: Any) -> Iterator[str]:
+    """Yield all columns that a full-text query names."""
     if isinstance(query, Mapping):
         for key, value in query.items():
             if key in ("column", "columns"):
                 yield from [value] if isinstance(value, str) else value
             else:
-                yield from _named(value)
+                yield from _column_names(value)
     elif isinstance(query, list):
         for entry in query:
-            yield from _named(entry)
+            yield from _column_names(entry)
 
 
-def _columns(asked: models.QueryTableColumns | None, within: Within) -> models.QueryTableColumns | None:
-    """The columns that are read: masked ones as an expression, or as NULL that gets its type in the answer."""
-    masks = within.narrowing.masks
-    if asked is not None and asked.column_aliases is not None:
-        if asked.column_names is None:
-            for name, text in asked.column_aliases.items():
-                within.value(text, f"expression of '{name}'")
-        return asked
-    if asked is None or asked.column_names is None:
-        names = [name for name in within.schema.names if name not in masks or masks[name].kind is not MaskKind.HIDE]
+def _restrict_columns(
+    requested: models.QueryTableColumns | None, scope: PolicyScope
+) -> models.QueryTableColumns | None:
+    """Return the columns to read: masked ones as an expression, or as NULL that gets its type in the response."""
+    masks = scope.narrowing.masks
+    if requested is not None and requested.column_aliases is not None:
+        if requested.column_names is None:
+            for name, text in requested.column_aliases.items():
+                scope.check_computed(text, f"expression of '{name}'")
+        return requested
+    if requested is None or requested.column_names is None:
+        names = [name for name in scope.schema.names if name not in masks or masks[name].kind is not MaskKind.HIDE]
     else:
-        names = [name if name in masks else within.visible(name, "list of columns") for name in asked.column_names]
+        names = [
+            name if name in masks else scope.check_visible(name, "list of columns") for name in requested.column_names
+        ]
     if hidden := [name for name in names if name in masks and masks[name].kind is MaskKind.HIDE]:
         raise PermissionDeniedError(f"These columns are hidden from you: {', '.join(hidden)}.")
     if not any(name in masks for name in names):
         return models.QueryTableColumns(column_names=names)
-    return models.QueryTableColumns(column_aliases={name: _shown(name, within) for name in names})
+    return models.QueryTableColumns(column_aliases={name: _projection(name, scope) for name in names})
 
 
-def _shown(name: str, within: Within) -> str:
-    mask = within.narrowing.masks.get(name)
+def _projection(name: str, scope: PolicyScope) -> str:
+    mask = scope.narrowing.masks.get(name)
     if mask is None:
-        return name if name in _EXTRA else f"`{name}`"
+        return name if name in _VIRTUAL_COLUMNS else f"`{name}`"
     return "NULL" if mask.expression is None else mask.expression
 
 
-def masked_answer(answer: ArrowAnswer, request: models.QueryTableRequest, within: Within) -> ArrowAnswer:
-    """The answer with columns of nulls in the types of the table, and no row ids that the request has not asked for."""
-    asked = request.columns
-    nulls = within.nulls if asked is None or asked.column_aliases is None else {}
-    named = () if asked is None else (asked.column_names or asked.column_aliases or ())
-    kept = [field for field in answer.schema if field.name != ROW_ID or request.with_row_id or ROW_ID in named]
-    fields = [pa.field(field.name, nulls[field.name].type) if field.name in nulls else field for field in kept]
+def mask_response(answer: ArrowAnswer, request: models.QueryTableRequest, scope: PolicyScope) -> ArrowAnswer:
+    """Give columns of nulls the types of the table, and drop row ids that the request does not have."""
+    requested = request.columns
+    nulls = scope.null_columns if requested is None or requested.column_aliases is None else {}
+    requested_names = () if requested is None else (requested.column_names or requested.column_aliases or ())
+    shown = [
+        field for field in answer.schema if field.name != ROW_ID or request.with_row_id or ROW_ID in requested_names
+    ]
+    fields = [pa.field(field.name, nulls[field.name].type) if field.name in nulls else field for field in shown]
     schema = pa.schema(fields, answer.schema.metadata)
-    masked = (_masked(batch, schema, nulls) for batch in answer.batches)
-    return ArrowAnswer(schema, list(masked) if isinstance(answer.batches, list) else _quietly(masked))
+    masked = (_mask_batch(batch, schema, nulls) for batch in answer.batches)
+    return ArrowAnswer(schema, list(masked) if isinstance(answer.batches, list) else _with_redacted_errors(masked))
 
 
-def _masked(batch: pa.RecordBatch, schema: pa.Schema, nulls: Mapping[str, pa.Field]) -> pa.RecordBatch:
+def _mask_batch(batch: pa.RecordBatch, schema: pa.Schema, nulls: Mapping[str, pa.Field]) -> pa.RecordBatch:
     arrays = [
         pa.nulls(batch.num_rows, field.type) if field.name in nulls else batch.column(field.name) for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _quietly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with quiet():
+def _with_redacted_errors(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with redact_errors():
         yield from batches
 
 
-def narrowed_updates(updates: Mapping[str, str], within: Within) -> None:
-    """Check what an update sets, and to what: nothing masked, and nothing that decides who sees a row.
+def check_updates(updates: Mapping[str, str], scope: PolicyScope) -> None:
+    """Check the columns and expressions of an update: none masked, and no column that a policy reads.
 
     Raises InvalidInputError, PermissionDeniedError.
     """
-    deciding = _deciding(within.narrowing)
+    deciding = _policy_columns(scope.narrowing)
     for column, expression in updates.items():
-        within.visible(column, "update")
+        scope.check_visible(column, "update")
         if column.casefold() in deciding:
             raise PermissionDeniedError(f"The column '{column}' decides who sees what: you cannot set it.")
-        within.value(expression, "expression")
+        scope.check_computed(expression, "expression")
 
 
-def _deciding(narrowing: Narrowing) -> set[str]:
-    """The columns that a filter or a mask looks at: with `coalesce(nullif(open, true), ssn)`, `open` shows the ssn."""
-    texts = [narrowing.filter, *(mask.expression for mask in narrowing.masks.values())]
-    return {name.parts[0].casefold() for text in texts if text for name in names_in(tokens(text, "policy"))}
+def _policy_columns(narrowing: Narrowing) -> set[str]:
+    """Return the columns that filters and masks read: with `coalesce(nullif(open, true), ssn)`, `open` shows ssn."""
+    expressions = [narrowing.filter, *(mask.expression for mask in narrowing.masks.values())]
+    return {name.parts[0].casefold() for text in expressions if text for name in names_in(tokens(text, "policy"))}
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Say of Lance's errors no more than their kind: their texts quote values, of hidden rows as well."""
+def redact_errors() -> Iterator[None]:
+    """Redact the messages of Lance's errors, which quote values, of hidden rows as well; the types of errors stay."""
     try:
         yield
     except LanceNamespaceError as error:
@@ -275,7 +295,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_if_bound(ctx: Context, record: TableRecord) -> Iterator[None]:
-    """`quiet` for those whom policies of a table bind. Raises what `narrowing_of` raises."""
-    with nullcontext() if narrowing_of(ctx, record) is None else quiet():
+def redact_errors_if_restricted(ctx: Context, record: TableRecord) -> Iterator[None]:
+    """Apply `redact_errors` if policies restrict the principal on the table. Raises what `narrowing_of` raises."""
+    with nullcontext() if narrowing_of(ctx, record) is None else redact_errors():
         yield

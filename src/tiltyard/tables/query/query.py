@@ -1,4 +1,4 @@
-"""Reading tables: queries, their plans, and counts."""
+"""Read tables: run queries, explain and analyze their plans, count rows."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_cached, open_for_reading
 from tiltyard.tables.query.batch_sizes import batch_options
 from tiltyard.tables.query.plan import QUERY_INDEX, Search, plan_search
-from tiltyard.tables.query.point_lookups import looking_up
+from tiltyard.tables.query.point_lookups import point_lookup_inline
 from tiltyard.tables.query.policy_enforcement import (
-    Within,
-    check_search,
-    masked_answer,
-    narrowed_query,
-    open_within,
-    quiet,
+    PolicyScope,
+    check_search_columns,
+    mask_response,
+    open_with_policies,
+    redact_errors,
+    restrict_query,
 )
-from tiltyard.tables.query.readers import Pages, Reader, readers
+from tiltyard.tables.query.readers import CachedColumns, Reader, open_readers
 from tiltyard.tables.query.scanners import make_scanner
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -51,66 +51,74 @@ if TYPE_CHECKING:
 _QUERY_INDEX = pa.field(QUERY_INDEX, pa.int32(), nullable=False)
 _ROW_OFFSET = "_rowoffset"
 
-_SMALL = 1000
-"""Rows up to which an answer is read at once, unless it has more than these bytes."""
+_SMALL_ROWS = 1000
+"""Rows up to which a response is read as a whole, unless it has more than `_SMALL_BYTES`."""
 _SMALL_BYTES = 1 << 20
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=looking_up, changes=False, query=True)
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=point_lookup_inline, changes=False, query=True)
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
-    """Rows by vector, by text, by filter, or all of them.
+    """Return the rows that a query selects by vector, by text, by filter, or all of them.
 
-    The first rows are read before this returns, so that what is wrong with a query is known before an answer starts.
+    The first rows are read before this returns, so that a faulty query fails before the response starts.
 
     Raises what opening the table raises, InvalidInputError, TableColumnNotFoundError.
     """
-    table, bounds = open_within(ctx, request.id, request.branch, request.version)
-    pages = None
-    if request.version is None and request.k <= _SMALL:
-        pages = Pages(ctx.storage.datasets.column_cache, branch_key(table.record.location, request.branch))
-    if bounds is not None:
-        return _within(ctx, table.dataset, request, bounds, pages)
+    table, scope = open_with_policies(ctx, request.id, request.branch, request.version)
+    cached_columns = None
+    if request.version is None and request.k <= _SMALL_ROWS:
+        cached_columns = CachedColumns(
+            ctx.storage.datasets.column_cache, branch_key(table.record.location, request.branch)
+        )
+    if scope is not None:
+        return _query_with_policies(ctx, table.dataset, request, scope, cached_columns)
     with _query_errors(table.dataset):
-        return _answer(ctx, plan_search(table.dataset, request), pages)
+        return _read_response(ctx, plan_search(table.dataset, request), cached_columns)
 
 
-def _within(
-    ctx: Context, dataset: lance.LanceDataset, request: models.QueryTableRequest, bounds: Within, pages: Pages | None
+def _query_with_policies(
+    ctx: Context,
+    dataset: lance.LanceDataset,
+    request: models.QueryTableRequest,
+    scope: PolicyScope,
+    cached_columns: CachedColumns | None,
 ) -> ArrowAnswer:
-    """The answer that policies leave."""
-    with quiet(), _query_errors(dataset):
-        search = check_search(plan_search(dataset, narrowed_query(dataset, request, bounds)), bounds)
-        return masked_answer(_answer(ctx, search, pages), request, bounds)
+    """Run a query on the rows and columns that policies allow."""
+    with redact_errors(), _query_errors(dataset):
+        search = check_search_columns(plan_search(dataset, restrict_query(dataset, request, scope)), scope)
+        return mask_response(_read_response(ctx, search, cached_columns), request, scope)
 
 
 @operation(needs=on_table(Privilege.READ), changes=False, query=True)
 def explain_table_query_plan(ctx: Context, request: models.ExplainTableQueryPlanRequest) -> str:
-    """How a query would run, without running it. Raises what `query_table` raises."""
-    search = _nested(ctx, request.id, request.branch, request.query)
+    """Return the plan of a query, without running it. Raises what `query_table` raises."""
+    search = _plan_nested_query(ctx, request.id, request.branch, request.query)
     with _query_errors(search.dataset):
-        return _titled([scanner.explain_plan(bool(request.verbose)) for scanner in _timely(ctx, search)])
+        return _join_plans(
+            [scanner.explain_plan(bool(request.verbose)) for scanner in _scanners_until_deadline(ctx, search)]
+        )
 
 
 @operation(needs=on_table(Privilege.READ), changes=False, query=True)
 def analyze_table_query_plan(ctx: Context, request: models.AnalyzeTableQueryPlanRequest) -> str:
-    """How a query did run: its plan with what each step cost. Raises what `query_table` raises.
+    """Run a query and return its plan with the cost of each step. Raises what `query_table` raises.
 
-    The query is the request's own fields or, as later versions of the specification have it, its field `query`.
+    The query is the request's own fields or, in later versions of the specification, its field `query`.
     """
-    search = _nested(ctx, request.id, request.branch, request.query or _unwrapped(request))
+    search = _plan_nested_query(ctx, request.id, request.branch, request.query or _query_fields(request))
     with _query_errors(search.dataset):
-        return _titled([scanner.analyze_plan() for scanner in _timely(ctx, search)])
+        return _join_plans([scanner.analyze_plan() for scanner in _scanners_until_deadline(ctx, search)])
 
 
-def _timely(ctx: Context, search: Search) -> Iterator[LanceScanner]:
-    """Yield the scanners of a search for as long as somebody waits. Raises ServiceUnavailableError."""
+def _scanners_until_deadline(ctx: Context, search: Search) -> Iterator[LanceScanner]:
+    """Yield the scanners of a search until the request's deadline. Raises ServiceUnavailableError after it."""
     for scanner in search.scanners():
         ctx.check_deadline()
         yield scanner
 
 
-def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
-    """For `inline`: a count in a manifest that is in memory, so that only a local file's name is looked up."""
+def _count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Context | None:
+    """For `inline`: return a context for a count that a cached manifest answers, with one look-up of a local file."""
     if request.predicate is not None or request.version is not None or request.branch:
         return None
     try:
@@ -119,17 +127,17 @@ def _counting(ctx: Context, request: models.CountTableRowsRequest) -> Context | 
             return None
         return ctx.with_open_table(table_id(request.id), table)
     except LanceNamespaceError:
-        return ctx  # the operation says it again, as quickly
+        return ctx  # the operation raises it again, as quickly
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_counting, changes=False, query=True)
+@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_count_inline, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
-    """The number of rows, or of those a predicate holds for. Raises what `query_table` raises."""
-    table, bounds = open_within(ctx, request.id, request.branch, request.version)
-    if bounds is None:
+    """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
+    table, scope = open_with_policies(ctx, request.id, request.branch, request.version)
+    if scope is None:
         return _count(table.dataset, request.predicate)
-    with quiet():
-        return _count(table.dataset, bounds.filter(request.predicate, "predicate"))
+    with redact_errors():
+        return _count(table.dataset, scope.combine_filter(request.predicate, "predicate"))
 
 
 def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
@@ -137,24 +145,24 @@ def _count(dataset: lance.LanceDataset, predicate: str | None) -> int:
         return cached_row_count(dataset)
     check_expression(predicate, "predicate")
     with _query_errors(dataset):
-        few = batch_options(dataset, (), {"predicate": predicate})
-        if _ROW_OFFSET in predicate.lower():  # a scan knows this column, a count does not
-            scanner = make_scanner(dataset, {"columns": [_ROW_OFFSET], "filter": predicate, **few})
+        options = batch_options(dataset, (), {"predicate": predicate})
+        if _ROW_OFFSET in predicate.lower():  # Lance has this column in a scan, but not in a count
+            scanner = make_scanner(dataset, {"columns": [_ROW_OFFSET], "filter": predicate, **options})
             return sum(batch.num_rows for batch in scanner.to_reader())
-        # A scanner says more clearly than `dataset.count_rows` what is wrong with a predicate.
-        return make_scanner(dataset, {"columns": [], "with_row_id": True, "filter": predicate, **few}).count_rows()
+        # A scanner's errors about a predicate are clearer than those of `dataset.count_rows`.
+        return make_scanner(dataset, {"columns": [], "with_row_id": True, "filter": predicate, **options}).count_rows()
 
 
 @contextmanager
 def _query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
-    """Lance's errors as ours, with what is particular to queries."""
+    """Translate Lance's errors, with two that only queries raise."""
     try:
         with lance_errors(dataset):
             yield
     except TableColumnNotFoundError as error:
         if f"'{_ROW_OFFSET}'" not in str(error):
             raise
-        raise InvalidInputError(  # Lance knows the offset of a row only where rows are picked by it
+        raise InvalidInputError(  # Lance has the offset of a row only where a filter selects rows by it
             f"{_ROW_OFFSET} picks rows by value alone: write `{_ROW_OFFSET} IN (0, 1, …)`, or page with offset and k."
         ) from error
     except UnsupportedOperationError as error:
@@ -163,8 +171,10 @@ def _query_errors(dataset: lance.LanceDataset) -> Iterator[None]:
         raise InvalidInputError("A filter or expression is about one row: count() and the like are not.") from error
 
 
-def _nested(ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest) -> Search:
-    """The search of a query inside another request; what both say has to agree."""
+def _plan_nested_query(
+    ctx: Context, names: list[str] | None, branch: str | None, query: models.QueryTableRequest
+) -> Search:
+    """Plan the query inside another request. Raises InvalidInputError if the two name different tables or branches."""
     if query.id and query.id != names:
         raise InvalidInputError("The query names another table than the request: leave its id out.")
     if query.branch and branch and query.branch != branch:
@@ -174,7 +184,8 @@ def _nested(ctx: Context, names: list[str] | None, branch: str | None, query: mo
         return plan_search(dataset, query)
 
 
-def _unwrapped(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTableRequest:
+def _query_fields(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTableRequest:
+    """Return the query that the request's own fields are. Raises InvalidInputError."""
     fields = {"vector": None} | msgspec.to_builtins(request)
     try:
         return msgspec.convert(fields, models.QueryTableRequest)
@@ -182,61 +193,61 @@ def _unwrapped(request: models.AnalyzeTableQueryPlanRequest) -> models.QueryTabl
         raise InvalidInputError(f"The query to analyze is incomplete: {error}.") from error
 
 
-def _titled(plans: list[str]) -> str:
-    """Several plans as one text, as lancedb joins them."""
+def _join_plans(plans: list[str]) -> str:
+    """Join several plans as lancedb does."""
     if len(plans) == 1:
         return plans[0]
     return "\n\n".join(f"--- Plan #{number} ---\n{plan}" for number, plan in enumerate(plans, 1))
 
 
-def _answer(ctx: Context, search: Search, pages: Pages | None) -> ArrowAnswer:
-    """The answer: all of it if small, else with its first batch read. Raises Lance's errors."""
-    all_readers = readers(search, pages)
-    first = next(all_readers)
-    schema = _shown(search, first.schema)
-    if search.most == 0:
+def _read_response(ctx: Context, search: Search, cached_columns: CachedColumns | None) -> ArrowAnswer:
+    """Read a response: all of it if small, else its first batch, with the others to stream. Raises Lance's errors."""
+    readers = open_readers(search, cached_columns)
+    first = next(readers)
+    schema = _response_schema(search, first.schema)
+    if search.max_rows == 0:
         return ArrowAnswer(schema, [])
-    batches = _batches(ctx, search, chain((first,), all_readers))
-    small = search.most is not None and search.most * max(1, len(search.nearest)) <= _SMALL
+    batches = _response_batches(ctx, search, chain((first,), readers))
+    is_small = search.max_rows is not None and search.max_rows * max(1, len(search.nearest)) <= _SMALL_ROWS
     head: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         head.append(batch)
         size += batch.nbytes
-        if not small or size > _SMALL_BYTES:
-            return ArrowAnswer(schema, _resumed(head, batches))
+        if not is_small or size > _SMALL_BYTES:
+            return ArrowAnswer(schema, _chain_batches(head, batches))
     return ArrowAnswer(schema, head)
 
 
-def _shown(search: Search, schema: pa.Schema) -> pa.Schema:
-    """The schema of an answer, from that of its scanners."""
-    if not search.hidden and not search.numbered:
+def _response_schema(search: Search, schema: pa.Schema) -> pa.Schema:
+    """Return the schema of a response, from the schema of its scanners."""
+    if not search.hidden_columns and not search.is_numbered:
         return schema
-    fields = [field for field in schema if field.name not in search.hidden]
-    return pa.schema([_QUERY_INDEX, *fields] if search.numbered else fields, schema.metadata)
+    fields = [field for field in schema if field.name not in search.hidden_columns]
+    return pa.schema([_QUERY_INDEX, *fields] if search.is_numbered else fields, schema.metadata)
 
 
-def _batches(ctx: Context, search: Search, found: Iterable[Reader]) -> Iterator[pa.RecordBatch]:
-    """The rows of one search after the other, as the answer shows them."""
+def _response_batches(ctx: Context, search: Search, readers: Iterable[Reader]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one search after the other, with the columns of the response."""
     with _query_errors(search.dataset):
-        for number, reader in enumerate(found):
+        for number, reader in enumerate(readers):
             ctx.check_deadline()
-            left = search.most
+            remaining = search.max_rows
             for batch in reader:
                 ctx.check_deadline()
-                shown = batch
-                if search.hidden:
-                    shown = batch.select([name for name in batch.schema.names if name not in search.hidden])
-                if search.numbered:
+                output = batch
+                if search.hidden_columns:
+                    output = batch.select([name for name in batch.schema.names if name not in search.hidden_columns])
+                if search.is_numbered:
                     numbers = pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows)
-                    shown = shown.add_column(0, _QUERY_INDEX, numbers)
-                yield shown
-                if left is not None and (left := left - batch.num_rows) <= 0:
-                    break  # to hear that nothing follows would cost another way to Lance's threads and back
+                    output = output.add_column(0, _QUERY_INDEX, numbers)
+                yield output
+                if remaining is not None and (remaining := remaining - batch.num_rows) <= 0:
+                    break  # reading on to the end would cost another round trip to Lance's threads
 
 
-def _resumed(head: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All batches; those that went out are not kept."""
+def _chain_batches(head: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of `head`, which are freed as they are sent, then the others."""
     while head:
         yield head.pop(0)
-    yield from rest
+    yield from batches

@@ -1,7 +1,7 @@
-"""Readers of a search: Lance finds the rows, and fetches them too unless they are in memory already.
+"""Readers of a search: Lance finds the rows, and their columns are taken from the column cache or read by Lance.
 
-An answer has the same rows and columns either way. Memory serves what most searches are: few rows, of whole columns, of
-the latest version, in the order that Lance finds them in.
+A response has the same rows and columns either way. The cache serves the most common searches: few rows, of whole
+columns, of the latest version, in the order in which Lance finds them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from tiltyard.tables.query.plan import ROW_ID, STREAMING, column_names
-from tiltyard.tables.query.point_lookups import unlimited
+from tiltyard.tables.query.plan import ROW_ID, STREAMING_OPTION_NAMES, column_names
+from tiltyard.tables.query.point_lookups import unlimited_lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tiltyard.tables.query.plan import Search
 
 _SCORES = ("_distance", "_score")
-_OPTIONS = frozenset(
+_CACHEABLE_OPTIONS = frozenset(
     {
         "batch_readahead",
         "batch_size",
@@ -38,13 +38,13 @@ _OPTIONS = frozenset(
         "with_row_id",
     }
 )
-"""Options of a search that leave its rows in an order that does not depend on their columns."""
-_FILTERED = _OPTIONS - {"fast_search", "full_text_query", "offset", "with_row_id"}
-"""Options of a search by nothing but a filter."""
+"""Options of a search whose order of rows does not depend on the columns that are read."""
+_FILTER_OPTIONS = _CACHEABLE_OPTIONS - {"fast_search", "full_text_query", "offset", "with_row_id"}
+"""Options of a search by a filter alone."""
 
 
 class Reader(Protocol):
-    """What is read of a RecordBatchReader."""
+    """The part of a RecordBatchReader that a response uses."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -53,30 +53,30 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
-    """Where rows may be in memory: the cache, and the table and branch whose latest version is searched."""
+class CachedColumns:
+    """The column cache, and the key of the table and branch whose latest version is searched."""
 
     cache: ColumnCache
-    place: BranchKey
+    key: BranchKey
 
 
-def readers(search: Search, pages: Pages | None) -> Iterator[Reader]:
-    """One for each scanner of a search. Raises Lance's errors."""
-    shown = None if pages is None else _shown(search)
-    if pages is not None and shown is not None:
-        names = tuple(name for name in shown if name not in _SCORES)
-        rows = pages.cache.rows(pages.place, search.dataset, names)
+def open_readers(search: Search, cached_columns: CachedColumns | None) -> Iterator[Reader]:
+    """Yield a reader for each scanner of a search. Raises Lance's errors."""
+    output = None if cached_columns is None else _output_columns(search)
+    if cached_columns is not None and output is not None:
+        names = tuple(name for name in output if name not in _SCORES)
+        rows = cached_columns.cache.rows(cached_columns.key, search.dataset, names)
         if rows is not None:
-            yield from _taking(search, rows, shown)
+            yield from _cached_readers(search, rows, output)
             return
     for scanner in search.scanners():
         yield scanner.to_reader()
 
 
-def _shown(search: Search) -> tuple[str, ...] | None:
-    """The columns of an answer that could come from memory, row ids aside; None for other searches."""
+def _output_columns(search: Search) -> tuple[str, ...] | None:
+    """Return the columns of a response that the cache can serve, without row ids; None for other searches."""
     options = search.options
-    if not search.most or not _OPTIONS.issuperset(options.keys() - STREAMING):
+    if not search.max_rows or not _CACHEABLE_OPTIONS.issuperset(options.keys() - STREAMING_OPTION_NAMES):
         return None
     columns = options.get("columns")
     if columns is None:
@@ -87,52 +87,52 @@ def _shown(search: Search) -> tuple[str, ...] | None:
     return tuple(columns) if any(name not in _SCORES for name in columns) else None
 
 
-def _taking(search: Search, rows: CachedRows, shown: tuple[str, ...]) -> Iterator[Reader]:
-    """Readers that take the rows Lance finds from memory."""
+def _cached_readers(search: Search, rows: CachedRows, output: tuple[str, ...]) -> Iterator[Reader]:
+    """Yield readers that take the columns of the rows that Lance finds from the cache."""
     with_row_id = bool(search.options.get("with_row_id"))
-    found = [name for name in shown if name in _SCORES]
-    found += dict.fromkeys([ROW_ID, rows.address] if with_row_id else [rows.address])
-    dropped = STREAMING | {"with_row_id"}
-    options = {name: value for name, value in search.options.items() if name not in dropped}
-    options |= {"columns": found, "disable_scoring_autoprojection": True}
-    came = None
-    if not search.nearest and "filter" in options and _FILTERED.issuperset(options):
-        came = unlimited(search.dataset, options["filter"])
-        if came is not None:
+    lance_columns = [name for name in output if name in _SCORES]
+    lance_columns += dict.fromkeys([ROW_ID, rows.address] if with_row_id else [rows.address])
+    omitted = STREAMING_OPTION_NAMES | {"with_row_id"}
+    options = {name: value for name, value in search.options.items() if name not in omitted}
+    options |= {"columns": lance_columns, "disable_scoring_autoprojection": True}
+    on_batch_rows = None
+    if not search.nearest and "filter" in options and _FILTER_OPTIONS.issuperset(options):
+        on_batch_rows = unlimited_lookup(search.dataset, options["filter"])
+        if on_batch_rows is not None:
             options.pop("limit", None)
-    names = (*shown, ROW_ID) if with_row_id else shown
+    names = (*output, ROW_ID) if with_row_id else output
     for scanner in replace(search, options=options).scanners():
-        yield _Taking(scanner.to_reader(), rows, names, search.most or 0, came)
+        yield _CachedReader(scanner.to_reader(), rows, names, search.max_rows or 0, on_batch_rows)
 
 
-class _Taking:
-    """A reader of what Lance finds, with the rows' columns put in."""
+class _CachedReader:
+    """A reader of the rows that Lance finds, with their columns from the cache."""
 
     def __init__(
         self,
-        found: pa.RecordBatchReader,
+        reader: pa.RecordBatchReader,
         rows: CachedRows,
         names: tuple[str, ...],
-        most: int,
-        came: Callable[[int], None] | None,
+        max_rows: int,
+        on_batch_rows: Callable[[int], None] | None,
     ) -> None:
-        """Where Lance was told no limit but `most` rows are to come, `came` is told how many come at once."""
-        self._found = found
+        """With `on_batch_rows`, Lance got no limit: the reader stops after `max_rows`, and calls it for each batch."""
+        self._reader = reader
         self._rows = rows
-        self._most = most
-        self._came = came
-        fields = [rows.fields[name] if name in rows.fields else found.schema.field(name) for name in names]
-        self.schema = pa.schema(fields, found.schema.metadata)
+        self._max_rows = max_rows
+        self._on_batch_rows = on_batch_rows
+        fields = [rows.fields[name] if name in rows.fields else reader.schema.field(name) for name in names]
+        self.schema = pa.schema(fields, reader.schema.metadata)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        left = self._most
-        for whole in self._found:
-            batch = whole
-            if self._came is not None:
-                self._came(whole.num_rows)
-                batch = whole.slice(0, left)
-                left -= batch.num_rows
+        remaining = self._max_rows
+        for found_rows in self._reader:
+            batch = found_rows
+            if self._on_batch_rows is not None:
+                self._on_batch_rows(found_rows.num_rows)
+                batch = found_rows.slice(0, remaining)
+                remaining -= batch.num_rows
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            taken = self._rows.take(columns[self._rows.address])
-            columns |= zip(self._rows.fields, taken, strict=True)
+            cached = self._rows.take(columns[self._rows.address])
+            columns |= zip(self._rows.fields, cached, strict=True)
             yield pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)

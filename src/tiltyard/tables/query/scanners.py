@@ -1,8 +1,8 @@
-"""Lance's scanners, made at the cost of a small query.
+"""Create Lance's scanners without the overhead of pylance's builder.
 
-`LanceDataset.scanner` copies every option deeply, for `to_pandas` to begin anew, and reads the schema for each query
-vector: more than Lance itself takes to plan a small query, and all of it with the interpreter's lock held. In the end
-it makes one call with what it was given; for plain options that call is made here.
+`LanceDataset.scanner` copies every option deeply, so that `to_pandas` can start again, and reads the schema for each
+query vector: more work than Lance itself needs to plan a small query, and all of it under the GIL. In the end it makes
+one native call with the same options; for plain options that call is made here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import lance
 
-_PLAIN = frozenset(
+_NATIVE_OPTIONS = frozenset(
     {
         "batch_readahead",
         "batch_size",
@@ -35,41 +35,43 @@ _PLAIN = frozenset(
         "with_row_id",
     }
 )
-"""Options that mean to Lance's own scanner what they mean to pylance's, as long as they have the `_PLAIN_KINDS`."""
-_PLAIN_KINDS = (list, str, int)
+"""Options with the same meaning for the native scanner as for pylance's, as long as they have `_NATIVE_TYPES`."""
+_NATIVE_TYPES = (list, str, int)
 
 
 def make_scanner(
     dataset: lance.LanceDataset, options: Mapping[str, Any], nearest: Mapping[str, Any] | None = None
 ) -> LanceScanner:
-    """A scanner with the options of `LanceDataset.scanner`, whose `nearest` was checked before. Raises Lance's errors.
+    """Create a scanner with the options of `LanceDataset.scanner`; `nearest` was checked before.
 
-    A query vector is an array as its column takes it, or a list of them.
+    A query vector is an array of the type that its column takes, or a list of them. Raises Lance's errors.
     """
     native: Any = dataset._ds
-    if _is_plain(options, nearest) and _takes_plain(native.__class__):
+    if _has_native_options(options, nearest) and _native_scanner_accepts(native.__class__):
         return LanceScanner(native.scanner(**options, nearest=nearest), dataset)
     if nearest is None:
         return dataset.scanner(**options)
-    return _searching(dataset, options, nearest)
+    return _make_vector_scanner(dataset, options, nearest)
 
 
-def _is_plain(options: Mapping[str, Any], nearest: Mapping[str, Any] | None) -> bool:
+def _has_native_options(options: Mapping[str, Any], nearest: Mapping[str, Any] | None) -> bool:
     if nearest is not None and not isinstance(nearest["q"], (pa.FloatingPointArray, pa.Int8Array)):
         return False
-    return _PLAIN.issuperset(options) and all(isinstance(value, _PLAIN_KINDS) for value in options.values())
+    return _NATIVE_OPTIONS.issuperset(options) and all(isinstance(value, _NATIVE_TYPES) for value in options.values())
 
 
 @cache
-def _takes_plain(native: type) -> bool:
-    """Whether this pylance's own scanner knows the options by these names: they are no public interface of it."""
-    return _PLAIN.issubset(inspect.signature(native.scanner).parameters)  # type: ignore[attr-defined]  # compiled
+def _native_scanner_accepts(native: type) -> bool:
+    """Return whether the native scanner of this pylance has the options by these names: they are not public."""
+    return _NATIVE_OPTIONS.issubset(inspect.signature(native.scanner).parameters)  # type: ignore[attr-defined]  # compiled
 
 
-def _searching(dataset: lance.LanceDataset, options: Mapping[str, Any], nearest: Mapping[str, Any]) -> LanceScanner:
-    """A scanner with a vector search, the public way.
+def _make_vector_scanner(
+    dataset: lance.LanceDataset, options: Mapping[str, Any], nearest: Mapping[str, Any]
+) -> LanceScanner:
+    """Create a scanner with a vector search through pylance's public interface.
 
-    pylance makes float32 of integers, which Lance refuses for a column of int8: there the vector is put in afterwards.
+    pylance converts integers to float32, which Lance refuses for a column of int8: there the vector is set afterwards.
     """
     if not isinstance(nearest["q"], pa.Int8Array):
         return dataset.scanner(nearest=dict(nearest), **options)
@@ -77,6 +79,6 @@ def _searching(dataset: lance.LanceDataset, options: Mapping[str, Any], nearest:
     for name, value in options.items():
         getattr(builder, name)(value)
     builder.nearest(**nearest)
-    prepared: Any = builder._nearest
-    prepared["q"] = nearest["q"]
+    prepared_query: Any = builder._nearest
+    prepared_query["q"] = nearest["q"]
     return builder.to_scanner()

@@ -12,7 +12,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.rows.schema_adapter import SchemaAdapter
-from tiltyard.tables.schema.column_declarations import plain
+from tiltyard.tables.schema.column_declarations import without_declarations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class IncomingRows:
         """Read the schema. Raises InvalidInputError for a body that is no Arrow IPC stream."""
         self._data = data
         reader = data.reader()
-        plain_schema = plain(reader.schema)
+        plain_schema = without_declarations(reader.schema)
         self._reader = reader if plain_schema is None else reader.cast(plain_schema)
         self._failure: BaseException | None = None
         self._first_batches: list[pa.RecordBatch] = []

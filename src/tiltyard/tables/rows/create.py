@@ -37,7 +37,7 @@ from tiltyard.store import CREATING, DROPPED
 from tiltyard.tables.rows.arrow_input import IncomingRows
 from tiltyard.tables.rows.insert import overwrite
 from tiltyard.tables.rows.write_target import WriteTarget
-from tiltyard.tables.schema.computed_columns import own_properties
+from tiltyard.tables.schema.computed_columns import replace_client_properties
 from tiltyard.tables.versions.records import new_is_managed
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def recover_create(
         request.properties is not None
         or parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE
     ):
-        table = ctx.store.set_table_properties(table.id, own_properties(request.properties, table.properties))
+        table = ctx.store.set_table_properties(
+            table.id, replace_client_properties(request.properties, table.properties)
+        )
     return create_response(ctx, table, commit.version)
 
 
@@ -143,7 +145,7 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
         raise TableAlreadyExistsError(f"Table already exists: {display(new.path)}")
     if new.mode is CreateMode.EXIST_OK:
         return create_response(ctx, record, target.mark_written(target.dataset().version))
-    properties = own_properties(new.properties, record.properties)
+    properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():
         version, _ = overwrite(target, IncomingRows(new.data))
     return create_response(ctx, ctx.store.set_table_properties(record.id, properties), version)
@@ -152,7 +154,7 @@ def _create_over_existing(ctx: Context, record: TableRecord, new: NewTable) -> m
 def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models.CreateTableResponse:
     """Write the first version of a declared table; of concurrent requests, one succeeds."""
     target = WriteTarget(ctx, record)
-    properties = own_properties(new.properties, record.properties)
+    properties = replace_client_properties(new.properties, record.properties)
     with target.cleanup_on_error():
         try:
             _write_first(target, new)

@@ -12,11 +12,11 @@ from tiltyard.access.needs import on_table
 from tiltyard.model.operations import Pool, operation
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import find_table
-from tiltyard.tables.query.batch_sizes import check_change
-from tiltyard.tables.query.policy_enforcement import narrowed_updates, quiet_if_bound, within_latest
+from tiltyard.tables.query.batch_sizes import check_change_memory
+from tiltyard.tables.query.policy_enforcement import check_updates, policy_scope_of_latest, redact_errors_if_restricted
 from tiltyard.tables.rows.conflict_retry import commit_with_retry
 from tiltyard.tables.rows.write_target import WriteTarget
-from tiltyard.tables.schema.computed_columns import own_metadata
+from tiltyard.tables.schema.computed_columns import check_client_metadata
 from tiltyard.tables.sql.amplification import check_growth
 from tiltyard.tables.sql.expressions import check_expression
 
@@ -54,25 +54,25 @@ def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.Upd
     target = WriteTarget(ctx, find_table(ctx, request.id), request.branch)
     current = target.record.properties
     # A client may send back all properties that it has read: an equal value is no change.
-    changed = own_metadata(
+    changed = check_client_metadata(
         {key: value for key, value in (request.properties or {}).items() if current.get(key) != value}
     )
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
-        bounds = within_latest(ctx, target.record, request.branch, None, dataset)
+        scope = policy_scope_of_latest(ctx, target.record, request.branch, None, dataset)
         condition = predicate
-        if bounds is not None:
-            narrowed_updates(updates, bounds)
-            condition = bounds.filter(predicate, "predicate")
-        check_change(dataset, updates if condition is None else {**updates, "predicate": condition})
+        if scope is not None:
+            check_updates(updates, scope)
+            condition = scope.combine_filter(predicate, "predicate")
+        check_change_memory(dataset, updates if condition is None else {**updates, "predicate": condition})
         result = dataset.update(
             updates, condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds)
         )
         return int(result["num_rows_updated"])
 
     if updates:
-        with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
+        with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
             rows, version = commit_with_retry(ctx, request.id, request.branch, change)
     else:
         rows, version = 0, int(target.dataset().version)
@@ -121,13 +121,13 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
     seconds = ctx.settings.conflict_timeout
 
     def change(dataset: lance.LanceDataset) -> int:
-        bounds = within_latest(ctx, target.record, request.branch, None, dataset)
-        condition = predicate if bounds is None else bounds.filter(predicate, "predicate")
-        check_change(dataset, {"predicate": condition or ""})
+        scope = policy_scope_of_latest(ctx, target.record, request.branch, None, dataset)
+        condition = predicate if scope is None else scope.combine_filter(predicate, "predicate")
+        check_change_memory(dataset, {"predicate": condition or ""})
         result = dataset.delete(condition, conflict_retries=target.retries, retry_timeout=timedelta(seconds=seconds))
         return int(result["num_deleted_rows"])
 
-    with quiet_if_bound(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
+    with redact_errors_if_restricted(ctx, target.record), ctx.storage.locks.hold(target.key, seconds):
         rows, version = commit_with_retry(ctx, request.id, request.branch, change)
     return models.DeleteFromTableResponse(version=version, num_deleted_rows=rows)
 

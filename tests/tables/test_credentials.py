@@ -1,4 +1,4 @@
-"""Who gets credentials for a table's files: as the grants say, and nobody where something narrows the table."""
+"""Credentials for a table's files: vended as the grants allow, and to nobody whom a rule or policy restricts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.privileges import parse_privileges
 from tiltyard.store.access.grants import SERVER
 from tiltyard.tables import credentials
-from tiltyard.tables.credentials import Raw
+from tiltyard.tables.credentials import FileAccess
 
 ROWS = pa.table({"n": [1, 2, 3]})
 ANN = Principal("ann", (), "test")
@@ -64,9 +64,9 @@ class Lake:
 
 @pytest.fixture
 def lake(objects: GuardedS3, tmp_path: Path) -> Iterator[Lake]:
-    found = Lake(objects, tmp_path)
-    yield found
-    found.close()
+    new_lake = Lake(objects, tmp_path)
+    yield new_lake
+    new_lake.close()
 
 
 def options(namespace: tiltyard.Namespace, name: str = "t", **fields: Any) -> dict[str, str]:
@@ -76,12 +76,12 @@ def options(namespace: tiltyard.Namespace, name: str = "t", **fields: Any) -> di
 def test_describe_table_reader_gets_credentials_that_read_and_cannot_write(lake: Lake) -> None:
     reader = lake.as_(ANN, "read")
     location = reader.describe_table({"id": ["t"]}).location
-    given = options(reader)
-    assert lance.dataset(location, storage_options=given).count_rows() == 3
+    vended = options(reader)
+    assert lance.dataset(location, storage_options=vended).count_rows() == 3
     with pytest.raises(OSError, match=r"AccessDenied|403|Forbidden"):
-        lance.write_dataset(ROWS, location, mode="append", storage_options=given)
+        lance.write_dataset(ROWS, location, mode="append", storage_options=vended)
     assert json.loads(lake.objects.sessions()[-1]["policy"])["Statement"][0]["Action"] == ["s3:GetObject"]
-    assert lance.dataset(location, storage_options=given).count_rows() == 3
+    assert lance.dataset(location, storage_options=vended).count_rows() == 3
 
 
 def test_describe_table_writer_gets_credentials_that_write(lake: Lake) -> None:
@@ -93,9 +93,9 @@ def test_describe_table_writer_gets_credentials_that_write(lake: Lake) -> None:
 
 def test_describe_table_credentials_are_in_no_log_at_any_level(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    given = options(lake.owner)
-    assert given["aws_secret_access_key"] not in caplog.text
-    assert given["aws_session_token"] not in caplog.text
+    vended = options(lake.owner)
+    assert vended["aws_secret_access_key"] not in caplog.text
+    assert vended["aws_session_token"] not in caplog.text
 
 
 @pytest.mark.parametrize("privileges", ["use", "write", "use,alter,drop"])
@@ -116,7 +116,7 @@ def test_describe_table_narrowed_by_a_rule_gives_nobody_credentials(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "_rules", [*credentials._rules])
-    credentials.raw_rule(lambda ctx, record: Raw.NOTHING if record.name == "t" else Raw.WRITE)
+    credentials.file_access_rule(lambda ctx, record: FileAccess.NOTHING if record.name == "t" else FileAccess.WRITE)
     lake.owner.create_table({"id": ["other"]}, stream(ROWS))
     with pytest.raises(PermissionDeniedError, match="query it through the server"):
         options(lake.owner, vend_credentials=True)
@@ -139,30 +139,30 @@ def test_cve_2026_42809_record_outside_the_roots_is_neither_vended_nor_read(lake
 
 
 def test_vended_location_that_is_not_canonical_or_a_root_is_refused(lake: Lake) -> None:
-    places = lake.owner._services.storage.roots
+    roots = lake.owner._services.storage.roots
     for location in (f"{lake.uri}/a/../../b", f"{lake.uri}//b", f"{lake.uri}/b%2f", "s3://lake", lake.uri):
         with pytest.raises(InvalidInputError):
-            places.vended(location, writable=False)
+            roots.vend_credentials(location, writable=False)
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("is_kept", [True, False])
 def test_declare_table_in_a_batch_answers_credentials_to_its_maker(
-    lake: Lake, kept: bool, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maker = lake.as_(ANN, "create")
+    creator = lake.as_(ANN, "create")
 
     def declare(name: str, vend: bool | None) -> Any:
         operations: list[dict[str, Any]] = [{"declare_table": {"id": [name], "vend_credentials": vend}}]
-        if not kept:
+        if not is_kept:
             operations.append({"deregister_table": {"id": [name]}})
-        return maker.batch_commit_tables({"operations": operations}).results[0].declare_table
+        return creator.batch_commit_tables({"operations": operations}).results[0].declare_table
 
-    made = declare("u", True)
-    assert lance.write_dataset(ROWS, made.location, storage_options=made.storage_options).count_rows() == 3
+    declared = declare("u", True)
+    assert lance.write_dataset(ROWS, declared.location, storage_options=declared.storage_options).count_rows() == 3
     for vend in (None, False):
         assert set(declare(f"v{vend}", vend).storage_options) == {"aws_endpoint", "aws_region", "allow_http"}
     monkeypatch.setattr(credentials, "_rules", [*credentials._rules])
-    credentials.raw_rule(lambda ctx, record: Raw.NOTHING)
+    credentials.file_access_rule(lambda ctx, record: FileAccess.NOTHING)
     assert set(declare("w", True).storage_options) == {"aws_endpoint", "aws_region", "allow_http"}
 
 
@@ -182,8 +182,8 @@ def test_describe_table_storage_that_hands_out_none_answers_options_without_secr
     lake = Lake(objects, tmp_path, vend=False, role="")
     try:
         for vend in (None, True, False):
-            told = options(lake.owner, vend_credentials=vend)
-            assert set(told) == {"aws_endpoint", "aws_region", "allow_http"}
+            vended = options(lake.owner, vend_credentials=vend)
+            assert set(vended) == {"aws_endpoint", "aws_region", "allow_http"}
     finally:
         lake.close()
 

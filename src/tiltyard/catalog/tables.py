@@ -28,7 +28,7 @@ from tiltyard.model.schemas.to_json import to_json
 from tiltyard.model.spec import models
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import TableRecord, UnitOfWork
-from tiltyard.tables.credentials import may_wait, storage_options
+from tiltyard.tables.credentials import may_call_provider, storage_options
 from tiltyard.tables.opening import find_table, open_for_reading
 from tiltyard.tables.rows.name_conflicts import prefer_name_conflict
 from tiltyard.tables.schema.stats import basic_stats
@@ -123,7 +123,7 @@ def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> b
 
 def _quick(ctx: Context, request: models.DescribeTableRequest) -> Context | None:
     """For `inline`: a description that takes nothing but a few reads of the catalog."""
-    return ctx if _reads_catalog_only(ctx, request) and not may_wait(ctx, request.vend_credentials) else None
+    return ctx if _reads_catalog_only(ctx, request) and not may_call_provider(ctx, request.vend_credentials) else None
 
 
 @operation(needs=on_table(Privilege.USE, narrowed=True), inline=_quick, changes=False)
@@ -172,7 +172,8 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     if narrowing_of(ctx, table.record) is None:
         response.stats = basic_stats(dataset)  # which tell of rows
     response.metadata = _text_metadata(dataset.schema.metadata)
-    response.properties = {**(response.properties or {}), **source_version_properties(ctx, table.record, request.branch, dataset)}
+    sources = source_version_properties(ctx, table.record, request.branch, dataset)
+    response.properties = {**(response.properties or {}), **sources}
 
 
 def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:

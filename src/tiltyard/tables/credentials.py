@@ -1,9 +1,9 @@
-"""What a client is told of a table's storage: how to reach it, and credentials if it may have the files themselves.
+"""Vend storage options to clients: how to reach a table's storage, and credentials if they may access its files.
 
-Whoever narrows what may be read of a table (row filters, column masks) says so with a rule:
+Each feature that restricts access to a table (grants, row filters, column masks) registers a rule:
 
-    @raw_rule
-    def filtered(ctx: Context, record: TableRecord) -> Raw: ...
+    @file_access_rule
+    def by_policies(ctx: Context, record: TableRecord) -> FileAccess: ...
 """
 
 from __future__ import annotations
@@ -21,80 +21,80 @@ if TYPE_CHECKING:
     from tiltyard.store import TableRecord
 
 
-class Raw(IntEnum):
-    """What somebody may do with the files of a table, round the server."""
+class FileAccess(IntEnum):
+    """What a principal may do with the files of a table, without the server."""
 
     NOTHING = 0
     READ = 1
     WRITE = 2
 
 
-Rule = Callable[["Context", "TableRecord"], Raw]
+Rule = Callable[["Context", "TableRecord"], FileAccess]
 
 _rules: list[Rule] = []
 
 
-def raw_rule(rule: Rule) -> Rule:
-    """Ask this before any credentials are made; the least of what all rules answer counts."""
+def file_access_rule(rule: Rule) -> Rule:
+    """Register a rule, which is evaluated before credentials are vended; the most restrictive rule decides."""
     _rules.append(rule)
     return rule
 
 
-def raw_access(ctx: Context, record: TableRecord) -> Raw:
-    """What the one who asks may do with the files of a table."""
+def file_access(ctx: Context, record: TableRecord) -> FileAccess:
+    """Return what the principal may do with the files of a table. Raises ServiceUnavailableError."""
     return min(rule(ctx, record) for rule in _rules)
 
 
-@raw_rule
-def granted(ctx: Context, record: TableRecord) -> Raw:
-    """What the grants say. Raises ServiceUnavailableError."""
+@file_access_rule
+def access_by_grants(ctx: Context, record: TableRecord) -> FileAccess:
+    """Return the access that grants give. Raises ServiceUnavailableError."""
     privileges = table_privileges(ctx, record)
     if Privilege.READ not in privileges:
-        return Raw.NOTHING  # credentials that write can read, too
-    return Raw.WRITE if Privilege.WRITE in privileges else Raw.READ
+        return FileAccess.NOTHING  # credentials that can write can also read
+    return FileAccess.WRITE if Privilege.WRITE in privileges else FileAccess.READ
 
 
-@raw_rule
-def narrowed(ctx: Context, record: TableRecord) -> Raw:
-    """What the policies of a table leave of its files: nothing, since files have all rows and columns."""
-    return Raw.WRITE if narrowing_of(ctx, record) is None else Raw.NOTHING
+@file_access_rule
+def access_by_policies(ctx: Context, record: TableRecord) -> FileAccess:
+    """Return no access for principals whom policies restrict: files have all rows and columns."""
+    return FileAccess.WRITE if narrowing_of(ctx, record) is None else FileAccess.NOTHING
 
 
-def may_wait(ctx: Context, vend: bool | None) -> bool:
-    """Whether telling the options may need the storage's provider, and so a thread."""
+def may_call_provider(ctx: Context, vend: bool | None) -> bool:
+    """Return whether the storage options may need a call to the storage's provider, and so a thread."""
     return vend is not False and ctx.storage.roots.vends_credentials
 
 
-def own_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
-    """The options of a table that this very request has made, and may have taken away again: its maker has the files.
+def creator_storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
+    """Return the storage options of a table that this request itself created, and may have removed again.
 
-    Credentials are in there if they were asked for, and no rule but that of the grants is against it. Raises
-    ServiceUnavailableError.
+    They have credentials if the request wants them and no rule except the grants' is against it: the creator may access
+    the files. Raises ServiceUnavailableError.
     """
     public = ctx.storage.public_options(record.location) or None
     if not vend or ctx.claims:
         return public
-    access = min(rule(ctx, record) for rule in _rules if rule is not granted)
-    if access is Raw.NOTHING:
+    access = min(rule(ctx, record) for rule in _rules if rule is not access_by_grants)
+    if access is FileAccess.NOTHING:
         return public
-    return ctx.storage.roots.vend_credentials(record.location, writable=access is Raw.WRITE) or public
+    return ctx.storage.roots.vend_credentials(record.location, writable=access is FileAccess.WRITE) or public
 
 
 def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dict[str, str] | None:
-    """The options to answer; `vend` is what the request says of credentials, None for nothing.
+    """Return the storage options of a response; `vend` is the request's `vend_credentials`, None if it has none.
 
-    Credentials are in there unless the request does not want them, the storage hands out none, or they may not be had.
-    A request with a key is answered without, since its answer is kept. Raises PermissionDeniedError (asked for, and
-    may not be had; or the table lies outside the roots), ServiceUnavailableError (the provider does not answer).
+    They have credentials unless the request declines them, the storage vends none, or the principal may not have them.
+    A request with an idempotency key gets none, since its response is stored. Raises PermissionDeniedError (credentials
+    requested but not allowed; or the table is outside the roots), ServiceUnavailableError (the provider fails).
     """
     public = ctx.storage.public_options(record.location) or None
-    if not may_wait(ctx, vend) and not vend:
+    if not may_call_provider(ctx, vend) and not vend:
         return public
-    access = raw_access(ctx, record)
-    if access is Raw.NOTHING:
+    access = file_access(ctx, record)
+    if access is FileAccess.NOTHING:
         if vend:
             raise PermissionDeniedError("You may not have the files of this table: query it through the server.")
         return public
     if ctx.claims:
         return public
-    return ctx.storage.roots.vend_credentials(record.location, writable=access is Raw.WRITE) or public
+    return ctx.storage.roots.vend_credentials(record.location, writable=access is FileAccess.WRITE) or public

@@ -32,7 +32,7 @@ from tiltyard.tables.commits.commit_requests import (
     validate_version,
 )
 from tiltyard.tables.commits.finalizing import finalize_batch, lost_version_error
-from tiltyard.tables.credentials import own_options
+from tiltyard.tables.credentials import creator_storage_options
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.versions.deleted_versions import delete_versions, exclude_tagged
 from tiltyard.tables.versions.records import branch_key, new_is_managed, stored_versions, wire_version
@@ -158,7 +158,7 @@ def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) 
         assert result.create_table_version is not None
         result.create_table_version.version = wire_version(table, record)
     for table, declared, vend_credentials in batch.declared_tables:
-        declared.storage_options = own_options(ctx, table, vend_credentials)
+        declared.storage_options = creator_storage_options(ctx, table, vend_credentials)
     return response
 
 

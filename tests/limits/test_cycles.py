@@ -22,16 +22,24 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from tests.services.wire import Wire, stream
 from tiltyard.api.app import Api
 from tiltyard.api.bodies.uploads import IN_MEMORY, MemoryBody, StreamedBody
-from tiltyard.api.idempotency.requests import Once
-from tiltyard.api.request_log import Call
-from tiltyard.api.responses import Exchange
+from tiltyard.api.exchange import Exchange
+from tiltyard.api.idempotency.requests import IdempotentRequest
+from tiltyard.api.request_log import LoggedRequest
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.server.http_protocol import Protocol
 
 TIMES = 20
-OF_ONE_REQUEST = (Call, Context, Exchange, MemoryBody, Once, RequestResponseCycle, StreamedBody)
+OF_ONE_REQUEST = (
+    Context,
+    Exchange,
+    IdempotentRequest,
+    LoggedRequest,
+    MemoryBody,
+    RequestResponseCycle,
+    StreamedBody,
+)
 
 
 @pytest.fixture

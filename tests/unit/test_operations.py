@@ -1,14 +1,24 @@
-"""The registry of operations: what may not be there, is not started with."""
+"""The registry of operations: the server does not start with an invalid one, and no module lists operations by name."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tiltyard
 from tiltyard.bootstrap import register_operations
 from tiltyard.model import operations
 from tiltyard.model.operations import Needs, UndeclaredNeedsError, UnknownOperationError, bound_operations, operation
+from tiltyard.model.spec import operations as specified
+
+SOURCE = Path(tiltyard.__file__).parent
+NAMES = frozenset(specified())
+MAY_NAME_OPERATIONS = ("model/spec/", "api/lancedb/", "pipeline/")
+"""The specification, the dialect of another protocol, and the pipeline, which calls operations as a client."""
 
 ANYTHING = Needs("nothing", lambda ctx, request: ctx)
 
@@ -17,7 +27,7 @@ ANYTHING = Needs("nothing", lambda ctx, request: ctx)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry of its own."""
     register_operations()
-    monkeypatch.setattr(operations, "_served", dict(operations._served))
+    monkeypatch.setattr(operations, "_handlers", dict(operations._handlers))
 
 
 def test_every_operation_says_what_it_needs() -> None:
@@ -28,7 +38,7 @@ def test_every_operation_says_what_it_needs() -> None:
 
 
 def test_operation_that_declares_no_needs_refuses_the_start(registry: None) -> None:
-    del operations._served["query_table"]
+    del operations._handlers["query_table"]
 
     @operation
     def query_table(ctx: Any, request: Any) -> None: ...
@@ -50,3 +60,65 @@ def test_two_functions_of_one_operation_are_refused(registry: None) -> None:
 
         @operation(needs=ANYTHING)
         def query_table(ctx: Any, request: Any) -> None: ...
+
+
+def named_operations(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Return the line and the name of operations in collection literals and in comparisons."""
+    for node in ast.walk(tree):
+        parts: list[Any] = []
+        if isinstance(node, ast.List | ast.Set | ast.Tuple):
+            parts = node.elts
+        elif isinstance(node, ast.Dict):
+            parts = [*node.keys, *node.values]
+        elif isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        for part in parts:
+            if isinstance(part, ast.Constant) and part.value in NAMES:
+                yield part.lineno, part.value
+
+
+def test_no_module_lists_operations_by_name() -> None:
+    """What depends on an operation is an argument of its decorator."""
+    lists = [
+        f"{path}:{line}: {name}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        if not (path := file.relative_to(SOURCE).as_posix()).startswith(MAY_NAME_OPERATIONS)
+        for line, name in named_operations(ast.parse(file.read_text()))
+    ]
+    assert not lists
+
+
+def test_named_operations_of_collections_and_comparisons_are_seen() -> None:
+    source = """
+CALL = call("DropTable")
+SET = frozenset({"QueryTable", "other"})
+MAP = {"UpdateTable": 1, 2: "ListTables"}
+same = name == "DescribeTable" or name in ("TableExists",)
+"""
+    names = {name for _, name in named_operations(ast.parse(source))}
+    assert names == {"QueryTable", "UpdateTable", "ListTables", "DescribeTable", "TableExists"}
+
+
+def test_facts_of_operations_are_those_that_clients_depend_on() -> None:
+    register_operations()
+    handlers = {name: handler for name, (_, handler) in bound_operations().items() if handler is not None}
+    queries = {name for name, handler in handlers.items() if handler.query}
+    assert queries == {"QueryTable", "CountTableRows", "ExplainTableQueryPlan", "AnalyzeTableQueryPlan"}
+    assert {name for name, handler in handlers.items() if not handler.audited} == {"BeatJob", "KeepJobPart"}
+    assert {name for name, handler in handlers.items() if not handler.keyed} == {"CreateApiKey", "RotateApiKey"}
+    retried = {name for name, handler in handlers.items() if handler.retried_with_new_ids}
+    assert retried == {"InsertIntoTable", "MergeInsertIntoTable"}
+    assert {name for name, handler in handlers.items() if handler.recovered_by is not None} == {
+        "AlterTableAddColumns",
+        "AlterTableAlterColumns",
+        "AlterTableDropColumns",
+        "CreateTable",
+        "DeleteFromTable",
+        "InsertIntoTable",
+        "MergeInsertIntoTable",
+        "RestoreTable",
+        "UpdateFieldMetadata",
+        "UpdateTable",
+        "UpdateTableSchemaMetadata",
+    }
+    assert all(handlers[name].changes for name in ("BeatJob", "CreateApiKey", *retried))

@@ -33,6 +33,7 @@ from tiltyard.api.request_log import RequestLog
 from tiltyard.api.routing import Route, Router
 from tiltyard.context import Context, Services
 from tiltyard.model.operations import bound_operations
+from tiltyard.model.principals import Principal
 from tiltyard.model.spec import JSON
 
 Scope = dict[str, Any]
@@ -87,23 +88,136 @@ class Api:
                 headers, exchange.receive, takes_upload=route.takes_upload
             )
         exchange.extensions.get(RECOGNIZE, _ignore)()
-        log, handler = exchange.log, route.handler
+        operation, handler, log = route.operation, route.handler, exchange.log
+        assert handler is not None
         ctx = log.ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
         self._limits.check_rate(ctx, log.address)
         exchange.idempotent = self._idempotent_requests.open(
-            route.operation, handler, scope, headers, principal, exchange.is_lancedb
+            operation, handler, scope, headers, principal, exchange.is_lancedb
         )
         if route.takes_upload:
             request = log.request = route.binder.bind(segments, query, headers, b"")
             if exchange.deadline is not None:
-                ctx = dialect.apply_deadline(route.operation, ctx, request, exchange.deadline)
+                ctx = dialect.apply_deadline(operation, ctx, request, exchange.deadline)
         else:
-            request = log.request = await self._bind(route, segments, query, headers, ctx, exchange)
+            body: Any = exchange.body
+            if body is None:
+                limit, complete_body = self._services.settings.max_json_bytes, exchange.extensions.get(COMPLETE_BODY)
+                body = exchange.body = await read_body(exchange.receive, limit, complete_body)
+            if len(body) < LARGE_BODY:
+                request = self._bind(route, ctx, segments, query, headers, exchange)
+            else:
+                bind = partial(self._bind, route, ctx, segments, query, headers, exchange)
+                request = await asyncio.get_running_loop().run_in_executor(self._pools.catalog, bind)
         exchange.accept = headers.get(b"accept", b"")
         execution = route.execution if exchange.idempotent is None else route.idempotent
+        assert execution is not None
         try:
             response = await execution.run(exchange, ctx, request)
             await self._render(route, response, exchange)
         finally:
             if exchange.slot is not None:
                 exchange.slot.release()
+
+    def _route(self, scope: Scope, headers: Headers, exchange: Exchange) -> tuple[Route, Segments, QueryString]:
+        """Return the route of a request, and set its deadline. Raises HttpError, UnsupportedOperationError."""
+        query = parse_query(scope["query_string"])
+        route, segments = self._router.match(scope["method"], scope["raw_path"], ("delimiter", ".") in query)
+        if exchange.is_lancedb:
+            name = route.operation.name
+            route = self._router.named(dialect.SUBSTITUTES.get(name, name))
+        handler = route.handler
+        if handler is None:
+            raise UnsupportedOperationError(f"{route.operation.name} is not supported by this server.")
+        exchange.log.set_route(route.operation, handler, segments)
+        if exchange.is_lancedb:
+            exchange.deadline = dialect.read_deadline(route.operation, handler, headers)
+        return route, segments, query
+
+    def _cached_principal(self, scope: Scope, headers: Headers) -> Principal | None:
+        """Return the principal, if that takes no I/O. Raises what `cached_principal` raises, InvalidInputError."""
+        if len(headers) < len(scope["headers"]):
+            check_single(scope["headers"])
+        return self._authentication.cached_principal(headers)
+
+    def _bind(
+        self,
+        route: Route,
+        ctx: Context,
+        segments: Segments,
+        query: QueryString,
+        headers: Headers,
+        exchange: Exchange,
+    ) -> Any:
+        """Bind a request with a JSON body, and check its limits. Raises InvalidInputError."""
+        body: Any = exchange.body
+        operation, handler, limits = route.operation, route.handler, self._limits
+        assert handler is not None
+        limits.check_depth(body)
+        rewrite = dialect.rewrite(operation, ctx, headers) if exchange.is_lancedb else None
+        request = exchange.log.request = route.binder.bind(segments, query, headers, body, rewrite)
+        if exchange.is_lancedb:
+            dialect.adjust(operation, ctx, request)
+        limits.check_entries(handler.entries, request)
+        return request
+
+    async def _render(self, route: Route, response: Any, exchange: Exchange) -> None:
+        """Send a response in the shape of its operation. Raises ServiceUnavailableError if the audit fails."""
+        status, idempotent = route.operation.status, exchange.idempotent
+        if isinstance(response, Download):
+            await exchange.send(status, response.first, response.media)
+            return
+        if isinstance(response, Stream):
+            await response.send(exchange, status)
+            return
+        if idempotent is not None and isinstance(response, Replay):
+            exchange.log.is_replay = True
+            begin, settle = exchange.begin(response.status), partial(idempotent.settle_replay, response)
+            await idempotent.begin_response(begin, settle)
+            await exchange.send(response.status, response.body, JSON, REPLAYED)
+            return
+        if exchange.is_lancedb:
+            response = dialect.convert_response(route.operation, response)
+        elif response is None:
+            response = {}
+        elif route.has_bare_response:
+            response = _unwrap(response)
+        body = msgspec.json.encode(response)
+        if idempotent is not None:
+            await idempotent.begin_response(exchange.begin(status), partial(idempotent.settle, status, body))
+        await exchange.send(status, body, JSON)
+
+    async def _send_error(self, error: Exception, headers: Headers, exchange: Exchange) -> None:
+        """Send the error of a request that has no response yet."""
+        status, body, error_headers = error_response(error, exchange.request_id)
+        clear_tracebacks(error)
+        exchange.log.code = body.code
+        if exchange.is_lancedb:
+            status = dialect.error_status(status, body.code, headers, late=exchange.is_late)
+        await exchange.send(status, msgspec.json.encode(body), JSON, error_headers)
+
+    def close(self) -> None:
+        """Start nothing more, and write the audit records that wait."""
+        self._pools.close()
+        self._log.close()
+
+
+def _ignore() -> None:
+    """Do nothing: the connection's principal was known before, or its connections are not counted."""
+
+
+def _unwrap(response: Any) -> Any:
+    """Return the one value of a response whose wire shape has no object around it."""
+    if isinstance(response, msgspec.Struct):
+        return next(
+            getattr(response, name) for name in ("plan", "analysis", "metadata", "count") if hasattr(response, name)
+        )
+    return response
+
+
+def _request_id(headers: Headers) -> str:
+    """Return the client's own id where it is fit for a log line, else a new one."""
+    own_id = headers.get(b"x-request-id", b"")
+    if 0 < len(own_id) <= MAX_REQUEST_ID and own_id.isascii() and (text := own_id.decode()).isprintable():
+        return text
+    return os.urandom(16).hex()

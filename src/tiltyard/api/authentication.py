@@ -1,4 +1,4 @@
-"""The entrance: who asks is known before a body is read, or by the body where no header says it."""
+"""Authenticate a request by its headers or, without them, by its body's `identity`."""
 
 from __future__ import annotations
 
@@ -13,57 +13,60 @@ from tiltyard.api.browser_security import check_page
 from tiltyard.context import Services
 from tiltyard.identity import Authenticator, Credentials, from_body, from_headers
 from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.model.spec import Operation, Shape
 
-LARGEST_UNNAMED_BODY = 1 << 20
-"""Bytes that are read of somebody who has shown nothing in headers, to find it in the body."""
-NOTHING_SHOWN = (
+MAX_ANONYMOUS_BODY = 1 << 20
+"""Bytes of a body that are read to find credentials in it, where the headers have none."""
+NO_CREDENTIALS = (
     "This server asks who you are: send an API key in the header x-api-key, or a token in Authorization: Bearer."
 )
 
 
-class Entrance:
-    """Lets in who shows a key or a token; everybody, where the server was started without authentication."""
+class RequestAuthentication:
+    """Finds the principal of a request by its key or token; on a server without authentication, everybody is one."""
 
     def __init__(self, services: Services, pool: Executor) -> None:
+        """`pool` runs what an authentication reads: the catalog, an identity provider's keys."""
         self._pool = pool
         self._settings = services.settings
-        self.open = not services.settings.auth
+        self.is_open = not services.settings.auth
         self._by_any_name = services.settings.insecure
         self.authenticator = Authenticator(services.settings, services.store, services.clock, pool)
 
-    def known(self, headers: Headers) -> Principal | None:
-        """Who asks, if that is known at once; None says to `admit`.
+    def cached_principal(self, headers: Headers) -> Principal | None:
+        """Return the principal, if that takes no I/O; None: call `authenticate`.
 
-        Raises UnauthenticatedError, PermissionDeniedError (a page in a browser, where nobody is asked who it is).
+        Raises UnauthenticatedError, PermissionDeniedError (a foreign page in a browser, without authentication).
         """
         self.check_browser(headers)
-        if self.open:
+        if self.is_open:
             return EVERYBODY
         credentials = from_headers(headers)
         return None if credentials is None else self.authenticator.remembered(credentials)
 
     def check_browser(self, headers: Headers) -> None:
-        """Raise PermissionDeniedError for a page from elsewhere, where nobody is asked who it is."""
-        if self.open:
+        """Raise PermissionDeniedError for a request of a foreign page, on a server without authentication."""
+        if self.is_open:
             check_page(headers, by_any_name=self._by_any_name)
 
-    async def admit(self, operation: Operation, headers: Headers, receive: Receive) -> tuple[Principal, bytes | None]:
-        """Who asks, and the body if it had to be read for that.
+    async def authenticate(
+        self, headers: Headers, receive: Receive, *, takes_upload: bool = False
+    ) -> tuple[Principal, bytes | None]:
+        """Return the principal, and the body if it had to be read for that.
 
-        Raises UnauthenticatedError, ServiceUnavailableError (nobody can be known just now), HttpError 413.
+        The body of an upload is no JSON, so it has no credentials. Raises UnauthenticatedError, HttpError 413,
+        ServiceUnavailableError (the credentials cannot be checked just now).
         """
-        if self.open:
+        if self.is_open:
             return EVERYBODY, None
         credentials = from_headers(headers)
         if credentials is not None:
             return await self._principal(credentials), None
-        if operation.request_shape is Shape.ARROW:
-            raise UnauthenticatedError(NOTHING_SHOWN)
-        body = await read_body(receive, min(LARGEST_UNNAMED_BODY, self._settings.max_json_bytes))
+        if takes_upload:
+            raise UnauthenticatedError(NO_CREDENTIALS)
+        body = await read_body(receive, min(MAX_ANONYMOUS_BODY, self._settings.max_json_bytes))
         credentials = from_body(body)
         if credentials is None:
-            raise UnauthenticatedError(NOTHING_SHOWN)
+            raise UnauthenticatedError(NO_CREDENTIALS)
         return await self._principal(credentials), body
 
     async def _principal(self, credentials: Credentials) -> Principal:

@@ -1,4 +1,4 @@
-"""From the wire to a request model: path, query, headers and body, each in its place, once.
+"""Bind a request to its model: path, query string, headers and body.
 
 The query wins over the body where both name a field; the id of the path has to agree with the one in the body.
 """
@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl
 import msgspec
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.routing import Segments
 from tiltyard.model.ids import DEFAULT_DELIMITER, decode_segment, display, parse_id
 from tiltyard.model.spec import Operation, Shape, models
 
@@ -21,7 +20,9 @@ CONTEXT_HEADER = b"x-lance-ctx-"
 TABLE_LOCATION = b"x-lance-table-location"
 TABLE_PROPERTIES = b"x-lance-table-properties"
 
-Query = list[tuple[str, str]]
+Segments = dict[str, bytes]
+"""Raw path segments by name."""
+QueryString = list[tuple[str, str]]
 Headers = Mapping[bytes, bytes]
 Rewrite = Callable[[bytes], Any]
 
@@ -41,9 +42,9 @@ class Binder:
         self._required = {info.name for info in msgspec.structs.fields(self.model) if info.required}
 
     def bind(
-        self, segments: Segments, query: Query, headers: Headers, body: bytes, rewrite: Rewrite | None = None
+        self, segments: Segments, query: QueryString, headers: Headers, body: bytes, rewrite: Rewrite | None = None
     ) -> Any:
-        """The request; `rewrite` turns a body of another dialect into this model, or its fields.
+        """Return the request; `rewrite` turns a body of another dialect into this model, or its fields.
 
         Raises InvalidInputError for what does not fit the specification.
         """
@@ -82,13 +83,13 @@ class Binder:
             raise InvalidInputError(f"The body is not what {self.operation.name} takes: {error}") from error
 
     def _rewritten(self, fields: Any, named: Mapping[str, Any]) -> Any:
-        """A body of another dialect; what its model requires may be in the query."""
+        """Return the model of a body in another dialect; required fields may be in the query string."""
         try:
             return msgspec.convert({**fields, **named} if isinstance(fields, dict) else fields, self.model)
         except msgspec.ValidationError as error:
             raise InvalidInputError(f"The body is not what {self.operation.name} takes: {error}") from error
 
-    def _from_query(self, query: Query) -> dict[str, Any]:
+    def _from_query(self, query: QueryString) -> dict[str, Any]:
         named: dict[str, Any] = {}
         for name, text in query:
             if name in NOT_FROM_QUERY or name not in self._readers:
@@ -105,8 +106,8 @@ class Binder:
             request.properties = decode_json(properties, dict[str, str], "The header x-lance-table-properties")
 
 
-def parse_query(raw: bytes) -> Query:
-    """Names and values of a query string. Raises InvalidInputError if it is not UTF-8."""
+def parse_query(raw: bytes) -> QueryString:
+    """Return the names and values of a query string. Raises InvalidInputError if it is not UTF-8."""
     if not raw:
         return []
     try:
@@ -116,7 +117,7 @@ def parse_query(raw: bytes) -> Query:
 
 
 def context_entries(headers: Headers) -> dict[str, str]:
-    """Context entries that came as headers `x-lance-ctx-<key>`."""
+    """Return the context entries of the headers `x-lance-ctx-<key>`."""
     prefix = len(CONTEXT_HEADER)
     return {
         name[prefix:].decode("latin-1"): headers[name].decode("latin-1")
@@ -125,20 +126,20 @@ def context_entries(headers: Headers) -> dict[str, str]:
     }
 
 
-def decode_json(body: bytes, kind: Any, what: str = "The body") -> Any:
-    """JSON of one type. Raises InvalidInputError."""
+def decode_json(body: bytes, kind: Any, source: str = "The body") -> Any:
+    """Decode JSON as one type. Raises InvalidInputError, which names the `source`."""
     try:
         return msgspec.json.decode(body or b"null", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInputError(f"{what} cannot be read: {error}") from error
+        raise InvalidInputError(f"{source} cannot be read: {error}") from error
 
 
-def _delimiter(query: Query) -> str:
+def _delimiter(query: QueryString) -> str:
     return next((value for name, value in query if name == "delimiter"), DEFAULT_DELIMITER)
 
 
 def _reader(name: str, kind: Any) -> Callable[[str], Any]:
-    """Reads a value of the query as the type of its field: JSON for maps, each mention one entry of a list."""
+    """Return what reads a value of the query string as its field's type: maps are JSON, lists repeat the name."""
     origins = {getattr(member, "__origin__", None) for member in get_args(kind) or (kind,)}
 
     def read(text: str) -> Any:

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-SAFETY = (
+SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 )
-SAFETY_LINES = b"".join(b"%s: %s\r\n" % pair for pair in SAFETY)
+SECURITY_LINES = b"".join(b"%s: %s\r\n" % pair for pair in SECURITY_HEADERS)
 """The same, as they go over the wire."""
 
 _ORIGIN, _HOST, _SITE = b"origin", b"host", b"sec-fetch-site"

@@ -155,8 +155,8 @@ class Connections:
         self._strangers.pop(connection, None)
         self._known.pop(connection, None)
 
-    def loads(self) -> dict[str, float]:
-        """How many there are."""
+    def gauges(self) -> dict[str, float]:
+        """Return the number of connections, for the metrics."""
         return {"connections": len(self), "connections of nobody known": len(self._strangers)}
 
     def _stranger_but(self, newest: Connection) -> Connection | None:

@@ -1,6 +1,6 @@
-"""Errors on the wire: one JSON shape on every route, the status following from the code.
+"""Turn exceptions into error responses: one JSON shape on every route, with the status that follows from the code.
 
-Code → status as rest-namespace-implementation.txt maps them; 21 to 23 are upstream's.
+Codes map to statuses as in rest-namespace-implementation.txt; 21 to 23 are upstream's.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ STATUS = {
     ErrorCode.TABLE_BRANCH_ALREADY_EXISTS: 409,
 }
 
-WHO_ARE_YOU = ((b"www-authenticate", b'Bearer realm="tiltyard"'),)
+BEARER_CHALLENGE = ((b"www-authenticate", b'Bearer realm="tiltyard"'),)
 
 
 class HttpError(Exception):
-    """A request that HTTP itself refuses, before any operation: the status is not that of the code."""
+    """A request is refused with a status of HTTP's own, which does not follow from the code."""
 
     def __init__(
         self, status: int, code: ErrorCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -55,31 +55,31 @@ class HttpError(Exception):
         self.headers = headers
 
 
-def problem(error: BaseException, request_id: str) -> tuple[int, ErrorResponse, tuple[tuple[bytes, bytes], ...]]:
-    """Status, body and further headers for an exception.
+def error_response(error: BaseException, request_id: str) -> tuple[int, ErrorResponse, tuple[tuple[bytes, bytes], ...]]:
+    """Return status, body and headers for an exception.
 
-    What nobody foresaw goes to the log with its traceback; the client gets the request id to quote.
+    An unexpected one is logged with its traceback; the client gets the request id to quote.
     """
     if isinstance(error, HttpError):
         return error.status, _body(error, error.code, request_id), error.headers
     if isinstance(error, LanceNamespaceError):
         if error.code is ErrorCode.INTERNAL:
             log.error("request %s failed", request_id, exc_info=error)
-        further = WHO_ARE_YOU if error.code is ErrorCode.UNAUTHENTICATED else ()
-        return STATUS[error.code], _body(error, error.code, request_id), further
+        headers = BEARER_CHALLENGE if error.code is ErrorCode.UNAUTHENTICATED else ()
+        return STATUS[error.code], _body(error, error.code, request_id), headers
     log.error("request %s failed", request_id, exc_info=error)
     generic = Exception("The server failed on this request; its log has the details under the id in `instance`.")
     return 500, _body(generic, ErrorCode.INTERNAL, request_id), ()
 
 
-def forget_frames(error: BaseException) -> None:
-    """Free what an error has come through: its frames hold bodies, and futures that hold the error itself."""
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
-        if one is not None and one.__traceback__ is not None:
-            one.__traceback__ = None
-            left += (one.__cause__, one.__context__)
+def clear_tracebacks(error: BaseException) -> None:
+    """Clear the tracebacks of an error and its causes: their frames hold bodies, and futures that hold the error."""
+    errors: list[BaseException | None] = [error]
+    while errors:
+        cause = errors.pop()
+        if cause is not None and cause.__traceback__ is not None:
+            cause.__traceback__ = None
+            errors += (cause.__cause__, cause.__context__)
 
 
 def _body(error: BaseException, code: ErrorCode, request_id: str) -> ErrorResponse:

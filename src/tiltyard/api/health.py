@@ -1,4 +1,4 @@
-"""Pages that are no operations: health, and the OpenAPI document."""
+"""Health pages: whether the process answers, and whether its database and storage do."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ Page = Callable[[Services], tuple[int, bytes]]
 
 
 def live(services: Services) -> tuple[int, bytes]:
-    """The process answers."""
+    """Report that the process answers."""
     return 200, msgspec.json.encode({"status": "ok", "version": __version__})
 
 
 def ready(services: Services) -> tuple[int, bytes]:
-    """The database and the storage answer: both are really asked. Strangers are not told what is wrong: the log is."""
+    """Report whether the database and the storage answer, by a call to each.
+
+    The reason for a failure goes to the log; with authentication, the page has none.
+    """
     checks: dict[str, str] = {}
-    for name, ask in (("database", services.store.check_ready), ("storage", services.storage.probe)):
+    for name, check in (("database", services.store.check_ready), ("storage", services.storage.probe)):
         try:
-            ask()
+            check()
             checks[name] = "ok"
         except LanceNamespaceError as error:
             checks[name] = str(error)
             if not services.outage_log.report(error):
                 log.warning("not ready: %s", error)
-    fine = all(found == "ok" for found in checks.values())
-    told: dict[str, object] = {"status": "ok" if fine else "unavailable"}
+    is_ready = all(outcome == "ok" for outcome in checks.values())
+    body: dict[str, object] = {"status": "ok" if is_ready else "unavailable"}
     if not services.settings.auth:
-        told["checks"] = checks
-    return 200 if fine else 503, msgspec.json.encode(told)
+        body["checks"] = checks
+    return 200 if is_ready else 503, msgspec.json.encode(body)
 
 
 def openapi(services: Services) -> tuple[int, bytes]:
-    """What this server serves."""
+    """Return the OpenAPI document."""
     return 200, openapi_json(services.settings.auth)
 
 

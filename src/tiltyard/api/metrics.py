@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format: calls are counted as they end, all else is looked up when somebody asks."""
+"""Export metrics in Prometheus' text format: requests are counted as they end, gauges are read at each scrape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from tiltyard.access import is_administrator
-from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,12 +36,9 @@ if TYPE_CHECKING:
 PATH = b"/metrics"
 MEDIA = CONTENT_TYPE_PLAIN_0_0_4
 SHARED_FOLDER = "TILTYARD_COUNTED"
-"""Names the folder where the processes of one server tell each other what each has counted."""
-TOLD_SECONDS = 1.0
-"""How often they do."""
-
-OPERATION = operations()["ListAuditRecords"]
-"""Whose callers may read metrics, too."""
+"""The environment variable that names the folder in which the processes of one server share their counts."""
+SHARE_SECONDS = 1.0
+"""How often a process writes its counts."""
 
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"via")
 SECONDS = (
@@ -72,23 +68,23 @@ log = logging.getLogger("tiltyard.api")
 
 
 class _Tally(msgspec.Struct, array_like=True):
-    """How many calls of one kind ended, how long they took together, and how many ended within each of SECONDS.
+    """The number of requests with one operation and status, their total duration, and how many took up to each SECONDS.
 
-    `first_seconds` and `first_within` are the same until the first byte of the answer: that is the server's time, and
-    the rest is how fast the client reads.
+    `first_seconds` and `first_within` are the same until the first byte of the response: that is the server's time, and
+    what follows depends on how fast the client reads.
     """
 
     operation: str
     status: int
-    calls: int = 0
+    requests: int = 0
     seconds: float = 0.0
     within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     first_seconds: float = 0.0
     first_within: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
 
 
-class _Counted(msgspec.Struct):
-    """What one process has counted since it started."""
+class _Counts(msgspec.Struct):
+    """The counts of one process since it started."""
 
     pid: int
     running: int
@@ -96,11 +92,11 @@ class _Counted(msgspec.Struct):
 
 
 class Metrics:
-    """What one process counts. Belongs to its event loop.
+    """The counts of one process. Belongs to its event loop.
 
-    A call costs a microsecond: prometheus_client's own counters take ten where processes share them, a tenth of what
-    a short request takes. So they are its families that are made here, when somebody asks, and processes tell each
-    other once a second.
+    To count a request takes a microsecond: prometheus_client's own counters take ten where processes share them, a
+    tenth of what a short request takes. So only its metric families are used, made at each scrape, and processes share
+    their counts once a second.
     """
 
     def __init__(self) -> None:
@@ -108,54 +104,57 @@ class Metrics:
         self._tallies: dict[tuple[str, int], _Tally] = {}
         folder = os.environ.get(SHARED_FOLDER)
         self._file = Path(folder) / f"{os.getpid()}-{uuid.uuid4().hex}.json" if folder else None
-        self._telling: asyncio.TimerHandle | None = None
+        self._share_timer: asyncio.TimerHandle | None = None
 
-    def began(self) -> None:
-        """A request has come."""
+    def start_request(self) -> None:
+        """Count a request as running."""
         self._running += 1
-        if self._telling is None and self._file is not None:
-            self._telling = asyncio.get_running_loop().call_later(TOLD_SECONDS, self._tell)
+        if self._share_timer is None and self._file is not None:
+            self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
 
-    def ended(self, operation: str, status: int, seconds: float, first: float | None = None) -> None:
-        """A request has ended; `operation` is "" where none was meant.
+    def end_request(self, operation: str, status: int, seconds: float, first_seconds: float | None = None) -> None:
+        """Count a request as ended; `operation` is "" for one without a route.
 
-        `first` is when its answer began, in seconds as well; None for as it ended.
+        `first_seconds` is when the first byte of its response was sent; None: at its end.
         """
-        first = seconds if first is None else first
+        first = seconds if first_seconds is None else first_seconds
         self._running -= 1
         tally = self._tallies.get((operation, status))
         if tally is None:
             tally = self._tallies[operation, status] = _Tally(operation or UNROUTED, status)
-        tally.calls += 1
+        tally.requests += 1
         tally.seconds += seconds
         tally.within[bisect_left(SECONDS, seconds)] += 1
         tally.first_seconds += first
         tally.first_within[bisect_left(SECONDS, first)] += 1
 
-    def counted(self) -> bytes:
-        """All that was counted here until now."""
-        return msgspec.json.encode(_Counted(os.getpid(), self._running, list(self._tallies.values())))
+    def encoded(self) -> bytes:
+        """Return the counts of this process until now."""
+        return msgspec.json.encode(_Counts(os.getpid(), self._running, list(self._tallies.values())))
 
-    def text(self, counted: bytes, state: State) -> bytes:
-        """All of it, for Prometheus; asks the database, so it takes a thread. `counted` is what this process has."""
+    def export(self, counts: bytes, state: State) -> bytes:
+        """Return all metrics in Prometheus' format; reads the database, so it takes a thread.
+
+        `counts` are those of this process (`encoded`).
+        """
         registry = CollectorRegistry()
-        registry.register(_Calls([_decoder.decode(counted), *self._others()]))
+        registry.register(_Requests([_decoder.decode(counts), *self._counts_of_other_processes()]))
         registry.register(state)
         return generate_latest(registry)
 
-    def _tell(self) -> None:
+    def _share(self) -> None:
         assert self._file is not None
-        self._telling = None
-        whole = self._file.with_suffix(".new")
+        self._share_timer = None
+        new = self._file.with_suffix(".new")
         try:
-            whole.write_bytes(self.counted())
-            whole.rename(self._file)
-        except OSError as error:  # a full disk: nobody is refused for want of a count
-            log.warning("cannot tell the other processes what this one has counted: %s", error)
-        if self._running:  # what runs now has not been told as ended
-            self._telling = asyncio.get_running_loop().call_later(TOLD_SECONDS, self._tell)
+            new.write_bytes(self.encoded())
+            new.rename(self._file)
+        except OSError as error:  # a full disk: no request fails for want of a count
+            log.warning("cannot share the counts of this process with the others: %s", error)
+        if self._running:  # the end of what runs now has not been shared
+            self._share_timer = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._share)
 
-    def _others(self) -> Iterator[_Counted]:
+    def _counts_of_other_processes(self) -> Iterator[_Counts]:
         if self._file is None:
             return
         for file in sorted(self._file.parent.glob("*.json")):
@@ -163,47 +162,46 @@ class Metrics:
                 yield _decoder.decode(file.read_bytes())
 
 
-_decoder = msgspec.json.Decoder(_Counted)
+_decoder = msgspec.json.Decoder(_Counts)
 
 
-class _Calls(Collector):
-    """Calls that have ended or run, of all processes together."""
+class _Requests(Collector):
+    """Requests that have ended or run, of all processes together."""
 
-    def __init__(self, processes: Sequence[_Counted]) -> None:
+    def __init__(self, processes: Sequence[_Counts]) -> None:
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         tallies = [tally for process in self._processes for tally in process.tallies]
-        calls: defaultdict[tuple[str, int], int] = defaultdict(int)
+        totals: defaultdict[tuple[str, int], int] = defaultdict(int)
         for tally in tallies:
-            calls[tally.operation, tally.status] += tally.calls
+            totals[tally.operation, tally.status] += tally.requests
         ended = CounterMetricFamily("tiltyard_requests", "Requests that ended.", labels=("operation", "status"))
-        for (operation, status), number in calls.items():
+        for (operation, status), number in totals.items():
             ended.add_metric((operation, str(status)), number)
-        took = _histogram(
+        durations = _histogram(
             "tiltyard_request_seconds",
             "Time from a request's head to the end of its answer, its client's reading included.",
             ((tally, tally.within, tally.seconds) for tally in tallies),
         )
-        began = _histogram(
+        first_bytes = _histogram(
             "tiltyard_request_first_byte_seconds",
             "Time from a request's head to the first byte of its answer.",
             ((tally, tally.first_within, tally.first_seconds) for tally in tallies),
         )
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
-        # One that was killed runs no requests, whatever it told last.
+        # A process that was killed runs no requests, whatever it shared last.
         running.add_metric((), sum(process.running for process in self._processes if _is_alive(process.pid)))
-        yield from (ended, took, began, running)
+        yield from (ended, durations, first_bytes, running)
 
 
 def _histogram(
-    name: str, documentation: str, counted: Iterable[tuple[_Tally, list[int], float]]
+    name: str, documentation: str, counts: Iterable[tuple[_Tally, list[int], float]]
 ) -> HistogramMetricFamily:
-    """Add up what was counted, by operation and class of status: a label for each status would be ten times as many."""
+    """Add up counts by operation and class of status: a label for each status would be ten times as many."""
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     within: dict[tuple[str, str], list[int]] = {}
-    for tally, numbers, total in counted:
+    for tally, numbers, total in counts:
         key = (tally.operation, f"{tally.status // 100}xx" if tally.status else "none")
         seconds[key] += total
         within[key] = [a + b for a, b in zip(within.get(key, [0] * len(numbers)), numbers, strict=True)]
@@ -214,15 +212,14 @@ def _histogram(
 
 
 class State(Collector):
-    """How things stand when somebody asks: the catalog, and the process that answers."""
+    """The gauges of the catalog and of this process, read at each scrape."""
 
-    def __init__(self, store: Store, loads: Callable[[], Mapping[str, float]]) -> None:
-        """`loads` tells how much waits or was lost in this process, by name."""
+    def __init__(self, store: Store, gauges: Callable[[], Mapping[str, float]]) -> None:
+        """`gauges` returns how much waits, runs, is cached or was lost in this process, by name."""
         self._store = store
-        self._loads = loads
+        self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         up = GaugeMetricFamily("tiltyard_catalog_up", "Whether the catalog's database answers.")
         jobs = GaugeMetricFamily("tiltyard_transactions", "Unfinished transactions.", labels=("kind", "status"))
         try:
@@ -230,45 +227,45 @@ class State(Collector):
                 jobs.add_metric(labels, waiting)
             up.add_metric((), 1)
         except ServiceUnavailableError:
-            up.add_metric((), 0)  # what there is to say of it
+            up.add_metric((), 0)
         loads = GaugeMetricFamily(
             "tiltyard_process_load", "What waits, runs, is kept or was lost in one process.", labels=("process", "what")
         )
-        for what, number in {**self._store.gauges(), **self._loads()}.items():
-            loads.add_metric((str(os.getpid()), what), number)
+        for name, number in {**self._store.gauges(), **self._gauges()}.items():
+            loads.add_metric((str(os.getpid()), name), number)
         yield from (up, jobs, loads)
 
 
 @contextmanager
 def shared_metrics() -> Iterator[None]:
-    """A folder in which the processes that are started meanwhile share what they count."""
+    """Make a folder in which the processes started within this context share their counts."""
     with TemporaryDirectory(prefix="tiltyard-metrics-") as folder:
         os.environ[SHARED_FOLDER] = folder
         yield
 
 
-def asked_from_here(scope: Mapping[str, Any], headers: Headers) -> bool:
+def is_local_request(scope: Mapping[str, Any], headers: Headers) -> bool:
     """Whether a request comes from this machine itself, and not through a proxy on it."""
     client = scope.get("client")
     if client is None or any(name in headers for name in FORWARDED):
         return False
     try:
         return ip_address(client[0]).is_loopback
-    except ValueError:  # a name, as a socket in the file system has
+    except ValueError:  # a name, as of a Unix socket
         return False
 
 
 def check_reader(ctx: Context) -> None:
-    """Raises PermissionDeniedError for who may not read metrics; may ask the database."""
+    """Raise PermissionDeniedError unless the principal is an administrator; may read the database."""
     if not is_administrator(ctx):
         raise PermissionDeniedError("Metrics are for administrators.")
 
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # which sends nothing
+        os.kill(pid, 0)  # sends no signal
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's, so it is there
+    except PermissionError:  # another user's process, so it is alive
         return True
     return True

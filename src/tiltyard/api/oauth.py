@@ -1,7 +1,7 @@
-"""POST /oauth/token: a short-lived token for whoever has an API key (OAuth 2, RFC 6749, client credentials alone).
+"""POST /oauth/token: issue a short-lived token for an API key (OAuth 2, RFC 6749, client credentials alone).
 
-The client's id is its principal's name or the id of the key, its secret is the key. Errors are OAuth's, with the fields
-of ours beside them.
+The client's id is its principal's name or the id of the key, its secret is the key. Errors have OAuth's fields and
+those of this server's errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_plus
 
 import msgspec
@@ -24,25 +24,31 @@ from tiltyard.identity import Authenticator
 
 PATH = b"/oauth/token"
 OPERATION = "IssueToken"
-"""Its name in the audit and the metrics: the specification has none."""
+"""The operation's name in the audit and the metrics: the specification has none."""
 GRANT = "client_credentials"
 LARGEST_BODY = 64 << 10
 FORM = b"application/x-www-form-urlencoded"
-ASK_BASIC = ((b"www-authenticate", b'Basic realm="tiltyard", charset="UTF-8"'),)
+BASIC_CHALLENGE = ((b"www-authenticate", b'Basic realm="tiltyard", charset="UTF-8"'),)
 
-Answer = tuple[int, bytes, tuple[tuple[bytes, bytes], ...]]
+
+class TokenResponse(NamedTuple):
+    """The response of the endpoint."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks for a token."""
+    """The credentials of a client."""
 
     id: str
     secret: str
 
 
 class TokenRefusedError(Exception):
-    """Why there is no token; `word` is one of RFC 6749's."""
+    """No token is issued; `word` is an error code of RFC 6749."""
 
     def __init__(self, word: str, description: str) -> None:
         super().__init__(description)
@@ -50,31 +56,34 @@ class TokenRefusedError(Exception):
 
 
 class TokenEndpoint:
-    """Answers requests for tokens; keys are looked up in the threads of `pool`."""
+    """Issues tokens; keys are looked up in the threads of `pool`."""
 
     def __init__(self, authenticator: Authenticator, pool: Executor) -> None:
         self._authenticator = authenticator
         self._pool = pool
 
-    async def answer(self, method: str, headers: Headers, receive: Receive, request_id: str) -> Answer:
-        """Status, body and headers. Raises ServiceUnavailableError, HttpError 405 and 413."""
+    async def issue(self, method: str, headers: Headers, receive: Receive, request_id: str) -> TokenResponse:
+        """Return the response to a request for a token. Raises ServiceUnavailableError, HttpError 405 and 413."""
         if method != "POST":
             raise HttpError(405, ErrorCode.UNSUPPORTED, "Tokens are asked for by POST.", ((b"allow", b"POST"),))
         body = await read_body(receive, LARGEST_BODY)
         try:
             client = _client(headers, _form(headers, body))
             loop = asyncio.get_running_loop()
-            text = await loop.run_in_executor(self._pool, self._authenticator.issue, client.id, client.secret)
+            token = await loop.run_in_executor(self._pool, self._authenticator.issue, client.id, client.secret)
         except TokenRefusedError as error:
-            return 400, _error(error.word, str(error), ErrorCode.INVALID_INPUT, request_id), ()
+            return TokenResponse(400, _error(error.word, str(error), ErrorCode.INVALID_INPUT, request_id))
         except UnauthenticatedError as error:
-            return 401, _error("invalid_client", str(error), error.code, request_id), ASK_BASIC
+            body = _error("invalid_client", str(error), error.code, request_id)
+            return TokenResponse(401, body, BASIC_CHALLENGE)
         life = self._authenticator.tokens.life
-        return 200, msgspec.json.encode({"access_token": text, "token_type": "Bearer", "expires_in": life}), ()
+        return TokenResponse(
+            200, msgspec.json.encode({"access_token": token, "token_type": "Bearer", "expires_in": life})
+        )
 
 
 def _form(headers: Headers, body: bytes) -> Mapping[str, str]:
-    """The fields of the form, each once."""
+    """Return the fields of the form. Raises TokenRefusedError, also for a field that is given twice."""
     if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != FORM:
         raise TokenRefusedError("invalid_request", f"Send the fields as {FORM.decode()}.")
     try:
@@ -92,7 +101,7 @@ def _form(headers: Headers, body: bytes) -> Mapping[str, str]:
 
 
 def _client(headers: Headers, fields: Mapping[str, str]) -> Client:
-    """Who asks, from HTTP Basic or the form. Raises UnauthenticatedError for neither."""
+    """Return the client, from HTTP Basic or the form. Raises UnauthenticatedError for neither, TokenRefusedError."""
     authorization = headers.get(b"authorization")
     if authorization is not None:
         if "client_secret" in fields:
@@ -104,13 +113,13 @@ def _client(headers: Headers, fields: Mapping[str, str]) -> Client:
 
 
 def _basic(authorization: bytes) -> Client:
-    """RFC 6749 has id and secret form-encoded before they are joined."""
+    """Read HTTP Basic; by RFC 6749 id and secret are form-encoded before they are joined."""
     scheme, _, encoded = authorization.partition(b" ")
     try:
-        id_, found, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+        id_, separator, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except ValueError as error:  # binascii's is one
         raise UnauthenticatedError("The header Authorization cannot be read.") from error
-    if scheme.lower() != b"basic" or not found:
+    if scheme.lower() != b"basic" or not separator:
         raise UnauthenticatedError("The client shows itself by HTTP Basic, or in the form.")
     return Client(unquote_plus(id_), unquote_plus(secret))
 

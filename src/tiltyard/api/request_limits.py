@@ -1,6 +1,6 @@
-"""What one caller, or all of them together, may ask. What is not limited costs a look at a flag.
+"""Limit the requests of each caller and of all callers together, and the size of each request.
 
-`docs/limits.md` has the limits with their answers.
+`docs/limits.md` has the limits with their responses. A limit that is not set costs the check of a flag.
 """
 
 from __future__ import annotations
@@ -18,64 +18,55 @@ import msgspec
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.errors import HttpError
-from tiltyard.api.rate_limits import Bucket, open_times
+from tiltyard.api.rate_limits import RateLimit, open_buckets
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.principals import EVERYBODY
 from tiltyard.model.spec import models
 
-QUERIES = frozenset({"QueryTable", "CountTableRows", "ExplainTableQueryPlan", "AnalyzeTableQueryPlan"})
-COUNTED = {
-    "AlterTableAddColumns": "new_columns",
-    "AlterTableAlterColumns": "alterations",
-    "AlterTableDropColumns": "columns",
-    "AlterTransaction": "actions",
-    "BatchCommitTables": "operations",
-    "BatchCreateTableVersions": "entries",
-    "BatchDeleteTableVersions": "ranges",
-}
-"""Where a request has entries that are each work of their own."""
-
-_NARROWER: Mapping[tuple[type, str], str] = {
+_NARROWER_LIMITS: Mapping[tuple[type, str], str] = {
     (models.QueryTableVector, "multi_vector"): "max_vectors",
     (models.QueryTableRequest, "order_by"): "",
 }
-"""Lists whose entries cost more than others: the setting that bounds them, "" for `MOST_ORDERS`."""
-MOST_ORDERS = 64
-"""Columns that one answer is ordered by."""
+"""Lists whose entries cost more than others: the setting that limits them, "" for `MAX_ORDER_BY`."""
+MAX_ORDER_BY = 64
+"""Columns that one response is ordered by."""
 
 SMALL_QUERY = 64 << 10
 """Bytes of a query's body up to which it is not counted."""
 LARGE_QUERIES = 2
-"""How many of the largest bodies (`max_json_bytes`) all queries that run may have been asked by, small ones apart: a
-number of a vector takes 32 bytes for as few as 2 that are sent, for as long as its query waits and runs."""
+"""How many of the largest bodies (`max_json_bytes`) all running queries may have together, without small ones: a number
+of a vector takes 32 bytes for as few as 2 that are sent, for as long as its query waits and runs."""
 
-EVERY_CALLER = ""
-"""Stands for all of them; nobody has no name."""
-_EACH = 20
+ALL_CALLERS = ""
+"""The name of the bucket of all callers together; no caller's name is empty."""
+_CONTAINERS_PER_ENTRY = 20
 """Lists and objects that an entry of a request may have."""
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)  # also one that never ends: to look for its end takes once
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
 
 
-class Slot:
-    """A query that runs; left once its last thread is done with it, whenever its caller was answered."""
+class QuerySlot:
+    """The slot of a running query, free once its last thread has ended, whenever its client was answered.
 
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self._leave = leave
-        self._held = 1
+    Its methods run on the event loop.
+    """
 
-    def hold(self, work: Future[Any] | Any) -> None:
-        """Keep the slot until this future is done, too; on the event loop."""
-        self._held += 1
-        work.add_done_callback(lambda _: self.leave())
+    def __init__(self, on_free: Callable[[], None]) -> None:
+        self._on_free = on_free
+        self._holders = 1
 
-    def leave(self) -> None:
-        """Done; on the event loop."""
-        self._held -= 1
-        if not self._held:
-            self._leave()
+    def hold_until(self, work: Future[Any] | Any) -> None:
+        """Hold the slot until this future is done, too."""
+        self._holders += 1
+        work.add_done_callback(lambda _: self.release())
+
+    def release(self) -> None:
+        """Free the slot, unless other work holds it."""
+        self._holders -= 1
+        if not self._holders:
+            self._on_free()
 
 
 class Limits:
@@ -83,78 +74,77 @@ class Limits:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        times = open_times()
-        self._each = Bucket(settings.rate_limits, settings.rate_limit, settings.rate_burst, clock, times)
-        self._all = Bucket({}, settings.rate_limit_total, settings.rate_burst, clock, times)
-        self._rated = bool(settings.rate_limit or settings.rate_limits or settings.rate_limit_total)
-        self._slotted = bool(settings.max_queries or settings.max_queries_total)
+        buckets = open_buckets()
+        self._per_caller = RateLimit(settings.rate_limits, settings.rate_limit, settings.rate_burst, clock, buckets)
+        self._total = RateLimit({}, settings.rate_limit_total, settings.rate_burst, clock, buckets)
+        self._has_rate_limit = bool(settings.rate_limit or settings.rate_limits or settings.rate_limit_total)
+        self._has_query_limit = bool(settings.max_queries or settings.max_queries_total)
         self._queries: Counter[str] = Counter()
-        self._asked = 0
-        """Bytes of the large bodies of queries that run."""
-        self.running = 0
+        self._large_bytes = 0
+        """Bytes of the large bodies of running queries."""
+        self.running_queries = 0
 
-    def admit(self, ctx: Context, address: str) -> None:
-        """Let a request in. Raises HttpError 429."""
-        if not self._rated:
+    def check_rate(self, ctx: Context, address: str) -> None:
+        """Count a request. Raises HttpError 429 if its caller, or all callers together, send too many."""
+        if not self._has_rate_limit:
             return
-        name = caller(ctx, address)
-        wait = self._each.take(name)
+        wait = self._per_caller.take(caller_name(ctx, address))
         if wait:
             raise _throttled("You send too many requests", wait)
-        wait = self._all.take(EVERY_CALLER)
+        wait = self._total.take(ALL_CALLERS)
         if wait:
             raise _throttled("The server is sent too many requests", wait)
 
-    def enter(self, ctx: Context, address: str, size: int = 0) -> Slot | None:
-        """A place for a query whose body has so many bytes, None where there is no limit. Raises HttpError 429."""
-        large = size if size > SMALL_QUERY else 0
-        if not self._slotted and not large:
+    def acquire_slot(self, ctx: Context, address: str, size: int = 0) -> QuerySlot | None:
+        """Acquire the slot of a query whose body has `size` bytes; None where no limit is set. Raises HttpError 429."""
+        large_bytes = size if size > SMALL_QUERY else 0
+        if not self._has_query_limit and not large_bytes:
             return None
-        name = caller(ctx, address)
+        name = caller_name(ctx, address)
         most, most_total = self._settings.max_queries, self._settings.max_queries_total
         if most and self._queries[name] >= most:
             raise _throttled(f"{most} queries of yours run already", 1)
-        if most_total and self.running >= most_total:
+        if most_total and self.running_queries >= most_total:
             raise _throttled(f"{most_total} queries run already", 1)
-        if large and self._asked and self._asked + large > LARGE_QUERIES * self._settings.max_json_bytes:
-            raise _throttled(f"Queries run already that were asked by {self._asked} bytes together", 1)
+        most_bytes = LARGE_QUERIES * self._settings.max_json_bytes
+        if large_bytes and self._large_bytes and self._large_bytes + large_bytes > most_bytes:
+            raise _throttled(f"Queries run already whose bodies have {self._large_bytes} bytes together", 1)
         self._queries[name] += 1
-        self.running += 1
-        self._asked += large
+        self.running_queries += 1
+        self._large_bytes += large_bytes
 
-        def leave() -> None:
-            self.running -= 1
-            self._asked -= large
+        def on_free() -> None:
+            self.running_queries -= 1
+            self._large_bytes -= large_bytes
             self._queries[name] -= 1
             if not self._queries[name]:
                 del self._queries[name]
 
-        return Slot(leave)
+        return QuerySlot(on_free)
 
     def check_depth(self, body: bytes) -> None:
-        """Refuse JSON that is nested deeper, or of more lists and objects, than allowed. Raises InvalidInputError.
+        """Raise InvalidInputError for JSON that is nested deeper, or of more lists and objects, than allowed.
 
         Each of them takes some 100 bytes once it is parsed, for as few as 2 in the body.
         """
         most = self._settings.max_json_depth
-        # So many brackets are needed for that, and most bodies have fewer: two scans at the speed of memory.
+        # A body that is too deep has more brackets than that, and most bodies have fewer: two scans at memory speed.
         brackets = body.count(b"[") + body.count(b"{")
         if brackets > most and depth(body) > most:
             raise InvalidInputError(f"The body is nested deeper than {most} levels.")
-        most = self._settings.max_operations * _EACH
+        most = self._settings.max_operations * _CONTAINERS_PER_ENTRY
         if brackets > most and sum(map(_STRINGS.sub(b"", body).count, (b"[", b"{"))) > most:
             raise InvalidInputError(f"The body has more than {most} lists and objects: send it in parts.")
 
-    def check_entries(self, operation: str, request: Any) -> None:
-        """Refuse a batch that is too long. Raises InvalidInputError."""
+    def check_entries(self, field: str | None, request: Any) -> None:
+        """Raise InvalidInputError for a request with too many entries in its `field`, or in any list or map."""
         most = self._settings.max_operations
-        field = COUNTED.get(operation)
         if field is not None and (number := len(getattr(request, field) or ())) > most:
             raise InvalidInputError(f"The request has {number} {field}: at most {most}, so send it in parts.")
         self._check_counts(request)
 
     def _check_counts(self, value: msgspec.Struct) -> None:
-        """Check the lists and maps of a request, and of all that is in it."""
+        """Check the lists and maps of a request, and those inside them."""
         kind = type(value)
         for name in _repeating(kind):
             inside = getattr(value, name)
@@ -164,20 +154,20 @@ class Limits:
                 self._check_counts(inside)
                 continue
             if isinstance(inside, list | dict):
-                setting = _NARROWER.get((kind, name), "max_operations")
-                most = getattr(self._settings, setting) if setting else MOST_ORDERS
+                setting = _NARROWER_LIMITS.get((kind, name), "max_operations")
+                most = getattr(self._settings, setting) if setting else MAX_ORDER_BY
                 if len(inside) > most:
                     raise InvalidInputError(f"The request has {len(inside)} entries in '{name}': at most {most}.")
                 for entry in inside.values() if isinstance(inside, dict) else inside:
                     if not isinstance(entry, msgspec.Struct):
-                        break  # texts and numbers: entries of one list are alike
+                        break  # strings or numbers: the entries of one list are alike
                     self._check_counts(entry)
 
 
 @cache
 def _repeating(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a struct that have entries, or structs that may have; a vector's numbers are no entries."""
-    return tuple(one.name for one in msgspec.structs.fields(kind) if _repeats(one.type))
+    """Return the fields of a struct that are lists, maps, or structs that may have some; vectors do not count."""
+    return tuple(info.name for info in msgspec.structs.fields(kind) if _repeats(info.type))
 
 
 def _repeats(kind: Any) -> bool:
@@ -189,13 +179,13 @@ def _repeats(kind: Any) -> bool:
     return any(_repeats(part) for part in parts)
 
 
-def caller(ctx: Context, address: str) -> str:
-    """Whom a limit is counted for: a principal; where nobody is asked who it is, an address."""
+def caller_name(ctx: Context, address: str) -> str:
+    """Return the name a limit is counted for: the principal's, or without authentication the address's."""
     return f"address {address}" if ctx.principal is EVERYBODY else ctx.principal.name
 
 
 def depth(body: bytes) -> int:
-    """How deep JSON is nested; of what is no JSON, any number."""
+    """Return how deep JSON is nested; any number for what is no JSON."""
     brackets = _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS)
     deepest = level = 0
     for bracket in brackets:
@@ -207,11 +197,12 @@ def depth(body: bytes) -> int:
     return deepest
 
 
-def _throttled(what: str, wait: float) -> HttpError:
+def _throttled(reason: str, wait: float) -> HttpError:
+    """Return the error 429 with the seconds to wait."""
     seconds = max(1, math.ceil(wait))
     return HttpError(
         429,
         ErrorCode.THROTTLING,
-        f"{what}: try again in {seconds} s.",
+        f"{reason}: try again in {seconds} s.",
         ((b"retry-after", b"%d" % seconds),),
     )

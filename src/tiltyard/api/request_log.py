@@ -1,4 +1,4 @@
-"""What is kept of every call: its record in the audit, and its share of the metrics."""
+"""Record each request in the audit log and the metrics."""
 
 from __future__ import annotations
 
@@ -7,124 +7,124 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from tiltyard.api.idempotency.keys import changes
 from tiltyard.api.metrics import Metrics
 from tiltyard.audit import named_objects, open_trail, printable, safe_context
 from tiltyard.model.modes import Outcome
-from tiltyard.model.spec import operations
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
-    from tiltyard.api.routing import Route, Segments
+    from tiltyard.api.binding import Segments
     from tiltyard.context import Context, Services
+    from tiltyard.model.operations import Handler
+    from tiltyard.model.spec import Operation
 
 REFUSALS = frozenset({401, 403, 429})
-BOOKKEEPING = frozenset({"BeatJob", "KeepJobPart"})
-"""What the driver of a job notes of the job itself, many times a minute, is no change for the audit. What the job does
-is: each of its commits, and when it was submitted, claimed and finished."""
 
 
-class Accounts:
-    """The accounts of one process."""
+class RequestLog:
+    """The audit trail and the metrics of one process."""
 
     def __init__(self, services: Services) -> None:
         self.trail = open_trail(services.settings, services.store)
         self.metrics = Metrics()
         self.clock = services.clock
-        changing = {name for name, operation in operations().items() if changes(operation)}
-        self.changing = frozenset(changing - BOOKKEEPING)
 
-    def open(self, scope: dict[str, Any], request_id: str) -> Call:
-        """A call has come."""
-        self.metrics.began()
-        return Call(self, scope, request_id)
+    def start(self, scope: dict[str, Any], request_id: str) -> LoggedRequest:
+        """Start the record of a request."""
+        self.metrics.start_request()
+        return LoggedRequest(self, scope, request_id)
 
-    def loads(self) -> dict[str, float]:
-        """How many records wait, and how many were lost."""
+    def gauges(self) -> dict[str, float]:
+        """Return how many audit records wait to be written, and how many were lost, for the metrics."""
         return self.trail.gauges()
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write the audit records that wait."""
         self.trail.close()
 
 
-class Call:
-    """One call, from its first byte to its last. The handler fills in what it learns of it."""
+class LoggedRequest:
+    """The record of one request, from its first byte to the last of its response. The api sets its attributes."""
 
     __slots__ = (
-        "_accounts",
-        "_began",
-        "_first",
-        "_kept",
+        "_first_byte_seconds",
+        "_has_record",
+        "_log",
         "_scope",
+        "_started_at",
         "code",
         "complete",
         "ctx",
+        "is_audited_change",
+        "is_replay",
         "operation",
-        "repeated",
         "request",
         "request_id",
         "segments",
         "status",
     )
 
-    def __init__(self, accounts: Accounts, scope: dict[str, Any], request_id: str) -> None:
-        self._accounts = accounts
+    def __init__(self, log: RequestLog, scope: dict[str, Any], request_id: str) -> None:
+        self._log = log
         self._scope = scope
-        self._began = perf_counter()
-        self._first: float | None = None
-        self._kept = False
+        self._started_at = perf_counter()
+        self._first_byte_seconds: float | None = None
+        self._has_record = False
         self.request_id = request_id
         self.operation = ""
+        self.is_audited_change = False
         self.segments: Segments = {}
         self.ctx: Context | None = None
         self.request: Any = None
         self.status = 0
         self.code: int | None = None
-        self.repeated = False
+        self.is_replay = False
         self.complete = False
 
     @property
     def address(self) -> str:
-        """Where it came from; "" where that is not known (a socket in the file system)."""
+        """The client's address; "" where it is unknown (a Unix socket)."""
         client = self._scope.get("client")
         return client[0] if client else ""
 
-    def routed(self, route: Route, segments: Segments) -> None:
-        """It is known what is asked."""
-        self.operation = route.operation.name
+    def set_route(self, operation: Operation, handler: Handler, segments: Segments) -> None:
+        """Set the operation that the request calls."""
+        self.operation = operation.name
+        self.is_audited_change = handler.changes and handler.audited
         self.segments = segments
 
-    def answer(self, status: int) -> asyncio.Future[None] | None:
-        """The answer is about to begin: what was changed has its record before its caller hears of it.
+    def before_response(self, status: int) -> asyncio.Future[None] | None:
+        """Write the audit record of a change, before its client gets a byte of the response.
 
-        None, or what is to be waited for: it raises ServiceUnavailableError if the record cannot be written.
+        Return a future to wait for, which raises ServiceUnavailableError if the record cannot be written; None for what
+        is not recorded as a change.
         """
         self.status = status
-        accounts = self._accounts
-        if status >= 300 or self.operation not in accounts.changing:
+        trail = self._log.trail
+        if status >= 300 or not self.is_audited_change:
             return None
-        outcome = Outcome.REPEATED if self.repeated else Outcome.OK
-        if not accounts.trail.wants(outcome, changes=True):
+        outcome = Outcome.REPEATED if self.is_replay else Outcome.OK
+        if not trail.wants(outcome, changes=True):
             return None
-        self._kept = True
-        return asyncio.wrap_future(accounts.trail.write(self._records(outcome)))
+        self._has_record = True
+        return asyncio.wrap_future(trail.write(self._records(outcome)))
 
-    def answering(self) -> None:
-        """The first byte of the answer goes out now."""
-        self._first = perf_counter()
+    def on_first_byte(self) -> None:
+        """Take the time of the response's first byte, which is sent now."""
+        self._first_byte_seconds = perf_counter() - self._started_at
 
     def end(self) -> None:
-        """The answer has been sent, or broke off."""
-        accounts = self._accounts
-        first = None if self._first is None else self._first - self._began
-        accounts.metrics.ended(self.operation, self.status, perf_counter() - self._began, first)
-        if self._kept and self.status < 300 and self.complete:
+        """Count the request in the metrics, and record its outcome: its response has been sent, or was cut."""
+        log = self._log
+        log.metrics.end_request(
+            self.operation, self.status, perf_counter() - self._started_at, self._first_byte_seconds
+        )
+        if self._has_record and self.status < 300 and self.complete:
             return
         outcome = self._outcome()
-        if self.operation and accounts.trail.wants(outcome, self.operation in accounts.changing):
+        if self.operation and log.trail.wants(outcome, self.is_audited_change):
             for record in self._records(outcome):
-                accounts.trail.note(record)
+                log.trail.note(record)
 
     def _outcome(self) -> Outcome:
         if self.status in REFUSALS:
@@ -133,16 +133,16 @@ class Call:
             return Outcome.FAILED
         if not self.complete:
             return Outcome.CUT
-        return Outcome.REPEATED if self.repeated else Outcome.OK
+        return Outcome.REPEATED if self.is_replay else Outcome.OK
 
     def _records(self, outcome: Outcome) -> list[AuditRecord]:
-        """A record for each object that the call named, or one for none."""
-        accounts, ctx = self._accounts, self.ctx
-        micros = int((perf_counter() - self._began) * 1e6)
+        """Return an audit record for each object that the request names, or one without an object."""
+        log, ctx = self._log, self.ctx
+        micros = int((perf_counter() - self._started_at) * 1e6)
         return [
             AuditRecord(
-                at=accounts.clock() - micros // 1000,
-                id=accounts.trail.new_id(),
+                at=log.clock() - micros // 1000,
+                id=log.trail.new_id(),
                 principal=ctx.principal.name if ctx else "",
                 method=ctx.principal.method if ctx else "",
                 operation=self.operation,
@@ -161,7 +161,7 @@ class Call:
     def _objects(self) -> tuple[str, ...]:
         if self.request is not None:
             return named_objects(self.request)
-        raw = self.segments.get("id")  # refused before it was read: as it stands in the path
+        raw = self.segments.get("id")  # refused before it was bound: as it stands in the path
         return () if raw is None else (printable(unquote_to_bytes(raw).decode(errors="replace")),)
 
     def _context(self) -> dict[str, str]:

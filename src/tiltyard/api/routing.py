@@ -1,28 +1,57 @@
-"""From a raw path and a method to an operation.
+"""Match a request's method and raw path to an operation.
 
 Matching is on the raw path: `%2F` inside a name is not a separator. The routes come from the specification alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ErrorCode
 
+from tiltyard.api.binding import Binder, Segments
 from tiltyard.api.errors import HttpError
-from tiltyard.model.operations import Served, bound_operations
-from tiltyard.model.spec import Operation
+from tiltyard.model.spec import Operation, Shape
 
-Segments = dict[str, bytes]
+if TYPE_CHECKING:
+    from tiltyard.api.execution.threaded import Execution
+    from tiltyard.model.operations import Handler
+
+_UNWRAPPED = (Shape.STRING, Shape.MAP, Shape.INTEGER)
 
 
-@dataclass(frozen=True, slots=True)
 class Route:
-    """An operation and what serves it (None: unsupported)."""
+    """An operation, the handler that serves it (None: unsupported), and how it runs.
 
-    operation: Operation
-    served: Served | None
+    `idempotent` is how a request with an idempotency key runs.
+    """
+
+    __slots__ = ("_binder", "execution", "handler", "has_bare_response", "idempotent", "operation", "takes_upload")
+
+    def __init__(
+        self,
+        operation: Operation,
+        handler: Handler | None,
+        execution: Execution | None = None,
+        idempotent: Execution | None = None,
+    ) -> None:
+        self.operation = operation
+        self.handler = handler
+        self.execution = execution
+        self.idempotent = idempotent
+        self.takes_upload = operation.request_shape is Shape.ARROW
+        self.has_bare_response = operation.response_shape in _UNWRAPPED
+        self._binder: Binder | None = None
+
+    @property
+    def binder(self) -> Binder:
+        """The binder of the operation's requests; made at the first one, since ninety take a server's start."""
+        binder = self._binder
+        if binder is None:
+            binder = self._binder = Binder(self.operation)
+        return binder
 
 
 @dataclass(slots=True)
@@ -35,38 +64,39 @@ class _Node:
 class Router:
     """A tree of path segments, built once at start."""
 
-    def __init__(self, bound: Mapping[str, tuple[Operation, Served | None]] | None = None) -> None:
+    def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Node()
-        self._named: dict[str, Route] = {}
-        for facts, served in (bound_operations() if bound is None else bound).values():
+        self._by_name: dict[str, Route] = {}
+        for route in routes:
+            operation = route.operation
             node = self._root
-            for part in facts.path.strip("/").split("/"):
+            for part in operation.path.strip("/").split("/"):
                 if part.startswith("{"):
                     if node.wildcard is None:
                         node.wildcard = (part[1:-1], _Node())
                     node = node.wildcard[1]
                 else:
                     node = node.children.setdefault(part.encode(), _Node())
-            route = self._named[facts.name] = Route(facts, served)
-            for method in (facts.method, *facts.also):
+            self._by_name[operation.name] = route
+            for method in (operation.method, *operation.also):
                 node.routes[method] = route
 
     def named(self, name: str) -> Route:
-        """The route of an operation."""
-        return self._named[name]
+        """Return the route of an operation."""
+        return self._by_name[name]
 
-    def find(self, method: str, raw_path: bytes, dot_delimiter: bool = False) -> tuple[Route, Segments]:
-        """The route of a request, and its raw path segments by name.
+    def match(self, method: str, raw_path: bytes, has_dot_delimiter: bool = False) -> tuple[Route, Segments]:
+        """Return the route of a request, and its raw path segments by name.
 
         Empty segments do not count: a base URL that ends in a slash gives `//v1/…`. Literal segments win over
         names; a name that equals a literal (a table called `version`) is still reached where only it leads on.
         With the delimiter "." the root is `/v1/namespace/./list`, and HTTP clients drop the `/./` before they send it:
-        `dot_delimiter` puts it back.
+        `has_dot_delimiter` puts it back.
         Raises HttpError 404 for an unknown path, 406 for one under /v1, 405 for a wrong method.
         """
         parts = [part for part in raw_path.split(b"/") if part]
         end = None
-        if dot_delimiter and parts[:2] == [b"v1", b"namespace"]:
+        if has_dot_delimiter and parts[:2] == [b"v1", b"namespace"]:
             end = self._walk([*parts[:2], b".", *parts[2:]])
         end = end or self._walk(parts)
         if end is None:
@@ -75,7 +105,7 @@ class Router:
             raise HttpError(
                 404, ErrorCode.UNSUPPORTED, "Nothing is here: the operations are under /v1, see /openapi.json."
             )
-        node, found = end
+        node, segments = end
         route = node.routes.get(method)
         if route is None:
             allowed = ", ".join(sorted(node.routes))
@@ -85,25 +115,26 @@ class Router:
                 f"{method} is not how this path is called: use {allowed}.",
                 ((b"allow", allowed.encode()),),
             )
-        return route, found
+        return route, segments
 
     def _walk(self, parts: list[bytes]) -> tuple[_Node, Segments] | None:
-        node, at, found = self._root, 0, Segments()
-        names_left: list[tuple[_Node, int, Segments]] = []
+        """Return the node of a path and its segments; goes back to an earlier name where a literal leads nowhere."""
+        node, at, segments = self._root, 0, Segments()
+        untried: list[tuple[_Node, int, Segments]] = []
         while at < len(parts) or not node.routes:
             part = parts[at] if at < len(parts) else None
             child = None if part is None else node.children.get(part)
             if child is not None:
                 if node.wildcard is not None:
-                    names_left.append((node, at, dict(found)))
+                    untried.append((node, at, dict(segments)))
                 node = child
             else:
                 if part is None or node.wildcard is None:
-                    if not names_left:
+                    if not untried:
                         return None
-                    node, at, found = names_left.pop()
+                    node, at, segments = untried.pop()
                 assert node.wildcard is not None
                 name, node = node.wildcard
-                found[name] = parts[at]
+                segments[name] = parts[at]
             at += 1
-        return node, found
+        return node, segments

@@ -31,7 +31,7 @@ def transaction_id(names: Sequence[str] | None) -> str:
     return names[0]
 
 
-@operation(needs=DESCRIBE_TRANSACTION, inline=always)
+@operation(needs=DESCRIBE_TRANSACTION, inline=always, changes=False)
 def describe_transaction(
     ctx: Context, request: models.DescribeTransactionRequest
 ) -> models.DescribeTransactionResponse:
@@ -41,7 +41,7 @@ def describe_transaction(
     return models.DescribeTransactionResponse(status=record.status, properties={"kind": record.kind} | properties)
 
 
-@operation(needs=ALTER_TRANSACTION)
+@operation(needs=ALTER_TRANSACTION, entries="actions")
 def alter_transaction(ctx: Context, request: models.AlterTransactionRequest) -> models.AlterTransactionResponse:
     """Set a transaction's status or properties; all actions or none.
 

@@ -26,10 +26,10 @@ import msgspec
 from lance_namespace.errors import ErrorCode
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from tiltyard.api.bodies.connection_reader import ARRIVED, INTAKE, Intake
+from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER, BodyReader
 from tiltyard.api.browser_security import SECURITY_LINES
 from tiltyard.api.connection_limits import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
-from tiltyard.api.responses import SEND_WHOLE, WATCH_CLIENT
+from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
 
 LARGEST_HEAD = 128 << 10
@@ -220,12 +220,12 @@ class Protocol(HttpToolsProtocol):
         self._check_head()
         self._in_head = False
         self._overhead = self._trailers = 0
-        extensions: dict[str, Any] = {INTAKE: self.give_body}
+        extensions: dict[str, Any] = {HAND_OVER: self.hand_over_body}
         if not self._recognized:
             extensions[RECOGNIZE] = self._recognize
         self.scope["extensions"] = extensions
         super().on_headers_complete()
-        extensions[ARRIVED] = partial(_arrived, self.cycle)
+        extensions[COMPLETE_BODY] = partial(_take_complete_body, self.cycle)
         extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
         extensions[WATCH_CLIENT] = partial(_watch_client, self.cycle)
         self.cycle.on_response = partial(self._answered, extensions)
@@ -284,26 +284,26 @@ class Protocol(HttpToolsProtocol):
         self._overhead = 0
         super().on_message_complete()
 
-    def give_body(self, taken: int) -> Intake | None:
-        """Hand over the body that comes in now, of which `taken` bytes came: see `api.bodies.connection_reader`.
+    def hand_over_body(self, received: int) -> BodyReader | None:
+        """Hand over the body that comes in now, of which `received` bytes were read before.
 
-        None where its length is not known, or the connection is encrypted.
+        None where its length is unknown, or the connection is encrypted. See `tiltyard.api.bodies.connection_reader`.
         """
         cycle, length = self.cycle, self._content_length()
-        left = length - taken - len(cycle.body)
-        if self.scheme != "http" or left <= 0 or self.transport.is_closing():
+        remaining = length - received - len(cycle.body)
+        if self.scheme != "http" or remaining <= 0 or self.transport.is_closing():
             return None
         self.flow.pause_reading()
         first, cycle.body = bytes(cycle.body), bytearray()
         descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
-        return Intake(socket.socket(fileno=descriptor), first, left, self._body_given)
+        return BodyReader(socket.socket(fileno=descriptor), first, remaining, self._on_body_closed)
 
     def _content_length(self) -> int:
         """Bytes of the body; 0 where the head does not say."""
         named = dict(self.headers)
         return 0 if b"transfer-encoding" in named else int(named.get(b"content-length", b"0"))
 
-    def _body_given(self, unread: int) -> None:
+    def _on_body_closed(self, unread: int) -> None:
         """Go on with what follows the body, once the rest that was not read has come."""
         if self.transport.is_closing():
             return
@@ -374,7 +374,7 @@ def _unacknowledged(transport: asyncio.Transport) -> int:
     return unsent
 
 
-def _arrived(cycle: RequestResponseCycle) -> bytes | None:
+def _take_complete_body(cycle: RequestResponseCycle) -> bytes | None:
     """See `tiltyard.api.bodies.connection_reader`."""
     if cycle.more_body:
         return None
@@ -384,7 +384,7 @@ def _arrived(cycle: RequestResponseCycle) -> bytes | None:
 
 
 def _watch_client(cycle: RequestResponseCycle) -> Callable[[], bool]:
-    """See `tiltyard.api.responses`."""
+    """See `tiltyard.api.exchange`."""
     cycle.flow.resume_reading()  # a long body has paused it, and the end of a connection is read, too
     return partial(_has_left, cycle)
 
@@ -394,7 +394,7 @@ def _has_left(cycle: RequestResponseCycle) -> bool:
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> bool:
-    """See `tiltyard.api.responses`. Leaves the cycle as the two messages would that it stands for."""
+    """See `tiltyard.api.exchange`. Leaves the cycle as the two messages would that it stands for."""
     if cycle.response_started or cycle.flow.write_paused:
         return False
     _check_expected(cycle)

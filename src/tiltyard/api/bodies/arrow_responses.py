@@ -1,51 +1,62 @@
-"""Answers in Arrow: made in a thread, and of no more bytes than they may have."""
+"""Encode Arrow responses in a thread, a few hundred kilobytes at a time, with a limit on their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.api.bodies.arrow_encoder import encode
 from tiltyard.model.arrow_bodies import ArrowAnswer
+from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
 
-MADE_AHEAD = 16 << 20
-"""Bytes of a limited answer that are made before its head is sent: up to here an answer that is too large is 400."""
+CHUNK = 512 << 10
+"""Bytes that are sent at once. Three chunks are held for a client that does not read: one that is sent, one that waits
+for that, and one that was encoded meanwhile."""
+_STREAM, _FILE = ARROW_STREAM.encode(), ARROW_FILE.encode()
+_UNTHREADED = pa.ipc.IpcWriteOptions(use_threads=False)
+ENCODE_AHEAD = 16 << 20
+"""Bytes of a limited response that are encoded before its head is sent: one that exceeds its limit before is a 400."""
 
 
-class TooLargeError(InvalidInputError):
-    """An answer has more bytes than a query may have."""
+class ResponseTooLargeError(InvalidInputError):
+    """A response has more bytes than `max_result_bytes`."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"The answer has more than {most} bytes: ask for fewer rows or columns, or in pages (offset).")
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The answer has more than {limit} bytes: ask for fewer rows or columns, or in pages (offset)."
+        )
 
 
 class Download:
-    """An Arrow answer on its way out: made in a thread, the first chunks at once."""
+    """An Arrow response in chunks: encoded in a thread, the first ones by the constructor.
 
-    def __init__(self, answer: ArrowAnswer, media: str, most: int = 0) -> None:
-        """`most` is how many bytes it may have, 0 for any number. Raises TooLargeError, as `more` does."""
+    `first` are the first bytes; `complete` says whether they are all.
+    """
+
+    def __init__(self, response: ArrowAnswer, media: str, limit: int = 0) -> None:
+        """`limit` is how many bytes it may have, 0 for any number. Raises ResponseTooLargeError, as `next_chunk`."""
         self.media = media
-        self._batches = answer.batches
-        self._chunks: Iterator[bytes] = encode(answer, media)
-        self._most = most
-        self._made = 0
+        self._batches = response.batches
+        self._chunks: Iterator[bytes] = encode(response, media)
+        self._limit = limit
+        self._encoded_bytes = 0
         try:
-            self.first = self._next() or b""
-            self._ahead = self._next()
-            while self._most and self._ahead is not None and self._made < min(self._most, MADE_AHEAD):
+            self.first = self._encode_next() or b""
+            self._ahead = self._encode_next()
+            while self._limit and self._ahead is not None and self._encoded_bytes < min(self._limit, ENCODE_AHEAD):
                 self.first += self._ahead
-                self._ahead = self._next()
+                self._ahead = self._encode_next()
         except BaseException:
             self.close()
             raise
         self.complete = self._ahead is None
 
-    def more(self) -> bytes | None:
-        """The next chunk, None after the last."""
+    def next_chunk(self) -> bytes | None:
+        """Return the next chunk, None after the last. Raises ResponseTooLargeError."""
         chunk, self._ahead = self._ahead, None
-        return chunk if chunk is not None else self._next()
+        return chunk if chunk is not None else self._encode_next()
 
     def close(self) -> None:
         """Stop reading the table."""
@@ -54,15 +65,93 @@ class Download:
             if close is not None:
                 close()
 
-    def _next(self) -> bytes | None:
+    def _encode_next(self) -> bytes | None:
         chunk = next(self._chunks, None)
         if chunk is not None:
-            self._made += len(chunk)
-            if self._most and self._made > self._most:
-                raise TooLargeError(self._most)
+            self._encoded_bytes += len(chunk)
+            if self._limit and self._encoded_bytes > self._limit:
+                raise ResponseTooLargeError(self._limit)
         return chunk
 
 
-def outgoing(result: Any, media: str, most: int) -> Any:
-    """What an operation answers; Arrow as a Download. Raises what that raises."""
-    return Download(result, media, most) if isinstance(result, ArrowAnswer) else result
+def encode_response(response: Any, media: str, limit: int) -> Any:
+    """Return an operation's response; Arrow as a Download. Raises ResponseTooLargeError."""
+    return Download(response, media, limit) if isinstance(response, ArrowAnswer) else response
+
+
+class _Buffer:
+    """The file that pyarrow writes to: holds the bytes until they are taken."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+
+    def write(self, piece: bytes) -> int:
+        self._pieces.append(bytes(piece))
+        self.size += len(piece)
+        return len(piece)
+
+    def take(self) -> bytes:
+        chunk, self._pieces, self.size = b"".join(self._pieces), [], 0
+        return chunk
+
+    def flush(self) -> None:
+        """Do nothing: the bytes wait for `take`."""
+
+    def close(self) -> None:
+        """Do nothing: the bytes outlive the writer."""
+
+    def writable(self) -> bool:
+        return True
+
+
+def media_type(accept: bytes) -> str:
+    """Return the Arrow file format, which QueryTable's contract names, unless only the stream format is accepted."""
+    return ARROW_STREAM if _STREAM in accept and _FILE not in accept else ARROW_FILE
+
+
+def encode(response: ArrowAnswer, media: str) -> Iterator[bytes]:
+    """Encode a response in chunks of about CHUNK bytes; the last one closes the file."""
+    if isinstance(response.batches, list):
+        yield _encode_whole(response.schema, response.batches, media)
+        return
+    buffer = _Buffer()
+    sink = pa.PythonFile(buffer, mode="w")
+    writer = _writer(media)(sink, response.schema)
+    for batch in response.batches:
+        for part in _parts(batch):
+            writer.write_batch(part)
+            if buffer.size >= CHUNK:
+                yield buffer.take()
+    writer.close()
+    yield buffer.take()
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slice a batch so that each slice fits into a chunk; a row that does not fit is a slice by itself."""
+    rows = max(1, batch.num_rows * CHUNK // max(1, batch.nbytes))
+    if rows >= batch.num_rows:
+        yield batch
+        return
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
+
+
+def _encode_whole(schema: pa.Schema, batches: list[pa.RecordBatch], media: str) -> bytes:
+    """Encode a small response at once.
+
+    Arrow then never calls back into Python: under load each switch between threads costs more than the encoding.
+    """
+    sink = pa.BufferOutputStream()
+    with _writer(media)(sink, schema, options=_UNTHREADED) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def _writer(media: str) -> Callable[..., pa.RecordBatchWriter]:
+    writer: Callable[..., pa.RecordBatchWriter] = pa.ipc.new_stream if media == ARROW_STREAM else pa.ipc.new_file
+    return writer

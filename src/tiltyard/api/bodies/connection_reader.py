@@ -1,6 +1,6 @@
-"""What is left of a large body, read by the thread that needs it, right off its connection.
+"""Let a worker thread read the rest of a large body straight from its connection.
 
-On the way through the event loop each byte is copied four times before Arrow has it, and two threads take turns for it.
+Through the event loop, each byte is copied four times before Arrow has it, and two threads alternate for it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from lance_namespace.errors import ErrorCode, InvalidInputError
 
 from tiltyard.api.errors import HttpError
 
-LOOK_SECONDS = 0.5
-"""How often a thread that waits for bytes looks whether they are still wanted."""
+POLL_SECONDS = 0.5
+"""How often a thread that waits for bytes checks whether the reader was closed."""
 
-Give = Callable[[int], "Intake | None"]
-"""Hands over a connection, given how many bytes of the body were taken off it before; None where that cannot be."""
-INTAKE = "tiltyard.intake"
-"""The extension of the ASGI scope that has a `Give`."""
-Arrived = Callable[[], bytes | None]
-"""Takes a body off its connection, all at once, if the whole of it has come; else None, and nothing is taken."""
-ARRIVED = "tiltyard.arrived"
-"""The extension that has an `Arrived`."""
+HandOver = Callable[[int], "BodyReader | None"]
+"""Hands over a connection, given how many bytes of the body were received before; None where that is impossible."""
+HAND_OVER = "tiltyard.hand_over"
+"""The extension of the ASGI scope that has a `HandOver`."""
+TakeCompleteBody = Callable[[], bytes | None]
+"""Takes a whole body off its connection if all of it has come; else returns None, and takes nothing."""
+COMPLETE_BODY = "tiltyard.complete_body"
+"""The extension that has a `TakeCompleteBody`."""
 
 
 class ClientGoneError(InvalidInputError):
@@ -33,54 +33,56 @@ class ClientGoneError(InvalidInputError):
 
 
 def client_gone() -> ClientGoneError:
-    """The error of a connection that ends too early."""
+    """Return the error of a connection that ends too early."""
     return ClientGoneError("The connection closed before the body was complete.")
 
 
 def stalled(seconds: float) -> HttpError:
-    """The error of a client that sends nothing for so long."""
+    """Return the error of a client that sent nothing for so long."""
     return HttpError(408, ErrorCode.INVALID_INPUT, f"No byte of the body came for {seconds:.0f} s.")
 
 
-class Intake:
-    """The rest of one body. One thread reads it at a time; the event loop, whose connection it is, ends it."""
+class BodyReader:
+    """Reads the rest of one body, by one thread at a time; the event loop, which owns the connection, closes it."""
 
-    def __init__(self, connection: socket.socket, first: bytes, left: int, ended: Callable[[int], None]) -> None:
-        """`connection` is a duplicate that nobody else reads. `first` came before, `left` bytes are still to come.
+    def __init__(
+        self, connection: socket.socket, first: bytes, remaining: int, on_close: Callable[[int], None]
+    ) -> None:
+        """`connection` is a duplicate that is read here alone. `first` came before, `remaining` bytes are to come.
 
-        `ended` is told how many of them were not read.
+        `on_close` gets the number of bytes that were not read.
         """
         self.first = first
-        self.left = left
+        self.remaining = remaining
         self.error: Exception | None = None
         self._connection = connection
-        self._ended: Callable[[int], None] | None = ended
+        self._on_close: Callable[[int], None] | None = on_close
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
     def read_into(self, view: memoryview, patience: float) -> int:
-        """How many bytes were put into a view: at least one, none only after the last.
+        """Read at least one byte into a view; return how many, 0 only after the last one.
 
         Raises OSError when the client is gone, or sends nothing for `patience` seconds; `error` says which.
         """
-        until = time.monotonic() + patience
-        while self.left:
-            if count := self._taken(view):
+        deadline = time.monotonic() + patience
+        while self.remaining:
+            if count := self._receive_into(view):
                 return count
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self.error = stalled(patience)
                 raise TimeoutError("the client sends nothing")
-            self._poll.poll(min(LOOK_SECONDS, patience) * 1000)
+            self._poll.poll(min(POLL_SECONDS, patience) * 1000)
         return 0
 
-    def _taken(self, view: memoryview) -> int | None:
-        """What is there now; None for nothing yet."""
+    def _receive_into(self, view: memoryview) -> int | None:
+        """Read what is there now; return how many bytes, None for none yet. Raises OSError."""
         with self._lock:
-            if self._ended is None:
-                raise OSError("nobody wants this body any more")
+            if self._on_close is None:
+                raise OSError("the body reader is closed")
             try:
-                count = self._connection.recv_into(view, min(len(view), self.left))
+                count = self._connection.recv_into(view, min(len(view), self.remaining))
             except BlockingIOError:
                 return None
             except OSError:  # reset, or unreachable: no byte will come, just as after an orderly end
@@ -88,13 +90,13 @@ class Intake:
             if not count:
                 self.error = client_gone()
                 raise ConnectionResetError("the client is gone")
-            self.left -= count
+            self.remaining -= count
             return count
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Give the connection back to the event loop, which calls this; nothing is read after that."""
         with self._lock:
-            ended, self._ended = self._ended, None
+            on_close, self._on_close = self._on_close, None
             self._connection.close()
-        if ended is not None:
-            ended(self.left)
+        if on_close is not None:
+            on_close(self.remaining)

@@ -1,196 +1,188 @@
-"""Queries: in threads, for as long as they may take.
+"""Run queries in threads, for as long as they may take, and stream their responses.
 
-Lance gives no way to stop it inside of one batch. So a query that is out of time is answered at once, hears of it
-between two batches, and keeps its place until its thread has really ended. A query whose client has left is stopped in
-the same way, and does not begin if it still waits for a thread.
+Lance gives no way to stop a query within one batch. So a query whose deadline has passed is answered at once, its
+thread notices between two batches, and it holds its slot until that thread has really ended. A query whose client has
+left is stopped in the same way, and does not start if it still waits for a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
-from dataclasses import dataclass
+import logging
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import ErrorCode, ServiceUnavailableError
+from lance_namespace.errors import ServiceUnavailableError
 from msgspec import structs
 
-from tiltyard.api.bodies.arrow_responses import Download, outgoing
-from tiltyard.api.errors import HttpError
+from tiltyard.api.bodies.arrow_responses import Download, ResponseTooLargeError, encode_response, media_type
+from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
+from tiltyard.api.exchange import wait_for_disconnect
 from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:
-    from tiltyard.api.request_limits import Slot
+    from collections.abc import Callable, Coroutine
+    from concurrent.futures import Executor
+
+    from tiltyard.api.exchange import Exchange
+    from tiltyard.api.execution.threaded import Authorization
+    from tiltyard.api.request_limits import Limits, QuerySlot
+    from tiltyard.config import Settings
     from tiltyard.context import Context
-    from tiltyard.model.operations import Served
+    from tiltyard.model.operations import Handler
 
-
-class QueryStoppedError(HttpError):
-    """A query was out of time. 504 is what clients do not try again by themselves, as they do 503."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(504, ErrorCode.SERVICE_UNAVAILABLE, message)
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """When work has to be done, by the clock `time.monotonic`; `seconds` is how long it was given."""
-
-    seconds: float
-    at: float
-    work: str = "query"
-
-    @classmethod
-    def after(cls, seconds: float) -> Deadline | None:
-        """The deadline of a query that begins now; None where `seconds` is 0."""
-        return cls.in_seconds(seconds, "query") if seconds else None
-
-    @classmethod
-    def in_seconds(cls, seconds: float, work: str) -> Deadline:
-        """The deadline of work that begins now; with 0 seconds it is over at once."""
-        return cls(seconds, time.monotonic() + seconds, work)
-
-    @property
-    def left(self) -> float:
-        """Seconds until then."""
-        return self.at - time.monotonic()
-
-    def check(self) -> None:
-        """For the thread that works. Raises ServiceUnavailableError when time is over: nobody waits any more."""
-        if self.left <= 0:
-            raise ServiceUnavailableError(self._message)
-
-    def check_begin(self) -> None:
-        """Raise QueryStoppedError if there is no time to begin in."""
-        if self.left <= 0:
-            raise self.over()
-
-    def over(self) -> QueryStoppedError:
-        """For the caller."""
-        return QueryStoppedError(self._message)
-
-    def laid_on(self, ctx: Context) -> Context:
-        """The context in which an operation hears of it."""
-        return structs.replace(ctx, check_deadline=self.check)
-
-    @property
-    def _message(self) -> str:
-        advice = "narrow it, or index what it filters by" if self.work == "query" else "give it more time, or send less"
-        return f"The {self.work} timed out: it took more than {self.seconds:g} s and was stopped; {advice}."
-
-
-def earlier(one: Deadline | None, other: Deadline | None) -> Deadline | None:
-    """The deadline that comes first."""
-    if one is None or other is None:
-        return one or other
-    return min(one, other, key=lambda deadline: deadline.at)
+log = logging.getLogger("tiltyard.api")
 
 
 class Query:
-    """One query. Its methods run on the event loop, what is started in a thread of `pool`."""
+    """Run a query in a thread, with a slot and a deadline. Raises HttpError 429 for one without a free slot."""
+
+    def __init__(
+        self, handler: Handler, pool: Executor, settings: Settings, limits: Limits, authorization: Authorization
+    ) -> None:
+        self._handler = handler
+        self._pool = pool
+        self._timeout = settings.query_timeout
+        self._max_result_bytes = settings.max_result_bytes
+        self._limits = limits
+        self._authorization = authorization
+
+    async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
+        """Return the response; one of several chunks as a `Stream`.
+
+        Raises HttpError 429, DeadlineExceededError, ResponseTooLargeError, and what the operation raises.
+        """
+        if not ctx.principal.administrator:
+            ctx = await self._authorization.check(ctx, request)
+        body: Any = exchange.body
+        slot = exchange.slot = self._limits.acquire_slot(ctx, exchange.log.address, len(body))
+        deadline = earliest(Deadline.for_query(self._timeout), exchange.deadline)
+        query = RunningQuery(self._pool, deadline, slot, exchange.watch_client())
+        ctx = structs.replace(ctx, check_deadline=query.check)
+        function, media, limit = self._handler.function, media_type(exchange.accept), self._max_result_bytes
+
+        def work() -> Any:
+            query.check()  # it may have waited long for its thread
+            response = function(ctx, request)
+            reach(Point.BEFORE_ANSWER)
+            return encode_response(response, media, limit)
+
+        response = await query.run(work)
+        return Stream(response, query) if isinstance(response, Download) and not response.complete else response
+
+
+class RunningQuery:
+    """The threads of one query, one at a time. Its methods run on the event loop, but for `check`."""
 
     def __init__(
         self,
         pool: Executor,
         deadline: Deadline | None,
-        slot: Slot | None,
-        most: int,
-        has_left: Callable[[], bool] | None = None,
+        slot: QuerySlot | None,
+        has_client_left: Callable[[], bool] | None = None,
     ) -> None:
-        """`most` is how many bytes an Arrow answer may have, 0 for any number.
-
-        `has_left` tells whether the client has closed its connection.
-        """
         self._pool = pool
-        self._has_left = has_left
         self._deadline = deadline
         self._slot = slot
-        self._most = most
+        self._has_client_left = has_client_left
         self._running: asyncio.Future[Any] | None = None
 
-    async def run(self, served: Served, ctx: Context, request: Any, media: str) -> Any:
-        """What the operation answers; Arrow as a Download, whose first chunks are made.
-
-        Raises QueryStoppedError, TooLargeError, and what the operation raises.
-        """
-        ctx = structs.replace(ctx, check_deadline=self._check)
-
-        def work() -> Any:
-            self._check()  # it may have waited long for its thread
-            result = served.function(ctx, request)
-            reach(Point.BEFORE_ANSWER)
-            return outgoing(result, media, self._most)
-
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Run the query's first piece of work and return its result. Raises what `wait` raises."""
         running = self.start(work)
         try:
             return await self.wait(running)
-        except QueryStoppedError:
-            running.add_done_callback(_let_go)
+        except DeadlineExceededError:
+            running.add_done_callback(_discard)
             raise
 
-    def _check(self) -> None:
-        """For the thread that works. Raises ServiceUnavailableError where nobody waits for the answer any more."""
-        if self._has_left is not None and self._has_left():
+    def check(self) -> None:
+        """Raise ServiceUnavailableError, in the query's thread, once its deadline has passed or its client has left."""
+        if self._has_client_left is not None and self._has_client_left():
             raise ServiceUnavailableError("The client closed its connection, so its query was stopped.")
         if self._deadline is not None:
             self._deadline.check()
 
     def start(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Begin a piece of work; one at a time."""
+        """Start a piece of work in a thread."""
         self._running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         return self._running
 
     async def wait(self, running: asyncio.Future[Any]) -> Any:
-        """What came of a piece of work. Raises QueryStoppedError when time is over before that."""
+        """Return the result of a piece of work. Raises what it raises, DeadlineExceededError."""
         if self._deadline is None:
             return await running
-        done, _ = await asyncio.wait([running], timeout=max(0.0, self._deadline.left))
+        done, _ = await asyncio.wait([running], timeout=max(0.0, self._deadline.remaining))
         if not done:
-            raise self._stopped(self._deadline)
+            raise self._exceeded(self._deadline)
         return running.result()
 
-    async def sent(self, sending: Coroutine[Any, Any, None]) -> None:
-        """Wait until a part of the answer is on its way: who takes nothing of it has no more time than others.
+    async def wait_until_sent(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Wait until a chunk is sent: a client that does not read has no more time than others.
 
-        Raises QueryStoppedError when time is over before that.
+        Raises DeadlineExceededError.
         """
         if self._deadline is None:
             await sending
             return
         try:
-            async with asyncio.timeout(max(0.0, self._deadline.left)):
+            async with asyncio.timeout(max(0.0, self._deadline.remaining)):
                 await sending
         except TimeoutError:
-            raise self._stopped(self._deadline) from None
+            raise self._exceeded(self._deadline) from None
 
-    def _stopped(self, deadline: Deadline) -> QueryStoppedError:
-        """What to raise; the query keeps its place until what runs of it has ended."""
+    def _exceeded(self, deadline: Deadline) -> DeadlineExceededError:
+        """Return the error to raise; the query holds its slot until its running thread has ended."""
         if self._slot is not None and self._running is not None and not self._running.done():
-            self._slot.hold(self._running)
-        return deadline.over()
+            self._slot.hold_until(self._running)
+        return deadline.exceeded()
 
-    def end(self, download: Download) -> None:
-        """Let go of an answer, as soon as no thread is at work on it."""
+    def close(self, download: Download) -> None:
+        """Close a response, as soon as no thread works on it."""
         if self._running is not None and not self._running.done():
             self._running.add_done_callback(lambda running: _close_after(running, download))
         else:
             _close(download)
 
 
-def _let_go(running: asyncio.Future[Any]) -> None:
-    """Drop the result of work whose caller was answered already, and its error, which nobody else asks for."""
-    if not running.cancelled() and running.exception() is None and isinstance(result := running.result(), Download):
-        _close(result)
+class Stream:
+    """An Arrow response of several chunks: the next one is encoded while the last one is sent."""
+
+    def __init__(self, download: Download, query: RunningQuery) -> None:
+        self._download = download
+        self._query = query
+
+    async def send(self, exchange: Exchange, status: int) -> None:
+        """Send the response. One that fails behind its head is cut: all that is left is to close the connection."""
+        disconnected = asyncio.get_running_loop().create_task(wait_for_disconnect(exchange.receive, None))
+        download, query = self._download, self._query
+        try:
+            await exchange.start(status, download.media)
+            chunk: bytes | None = download.first
+            while chunk is not None and not disconnected.done():
+                encoding = query.start(download.next_chunk)
+                await query.wait_until_sent(exchange.send_chunk(chunk))
+                chunk = await query.wait(encoding)
+            if chunk is None:
+                await exchange.send_chunk(b"", last=True)
+        except (DeadlineExceededError, ResponseTooLargeError) as error:
+            log.warning("request %s: %s", exchange.request_id, error)
+        finally:
+            disconnected.cancel()
+            query.close(download)
+
+
+def _discard(running: asyncio.Future[Any]) -> None:
+    """Drop the result of work whose client was answered already, and retrieve its error, so that asyncio logs none."""
+    if not running.cancelled() and running.exception() is None and isinstance(running.result(), Download):
+        _close(running.result())
 
 
 def _close_after(running: asyncio.Future[Any], download: Download) -> None:
     if not running.cancelled():
-        running.exception()  # taken, so that it is not reported as lost
+        running.exception()  # retrieved, so that asyncio does not log it as lost
     _close(download)
 
 
 def _close(download: Download) -> None:
-    """Close in a thread of its own kind: those for queries may all be at work."""
+    """Close in a thread of another pool: those for queries may all be at work."""
     asyncio.get_running_loop().run_in_executor(None, download.close)

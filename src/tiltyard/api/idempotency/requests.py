@@ -231,7 +231,7 @@ class IdempotentRequest(LeasedRequest):
         return self._response_of_twin(ctx, self._record.fingerprint)
 
     def _recovered(self, ctx: Context, record: RequestRecord) -> Any:
-        """Return the response of an interrupted try that has committed. Raises HttpError 409 if its body was another."""
+        """Return the response of an interrupted try that has committed. Raises HttpError 409 for another body."""
         response = recover_response(ctx, self._operation, self._handler, self._request, record)
         if response is not None:
             self._check_body(self._fingerprint_to_end(), record)

@@ -250,6 +250,6 @@ def check_client_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def replace_client_properties(new: Mapping[str, str] | None, before: Mapping[str, str]) -> dict[str, str]:
-    """Return a table's properties after a client has replaced them: those of the server stay. Raises InvalidInputError."""
+    """Replace the properties of a table that clients may set; the server's stay. Raises InvalidInputError."""
     check_client_metadata({key: value for key, value in (new or {}).items() if before.get(key) != value})
     return {key: value for key, value in before.items() if key.startswith(_SERVER_PREFIX)} | dict(new or {})

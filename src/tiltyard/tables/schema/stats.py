@@ -1,4 +1,4 @@
-"""Statistics of a table: rows, bytes, fragments."""
+"""Statistics of a table: rows, bytes and fragments."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SMALL_FRAGMENT_ROWS = 100_000
 
 
 def basic_stats(dataset: lance.LanceDataset) -> models.TableBasicStats:
-    """The statistics that a table's description carries."""
+    """Return the statistics that DescribeTable's response has."""
     stats = dataset.stats.dataset_stats()
     return models.TableBasicStats(num_deleted_rows=stats["num_deleted_rows"], num_fragments=stats["num_fragments"])
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> models.GetTableStatsResponse:
-    """Count rows, bytes and indices, and sum up the lengths of the fragments; every figure is an integer.
+    """Count rows, bytes and indexes, and summarize the lengths of the fragments; every figure is an integer.
 
-    Bytes are those of whole files, of data and of indices, whatever part of them this version still shows.
+    Bytes are those of whole data and index files, whatever part of them this version still refers to.
     Raises NamespaceNotFoundError, TableNotFoundError, TableBranchNotFoundError, InvalidTableStateError (declared
     only).
     """
@@ -55,11 +55,10 @@ def get_table_stats(ctx: Context, request: models.GetTableStatsRequest) -> model
 
 
 def _data_bytes(dataset: lance.LanceDataset) -> int:
-    """The sizes of a version's data files, as its manifest has them.
-
-    Where an old writer has left some out, what all columns take.
+    """Return the bytes of a version's data files by its manifest, or of all its columns where an old writer has left
+    some files' sizes out.
     """
-    sizes = [file.file_size_bytes for one in dataset.get_fragments() for file in one.metadata.files]
+    sizes = [file.file_size_bytes for fragment in dataset.get_fragments() for file in fragment.metadata.files]
     if all(sizes):
         return sum(size or 0 for size in sizes)
     fields = dataset.stats.data_stats().fields
@@ -68,31 +67,31 @@ def _data_bytes(dataset: lance.LanceDataset) -> int:
 
 
 def _summary(lengths: Sequence[int]) -> models.FragmentSummary:
-    """Least, most, mean and percentiles (nearest rank) of sorted lengths; zeros for a table without fragments."""
+    """Return minimum, maximum, mean and percentiles (nearest rank) of sorted lengths; zeros without fragments."""
     if not lengths:
         return models.FragmentSummary(min=0, max=0, mean=0, p25=0, p50=0, p75=0, p99=0)
 
-    def rank(part: float) -> int:
-        return lengths[max(0, math.ceil(part * len(lengths)) - 1)]
+    def percentile(share: float) -> int:
+        return lengths[max(0, math.ceil(share * len(lengths)) - 1)]
 
     return models.FragmentSummary(
         min=lengths[0],
         max=lengths[-1],
         mean=round(sum(lengths) / len(lengths)),
-        p25=rank(0.25),
-        p50=rank(0.5),
-        p75=rank(0.75),
-        p99=rank(0.99),
+        p25=percentile(0.25),
+        p50=percentile(0.5),
+        p75=percentile(0.75),
+        p99=percentile(0.99),
     )
 
 
-@operation(needs=on_table(Privilege.USE))
+@operation(needs=on_table(Privilege.USE), changes=False)
 def get_table_lsm_write_spec(
     ctx: Context, request: models.GetTableLsmWriteSpecRequest
 ) -> models.GetTableLsmWriteSpecResponse:
-    """Say that writes of a table go to the table itself: this server has no log before it to describe.
+    """Return an empty specification: writes go to the table itself, this server has no write log before it.
 
-    lancedb asks before it reads rows by their ids. Raises what opening a table raises.
+    lancedb calls this before it reads rows by their ids. Raises what opening a table raises.
     """
     open_for_reading(ctx, request.id, branch=request.branch)
     return models.GetTableLsmWriteSpecResponse()

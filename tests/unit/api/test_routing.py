@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tiltyard.api.errors import HttpError
-from tiltyard.api.routing import Router
+from tiltyard.api.routing import Route, Router
+from tiltyard.model.operations import bound_operations
 
-ROUTER = Router()
+ROUTER = Router(Route(operation, handler) for operation, handler in bound_operations().values())
 
 
 @pytest.mark.parametrize(
@@ -25,21 +26,21 @@ ROUTER = Router()
         ("GET", b"/v1/namespace/table/list", "ListNamespaces", {"id": b"table"}),
     ],
 )
-def test_find_takes_the_raw_path_apart(method: str, path: bytes, name: str, segments: dict[str, bytes]) -> None:
-    route, found = ROUTER.find(method, path)
+def test_match_takes_the_raw_path_apart(method: str, path: bytes, name: str, segments: dict[str, bytes]) -> None:
+    route, found = ROUTER.match(method, path)
     assert (route.operation.name, found) == (name, segments)
 
 
-def test_find_puts_back_the_root_that_clients_drop_with_the_delimiter_dot() -> None:
-    assert ROUTER.find("GET", b"/v1/namespace/list", True)[1] == {"id": b"."}
-    assert ROUTER.find("GET", b"/v1/namespace/table/list", True)[0].operation.name == "ListTables"
-    assert ROUTER.find("GET", b"/v1/namespace/a/list", True)[1] == {"id": b"a"}
+def test_match_puts_back_the_root_that_clients_drop_with_the_delimiter_dot() -> None:
+    assert ROUTER.match("GET", b"/v1/namespace/list", True)[1] == {"id": b"."}
+    assert ROUTER.match("GET", b"/v1/namespace/table/list", True)[0].operation.name == "ListTables"
+    assert ROUTER.match("GET", b"/v1/namespace/a/list", True)[1] == {"id": b"a"}
 
 
 @pytest.mark.parametrize(
     "method,path,status", [("POST", b"/v1/table/a/fly", 406), ("POST", b"/x", 404), ("GET", b"/v1/table/a/drop", 405)]
 )
-def test_find_refuses_with_the_status_that_fits(method: str, path: bytes, status: int) -> None:
+def test_match_refuses_with_the_status_that_fits(method: str, path: bytes, status: int) -> None:
     with pytest.raises(HttpError) as raised:
-        ROUTER.find(method, path)
+        ROUTER.match(method, path)
     assert raised.value.status == status

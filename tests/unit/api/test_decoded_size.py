@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.test_swelling import written
-from tiltyard.api.bodies.decoded_size import SHORT, check_unfolded, folded_columns
+from tests.unit.api.test_decompression_guard import written
+from tiltyard.api.bodies.decoded_size import SHORT, check_decoded_size, encoded_columns
 from tiltyard.api.bodies.uploads import MemoryBody
 
 ROWS = 8192
@@ -57,19 +57,19 @@ def test_reader_of_a_body_with_a_modest_dictionary_takes_it() -> None:
         assert MemoryBody(body).reader().read_all().num_rows == len(column)
 
 
-def test_check_unfolded_counts_all_batches_together_and_nulls_as_nothing() -> None:
+def test_check_decoded_size_counts_all_batches_together_and_nulls_as_nothing() -> None:
     batch = pa.record_batch({"column": dictionary(LONG, rows=200)})  # 40 MB each
-    columns = folded_columns(batch.schema)
-    check_unfolded([batch], columns, 1000)
+    columns = encoded_columns(batch.schema)
+    check_decoded_size([batch], columns, 1000)
     with pytest.raises(ValueError, match="stand for"):
-        check_unfolded([batch] * 2, columns, 1000)
+        check_decoded_size([batch] * 2, columns, 1000)
     nulls = pa.record_batch(
         {"column": pa.DictionaryArray.from_arrays(pa.nulls(ROWS, pa.int8()), pa.array(["a" * LONG]))}
     )
-    check_unfolded([nulls], columns, 1000)
+    check_decoded_size([nulls], columns, 1000)
 
 
-def test_folded_columns_are_found_at_any_depth() -> None:
+def test_encoded_columns_are_found_at_any_depth() -> None:
     schema = pa.schema(
         {
             "plain": pa.list_(pa.struct({"text": pa.string()})),
@@ -77,4 +77,4 @@ def test_folded_columns_are_found_at_any_depth() -> None:
             "view": pa.list_(pa.binary_view()),
         }
     )
-    assert folded_columns(schema) == (1, 2)
+    assert encoded_columns(schema) == (1, 2)

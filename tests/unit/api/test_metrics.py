@@ -1,4 +1,4 @@
-"""What processes count, each for itself, and tell each other."""
+"""The counts of requests of each process, and how processes share them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that processes share."""
     monkeypatch.setenv(SHARED_FOLDER, str(tmp_path))
-    monkeypatch.setattr(metrics, "TOLD_SECONDS", 0.01)
+    monkeypatch.setattr(metrics, "SHARE_SECONDS", 0.01)
     return tmp_path
 
 
@@ -35,14 +35,14 @@ class _NoStore:
     def transaction_counts(self) -> dict[tuple[str, str], int]:
         return {}
 
-    def load(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         return {}
 
 
 def samples(counts: Metrics) -> dict[tuple[str, ...], float]:
     """Values by name and labels, as one process answers them."""
     store: Store = _NoStore()  # type: ignore[assignment]  # all that a State asks of it
-    text = counts.text(counts.counted(), State(store, dict)).decode()
+    text = counts.export(counts.encoded(), State(store, dict)).decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -53,10 +53,10 @@ def samples(counts: Metrics) -> dict[tuple[str, ...], float]:
 def test_time_is_counted_in_the_buckets_that_it_is_within() -> None:
     counts = Metrics()
     for seconds in (0.0005, 0.0006, 0.3, 100.0):
-        counts.began()
-        counts.ended("DescribeTable", 200, seconds, first=seconds / 1000)
-    counts.began()
-    counts.ended("DescribeTable", 404, 0.002)
+        counts.start_request()
+        counts.end_request("DescribeTable", 200, seconds, first_seconds=seconds / 1000)
+    counts.start_request()
+    counts.end_request("DescribeTable", 404, 0.002)
     found = samples(counts)
     assert found["tiltyard_requests_total", "DescribeTable", "200"] == 4
     assert found["tiltyard_requests_total", "DescribeTable", "404"] == 1
@@ -87,7 +87,13 @@ def counted(*calls: Callable[[], None]) -> None:
 def test_processes_tell_what_ended_and_what_runs(shared: Path) -> None:
     here, there = Metrics(), Metrics()
     listed = "ListTables", 200, 0.1
-    counted(there.began, there.began, lambda: there.ended(*listed), here.began, lambda: here.ended(*listed))
+    counted(
+        there.start_request,
+        there.start_request,
+        lambda: there.end_request(*listed),
+        here.start_request,
+        lambda: here.end_request(*listed),
+    )
     found = samples(here)
     assert found["tiltyard_requests_total", "ListTables", "200"] == 2
     assert found["tiltyard_requests_running",] == 1
@@ -97,9 +103,9 @@ def test_a_request_is_told_however_long_it_runs(shared: Path) -> None:
     here, there = Metrics(), Metrics()
 
     async def run() -> None:
-        there.began()
+        there.start_request()
         await asyncio.sleep(0.1)
-        there.ended("", 404, 0.1)
+        there.end_request("", 404, 0.1)
         await asyncio.sleep(0.1)
 
     asyncio.run(run())
@@ -112,7 +118,7 @@ def test_what_a_killed_process_ran_runs_no_more_and_what_it_ended_stays(shared: 
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     there = Metrics()
-    counted(there.began, there.began, lambda: there.ended("ListTables", 200, 0.1))
+    counted(there.start_request, there.start_request, lambda: there.end_request("ListTables", 200, 0.1))
     [file] = shared.glob("*.json")
     told = msgspec.json.decode(file.read_bytes())
     file.with_name("killed.json").write_bytes(msgspec.json.encode({**told, "pid": killed.pid}))
@@ -124,6 +130,6 @@ def test_what_a_killed_process_ran_runs_no_more_and_what_it_ended_stays(shared: 
 def test_requests_are_counted_where_nothing_can_be_written(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
     counts = Metrics()
     shared.rename(shared.with_name("moved"))
-    counted(counts.began, lambda: counts.ended("ListTables", 200, 0.1))
-    assert "cannot tell the other processes" in caplog.text
+    counted(counts.start_request, lambda: counts.end_request("ListTables", 200, 0.1))
+    assert "cannot share the counts of this process" in caplog.text
     assert samples(counts)["tiltyard_requests_total", "ListTables", "200"] == 1

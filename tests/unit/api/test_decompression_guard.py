@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.api.bodies.decompression_guard import ROOM, Swelling, check_whole
+from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES, ExpansionCheck, check_expansion
 
 ZEROS = pa.record_batch({"b": pa.array([bytes(1 << 20)] * 80)})
-NULLS = pa.record_batch([pa.nulls(ROOM * 2)], names=["n"])
+NULLS = pa.record_batch([pa.nulls(ALLOWED_BYTES * 2)], names=["n"])
 WORDS = pa.table(
     {
         "id": np.arange(50_000),
@@ -37,36 +37,36 @@ def written(rows: Any, *, file: bool = False, compression: str | None = None, **
 
 def taken(body: bytes, size: int) -> int:
     """What a body comes to that is taken in pieces of a size."""
-    swelling = Swelling()
+    check = ExpansionCheck()
     for at in range(0, len(body), size):
-        swelling.take(memoryview(body)[at : at + size])
-    return swelling._grown
+        check.add(memoryview(body)[at : at + size])
+    return check._expanded
 
 
 @pytest.mark.parametrize("file", [False, True])
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-def test_check_whole_of_a_body_that_would_become_much_larger_is_refused(compression: str, file: bool) -> None:
+def test_check_expansion_of_a_body_that_would_become_much_larger_is_refused(compression: str, file: bool) -> None:
     body = written(ZEROS, compression=compression, file=file)
     small = written(ZEROS.slice(0, 50), compression=compression, file=file)
-    check_whole(small, file=file)
+    check_expansion(small, is_file=file)
     if compression == "zstd":
         assert len(body) < 100_000
         with pytest.raises(ValueError, match="would become more than"):
-            check_whole(body, file=file)
+            check_expansion(body, is_file=file)
     else:
-        check_whole(body, file=file)  # lz4 makes it a 250th, which is within the bounds of a body of that size
+        check_expansion(body, is_file=file)  # lz4 makes it a 250th, which is within the bounds of a body of that size
 
 
 @pytest.mark.parametrize("file", [False, True])
-def test_check_whole_of_rows_without_bytes_is_refused(file: bool) -> None:
+def test_check_expansion_of_rows_without_bytes_is_refused(file: bool) -> None:
     with pytest.raises(ValueError, match="would become"):
-        check_whole(written(NULLS, file=file), file=file)
+        check_expansion(written(NULLS, file=file), is_file=file)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"compression": "lz4"}, {"use_legacy_format": True}])
 @pytest.mark.parametrize("file", [False, True])
-def test_check_whole_of_ordinary_rows_is_let_through(options: dict[str, Any], file: bool) -> None:
-    check_whole(written(WORDS, file=file, **options), file=file)
+def test_check_expansion_of_ordinary_rows_is_let_through(options: dict[str, Any], file: bool) -> None:
+    check_expansion(written(WORDS, file=file, **options), is_file=file)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 1000, 1 << 20])
@@ -85,8 +85,8 @@ def test_take_counts_what_the_buffers_say_they_become() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.booleans())
-def test_check_whole_of_a_damaged_body_is_let_through_or_refused(damage: bytes, at: int, file: bool) -> None:
+def test_check_expansion_of_a_damaged_body_is_let_through_or_refused(damage: bytes, at: int, file: bool) -> None:
     body = bytearray(written(pa.record_batch({"a": [1, 2], "b": ["x", "y"]}), compression="zstd", file=file))
     body[at : at + len(damage)] = damage
     with suppress(ValueError):
-        check_whole(bytes(body), file=file)
+        check_expansion(bytes(body), is_file=file)

@@ -1,4 +1,4 @@
-"""Turns of clients that commit to one table: what waits, for how long, and what does not."""
+"""Clients that commit to one table take turns: which ones wait, for how long, and which do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
 from tiltyard.api.execution import commit_queue
-from tiltyard.api.execution.commit_queue import Peer, Turns
+from tiltyard.api.execution.commit_queue import CommitQueues, Peer
 from tiltyard.model.spec import models
 from tiltyard.storage.locks import Locks
 
@@ -39,7 +39,7 @@ def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
 class Table:
     """A table under a name of its own, and those who ask for it in one server process."""
 
-    def __init__(self, turns: Turns, name: str | None = None) -> None:
+    def __init__(self, turns: CommitQueues, name: str | None = None) -> None:
         self.turns = turns
         self.name = name or uuid.uuid4().hex
         self.order: list[Peer] = []
@@ -48,7 +48,7 @@ class Table:
         """Ask for the latest version."""
         request = models.ListTableVersionsRequest(id=[self.name], limit=1, descending=True)
 
-        await self.turns.wait("ListTableVersions", request, peer)
+        await self.turns.wait_for_turn(request, peer)
         self.order.append(peer)
 
     async def commit(self, peer: Peer, *, error: Exception | None = None) -> None:
@@ -59,7 +59,7 @@ class Table:
             if error is not None:
                 raise error
 
-        await self.turns.run("CreateTableVersion", request, peer, answer)
+        await self.turns.run_commit(request, peer, answer)
 
     async def lose(self, *peers: Peer) -> None:
         """Have all of them have lost a commit."""
@@ -89,7 +89,7 @@ async def rest() -> None:
 
 @asynchronous
 async def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> None:
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     for peer in (ANN, BOB):
         await table.commit(peer)
     await asyncio.gather(*(table.latest(peer) for peer in (ANN, BOB, ANN)))
@@ -98,7 +98,7 @@ async def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> 
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come() -> None:
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB, CLEO)
     await table.latest(ANN)
     others = [asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO)]
@@ -116,7 +116,7 @@ async def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables() -> None:
-    table = Table(shared := Turns(Locks()))
+    table = Table(shared := CommitQueues(Locks()))
     await table.lose(ANN, BOB)
     await table.latest(ANN)
     await table.latest(CLEO)
@@ -126,7 +126,7 @@ async def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_ot
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_whose_commit_is_refused_is_no_writer_and_has_no_turns() -> None:
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB)
     with pytest.raises(PermissionDeniedError):
         await table.commit(CLEO, error=PermissionDeniedError("No."))
@@ -140,7 +140,7 @@ async def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_mor
 ) -> None:
     monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", LONG)
 
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB)
     await table.latest(ANN)
     await table.latest(BOB)
@@ -152,8 +152,8 @@ async def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_mor
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_turns_of_two_processes_wait_for_each_other() -> None:
-    here = Table(Turns(Locks()))
-    there = Table(Turns(Locks()), here.name)
+    here = Table(CommitQueues(Locks()))
+    there = Table(CommitQueues(Locks()), here.name)
     await here.lose(ANN)
     await there.lose(BOB)
     await here.latest(ANN)
@@ -169,7 +169,7 @@ async def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(mon
     monkeypatch.setattr(commit_queue, "TURN_SECONDS", LONG)
     monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", 0.05)
 
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB)
     await table.latest(ANN)
     await table.latest(BOB)
@@ -178,7 +178,7 @@ async def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(mon
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB, CLEO)
     await table.latest(ANN)
     left, other = (asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO))
@@ -193,7 +193,7 @@ async def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
 async def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "CONTENDED_SECONDS", 0.0)
 
-    kept = Turns(Locks())
+    kept = CommitQueues(Locks())
     table = Table(kept)
     await table.lose(ANN)
     await asyncio.sleep(0.002)
@@ -205,9 +205,9 @@ async def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytes
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_commits_before_others_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
-    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", LONG)
+    monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", LONG)
 
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB)
     waiting = asyncio.ensure_future(table.latest(ANN))
     await rest()
@@ -219,9 +219,9 @@ async def test_client_that_has_lost_commits_before_others_have_turns(monkeypatch
 @asynchronous
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_and_leaves_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", 0.05)
+    monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", 0.05)
 
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN, *[BOB] * 10)
     await table.latest(ANN)
 
@@ -230,9 +230,9 @@ async def test_client_that_has_lost_and_leaves_is_waited_for_no_longer(monkeypat
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
-    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", LONG)
-    here = Table(Turns(Locks()))
-    there = Table(Turns(Locks()), here.name)
+    monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", LONG)
+    here = Table(CommitQueues(Locks()))
+    there = Table(CommitQueues(Locks()), here.name)
     await here.lose(ANN)
     await rest()
     await there.lose(BOB)
@@ -248,8 +248,8 @@ async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch
 @pytest.mark.usefixtures("lasting")
 async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
-    monkeypatch.setattr(commit_queue, "LONGEST_RETURN_SECONDS", LONG)
-    table = Table(Turns(Locks()))
+    monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", LONG)
+    table = Table(CommitQueues(Locks()))
     await table.lose(ANN)
     await table.latest(ANN)
 
@@ -258,9 +258,9 @@ async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatc
 @pytest.mark.usefixtures("lasting")
 async def test_turns_go_from_process_to_process_after_each_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "SERIES_SECONDS", 0.0)
-    monkeypatch.setattr(commit_queue, "BETWEEN_SECONDS", 1.0)
-    here = Table(Turns(Locks()))
-    there = Table(Turns(Locks()), here.name)
+    monkeypatch.setattr(commit_queue, "REST_SECONDS", 1.0)
+    here = Table(CommitQueues(Locks()))
+    there = Table(CommitQueues(Locks()), here.name)
     there.order = here.order
     await here.lose(ANN, CLEO)
     await there.lose(BOB)
@@ -278,9 +278,9 @@ async def test_turns_go_from_process_to_process_after_each_series(monkeypatch: p
 
 def test_turns_that_come_once_the_server_has_stopped_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", 0.01)
-    table = Table(Turns(Locks()))
+    table = Table(CommitQueues(Locks()))
     lock = f"turn {((table.name,), '')}"
-    others = Locks().claim(lock)
+    others = Locks().try_acquire(lock)
     assert others is not None
 
     async def serve() -> None:
@@ -290,7 +290,7 @@ def test_turns_that_come_once_the_server_has_stopped_are_left_to_others(monkeypa
     asyncio.run(serve())
     others.release()
     until = time.monotonic() + 10
-    while (mine := Locks().claim(lock)) is None and time.monotonic() < until:
+    while (mine := Locks().try_acquire(lock)) is None and time.monotonic() < until:
         time.sleep(0.01)
     assert mine is not None
     mine.release()

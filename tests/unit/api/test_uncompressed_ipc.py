@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api.bodies import uncompressed_ipc
-from tiltyard.api.bodies.decompression_guard import ROOM
+from tiltyard.api.bodies.decompression_guard import ALLOWED_BYTES
 from tiltyard.api.bodies.uploads import MemoryBody
 
 WORDS = pa.table(
@@ -36,7 +36,7 @@ WORDS = pa.table(
 )
 """A column of each kind of layout but dictionaries."""
 DICTIONARY = pa.table({"d": pa.array(["x", "y"]).dictionary_encode()})
-TOO_MANY = pa.table([pa.nulls(ROOM + 1)], names=["n"])
+TOO_MANY = pa.table([pa.nulls(ALLOWED_BYTES + 1)], names=["n"])
 
 
 def written(table: pa.Table, *, chunk: int | None = None, **options: Any) -> bytes:
@@ -56,8 +56,8 @@ def read(body: bytes) -> pa.Table:
 @pytest.mark.parametrize("chunk", [None, 1, 2])
 def test_read_is_what_was_written_first_and_again(table: pa.Table, chunk: int | None) -> None:
     body = written(table, chunk=chunk)
-    plain = uncompressed_ipc.look(body)
-    assert plain is not None and plain.native
+    plain = uncompressed_ipc.find_messages(body)
+    assert plain is not None and plain.has_native_endianness
     for _ in range(2):
         found = read(body)
         found.validate(full=True)
@@ -74,7 +74,7 @@ def test_read_keeps_schemas_apart_that_differ_in_metadata_alone() -> None:
 
 
 def test_read_of_a_schema_too_long_to_keep_is_what_was_written() -> None:
-    table = WORDS.replace_schema_metadata({"long": "x" * uncompressed_ipc._LONGEST_SCHEMA})
+    table = WORDS.replace_schema_metadata({"long": "x" * uncompressed_ipc._MAX_CACHED_SCHEMA})
     before = uncompressed_ipc._schema.cache_info().currsize
     assert read(written(table)).equals(table)
     assert uncompressed_ipc._schema.cache_info().currsize == before
@@ -82,10 +82,10 @@ def test_read_of_a_schema_too_long_to_keep_is_what_was_written() -> None:
 
 def test_read_of_what_another_kind_of_machine_wrote_is_left_to_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     body = written(WORDS)
-    plain = uncompressed_ipc.look(body)
+    plain = uncompressed_ipc.find_messages(body)
     assert plain is not None
     monkeypatch.setattr(pa.ipc, "read_record_batch", None)
-    assert uncompressed_ipc.read(body, plain._replace(native=False))[0].equals(WORDS)
+    assert uncompressed_ipc.read(body, plain._replace(has_native_endianness=False))[0].equals(WORDS)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_read_of_what_another_kind_of_machine_wrote_is_left_to_pyarrow(monkeypat
     ],
 )
 def test_look_at_anything_else_leaves_it_to_others(body: bytes) -> None:
-    assert uncompressed_ipc.look(body) is None
+    assert uncompressed_ipc.find_messages(body) is None
 
 
 def test_reader_of_rows_without_their_dictionary_is_the_clients_error() -> None:
@@ -115,7 +115,7 @@ def test_reader_of_rows_without_their_dictionary_is_the_clients_error() -> None:
     for message in (messages[0], messages[2]):
         message.serialize_to(sink)
     body = sink.getvalue().to_pybytes() + b"\xff\xff\xff\xff\0\0\0\0"
-    assert uncompressed_ipc.look(body) is not None
+    assert uncompressed_ipc.find_messages(body) is not None
     with pytest.raises(InvalidInputError):
         MemoryBody(body).reader()
 

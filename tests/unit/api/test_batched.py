@@ -13,8 +13,12 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError, PermissionDeniedError
 
 from tiltyard.api.execution import batched
-from tiltyard.model.operations import Needs, Served, never
+from tiltyard.api.execution.batched import Batched
+from tiltyard.model.operations import Handler, Needs, never
 from tiltyard.model.principals import EVERYBODY, Principal
+
+EXCHANGE: Any = None
+"""No batch looks at it."""
 
 
 @dataclass
@@ -32,19 +36,18 @@ class Operation:
     free: threading.Event = field(default_factory=threading.Event)
     sizes: list[int] = field(default_factory=list)
 
-    def together(self, calls: Sequence[tuple[Any, int]]) -> list[Any]:
+    def batch(self, calls: Sequence[tuple[Any, int]]) -> list[Any]:
         self.sizes.append(len(calls))
         self.begun.set()
         assert self.free.wait(10)
         return [number * 2 if number >= 0 else ConcurrentModificationError(f"no {number}") for _, number in calls]
 
-    def group(self) -> batched.Group:
-        return batched.Group(
-            Served(print, never, Needs("nothing", _admit), together=self.together), ThreadPoolExecutor(2)
-        )
+    def batched(self) -> Batched:
+        handler = Handler(print, never, Needs("nothing", _authorize), batch=self.batch)
+        return Batched(handler, ThreadPoolExecutor(2))
 
 
-def _admit(caller: Caller, number: int) -> Caller:
+def _authorize(caller: Caller, number: int) -> Caller:
     if number == 13:
         raise PermissionDeniedError("not this one")
     return caller
@@ -52,10 +55,10 @@ def _admit(caller: Caller, number: int) -> Caller:
 
 async def outcomes(operation: Operation, callers: Sequence[tuple[Caller, int]]) -> list[Any]:
     """Let the first ones run, then the others wait, and all of them end."""
-    group = operation.group()
-    first = [asyncio.ensure_future(group.run(Caller(), number)) for number in (1, 2)]
+    group = operation.batched()
+    first = [asyncio.ensure_future(group.run(EXCHANGE, Caller(), number)) for number in (1, 2)]
     assert await asyncio.to_thread(operation.begun.wait, 10)
-    rest = [asyncio.ensure_future(group.run(*call)) for call in callers]
+    rest = [asyncio.ensure_future(group.run(EXCHANGE, *call)) for call in callers]
     await asyncio.sleep(0)
     operation.free.set()
     return list(await asyncio.gather(*first, *rest, return_exceptions=True))
@@ -66,23 +69,23 @@ def test_group_of_calls_that_wait_runs_together_and_answers_each() -> None:
     callers = [(Caller(), number) for number in range(10, 90)]
     found = asyncio.run(outcomes(operation, callers))
     assert found == [2, 4, *(number * 2 for number in range(10, 90))]
-    assert operation.sizes == [2, batched.MOST, len(callers) - batched.MOST]
+    assert operation.sizes == [2, batched.MAX_BATCH, len(callers) - batched.MAX_BATCH]
 
 
 def test_group_keeps_callers_together_that_come_again_and_waits_for_none_that_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batched, "HOPING_SECONDS", 0.5)
+    monkeypatch.setattr(batched, "LINGER_SECONDS", 0.5)
     operation = Operation()
     operation.free.set()
 
-    async def call(group: batched.Group, times: int) -> None:
+    async def call(group: Batched, times: int) -> None:
         for number in range(times):
-            assert await group.run(Caller(), number) == number * 2
+            assert await group.run(EXCHANGE, Caller(), number) == number * 2
             await asyncio.sleep(0)
 
     async def run() -> None:
-        group = operation.group()
+        group = operation.batched()
         await asyncio.gather(*(call(group, times) for times in (5, 5, 8)))
 
     asyncio.run(run())
@@ -101,9 +104,9 @@ def test_group_of_those_who_may_not_alone_does_nothing() -> None:
     operation.free.set()
 
     async def run() -> list[Any]:
-        group = operation.group()
+        group = operation.batched()
         strangers = [Caller(Principal("mallory")) for _ in range(2)]
-        return await asyncio.gather(*(group.run(caller, 13) for caller in strangers), return_exceptions=True)
+        return await asyncio.gather(*(group.run(EXCHANGE, caller, 13) for caller in strangers), return_exceptions=True)
 
     assert [type(one) for one in asyncio.run(run())] == [PermissionDeniedError] * 2
     assert operation.sizes == []
@@ -114,7 +117,9 @@ def test_group_whose_work_fails_tells_every_caller() -> None:
         raise RuntimeError("the disk is full")
 
     async def run() -> list[Any]:
-        group = batched.Group(Served(print, never, Needs("nothing", _admit), together=broken), ThreadPoolExecutor(1))
-        return await asyncio.gather(*(group.run(Caller(), number) for number in range(3)), return_exceptions=True)
+        group = Batched(Handler(print, never, Needs("nothing", _authorize), batch=broken), ThreadPoolExecutor(1))
+        return await asyncio.gather(
+            *(group.run(EXCHANGE, Caller(), number) for number in range(3)), return_exceptions=True
+        )
 
     assert [str(one) for one in asyncio.run(run())] == ["the disk is full"] * 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tiltyard.api.bodies.connection_reader import ClientGoneError, Intake
+from tiltyard.api.bodies.connection_reader import BodyReader, ClientGoneError
 from tiltyard.api.bodies.uploads import IN_MEMORY, open_upload
 from tiltyard.api.errors import HttpError
 
@@ -18,7 +18,7 @@ PATIENCE = 10.0
 
 
 class Body:
-    """A connection with a client at its other end, and the intake of a body of 100,000 bytes."""
+    """A connection with a client at its other end, and the reader of a body of 100,000 bytes."""
 
     SIZE = 100_000
 
@@ -26,12 +26,12 @@ class Body:
         self.client, connection = socket.socketpair()
         connection.setblocking(False)
         self.unread: list[int] = []
-        self.intake = Intake(connection, b"", self.SIZE, self.unread.append)
+        self.reader = BodyReader(connection, b"", self.SIZE, self.unread.append)
 
     def read(self, count: int, patience: float = PATIENCE) -> bytes:
         """That many bytes, fewer only at the end."""
         buffer, at = bytearray(count), 0
-        while taken := self.intake.read_into(memoryview(buffer)[at:], patience) if at < count else 0:
+        while taken := self.reader.read_into(memoryview(buffer)[at:], patience) if at < count else 0:
             at += taken
         return bytes(buffer[:at])
 
@@ -40,7 +40,7 @@ class Body:
 def body() -> Iterator[Body]:
     found = Body()
     yield found
-    found.intake.end()
+    found.reader.close()
     found.client.close()
 
 
@@ -50,7 +50,7 @@ def test_read_into_takes_the_body_and_nothing_behind_it(body: Body) -> None:
     sending.start()
     assert body.read(7) + body.read(Body.SIZE) == sent
     sending.join(PATIENCE)
-    body.intake.end()
+    body.reader.close()
     assert body.unread == [0]
 
 
@@ -60,14 +60,14 @@ def test_read_into_whose_client_leaves_says_so(body: Body) -> None:
     assert body.read(3) == b"abc"
     with pytest.raises(OSError, match="gone"):
         body.read(1)
-    assert isinstance(body.intake.error, ClientGoneError)
+    assert isinstance(body.reader.error, ClientGoneError)
 
 
 def test_read_into_whose_client_sends_nothing_is_408(body: Body) -> None:
     with pytest.raises(TimeoutError):
         body.read(1, patience=0.01)
-    assert isinstance(body.intake.error, HttpError)
-    assert body.intake.error.status == 408
+    assert isinstance(body.reader.error, HttpError)
+    assert body.reader.error.status == 408
 
 
 def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
@@ -85,10 +85,10 @@ def test_end_stops_who_waits_and_tells_what_is_left(body: Body) -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     began.wait(PATIENCE)
-    body.intake.end()
+    body.reader.close()
     waiting.join(PATIENCE)
-    assert (failed, body.unread) == (["nobody wants this body any more"], [Body.SIZE - 3])
-    body.intake.end()
+    assert (failed, body.unread) == (["the body reader is closed"], [Body.SIZE - 3])
+    body.reader.close()
     assert body.unread == [Body.SIZE - 3]
 
 
@@ -96,7 +96,7 @@ def test_open_upload_longer_than_the_limit_is_refused_before_it_is_read(body: Bo
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": bytes(IN_MEMORY), "more_body": True}
 
-    opening = open_upload(receive, IN_MEMORY + Body.SIZE - 1, give=lambda taken: body.intake)
+    opening = open_upload(receive, IN_MEMORY + Body.SIZE - 1, hand_over=lambda received: body.reader)
     with pytest.raises(HttpError, match="more than"):
         asyncio.run(opening)
     assert body.unread == [Body.SIZE]

@@ -86,7 +86,7 @@ def test_newcomer_among_known_callers_takes_the_place_of_an_idle_one_or_is_turne
         connections.add(second)
         assert second.ended == ["turned away"]
         assert len(connections) == 3
-        assert connections.loads() == {"connections": 3, "connections of nobody known": 0}
+        assert connections.gauges() == {"connections": 3, "connections of nobody known": 0}
 
     in_loop(check)
 
@@ -108,7 +108,7 @@ def test_strangers_that_hold_the_most_end_where_all_of_them_hold_too_much() -> N
         connections.remove(small)
         connections.hold(others[0], STRANGERS_BYTES)
         assert [other.ended for other in others] == [[]] * len(others)
-        assert connections.loads() == {"connections": 8, "connections of nobody known": 7}
+        assert connections.gauges() == {"connections": 8, "connections of nobody known": 7}
 
     in_loop(check)
 

@@ -14,10 +14,12 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.api import rate_limits, request_limits
 from tiltyard.api.errors import HttpError
-from tiltyard.api.rate_limits import Bucket, OwnTimes, open_times, shared_rates
+from tiltyard.api.rate_limits import ProcessBuckets, RateLimit, open_buckets, shared_rates
 from tiltyard.api.request_limits import Limits, depth
+from tiltyard.bootstrap import register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context, Services
+from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.spec import models
 
@@ -37,7 +39,7 @@ def asked_by(principal: Principal) -> Context:
 
 def test_bucket_lets_a_burst_through_then_the_rate() -> None:
     clock = Clock()
-    bucket = Bucket({}, 10, 2, clock)
+    bucket = RateLimit({}, 10, 2, clock)
     assert [bucket.take("ann") for _ in range(20)] == [0.0] * 20
     assert bucket.take("ann") == pytest.approx(0.1)
     assert bucket.take("bob") == 0.0
@@ -47,7 +49,7 @@ def test_bucket_lets_a_burst_through_then_the_rate() -> None:
 
 def test_bucket_of_a_slow_rate_lets_one_through_after_a_pause() -> None:
     clock = Clock()
-    bucket = Bucket({}, 0.1, 2, clock)
+    bucket = RateLimit({}, 0.1, 2, clock)
     assert bucket.take("ann") == 0.0
     assert bucket.take("ann") == pytest.approx(10)
     clock.now += 10
@@ -55,9 +57,9 @@ def test_bucket_of_a_slow_rate_lets_one_through_after_a_pause() -> None:
 
 
 def test_bucket_forgets_callers_whose_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limits, "MOST_BUCKETS", 10)
-    clock, times = Clock(), OwnTimes()
-    bucket = Bucket({}, 1, 2, clock, times)
+    monkeypatch.setattr(rate_limits, "MAX_BUCKETS", 10)
+    clock, times = Clock(), ProcessBuckets()
+    bucket = RateLimit({}, 1, 2, clock, times)
     for number in range(100):
         clock.now += 1
         assert bucket.take(str(number)) == 0.0
@@ -67,7 +69,7 @@ def test_bucket_forgets_callers_whose_time_has_passed(monkeypatch: pytest.Monkey
 def test_buckets_of_several_processes_are_one() -> None:
     clock = Clock()
     with shared_rates():
-        processes = [Bucket({}, 10, 2, clock, open_times()) for _ in range(4)]
+        processes = [RateLimit({}, 10, 2, clock, open_buckets()) for _ in range(4)]
     assert [processes[number % 4].take("ann") for number in range(20)] == [0.0] * 20
     assert all(process.take("ann") == pytest.approx(0.1) for process in processes)
     assert [process.take("bob") for process in processes] == [0.0] * 4
@@ -78,7 +80,7 @@ def test_buckets_of_several_processes_are_one() -> None:
 def test_shared_buckets_of_many_callers_do_not_mix_and_those_of_the_past_make_room() -> None:
     clock = Clock()
     with shared_rates():
-        bucket = Bucket({}, 1, 1, clock, open_times())
+        bucket = RateLimit({}, 1, 1, clock, open_buckets())
     for _ in range(8):
         for number in range(10_000):
             assert bucket.take(f"{clock.now} {number}") == 0.0
@@ -87,11 +89,11 @@ def test_shared_buckets_of_many_callers_do_not_mix_and_those_of_the_past_make_ro
 
 
 def test_rate_limits_by_name_stand_in_place_of_the_general_one() -> None:
-    found = Limits(Settings(rate_limit=1, rate_limits={"bob": 3}, rate_burst=1), Clock())
+    limits = Limits(Settings(rate_limit=1, rate_limits={"bob": 3}, rate_burst=1), Clock())
 
     def refused(principal: Principal) -> HttpError | None:
         try:
-            found.admit(asked_by(principal), "1.2.3.4")
+            limits.check_rate(asked_by(principal), "1.2.3.4")
         except HttpError as error:
             return error
         return None
@@ -103,19 +105,19 @@ def test_rate_limits_by_name_stand_in_place_of_the_general_one() -> None:
 
 
 def test_rate_limit_where_nobody_is_asked_counts_addresses() -> None:
-    found = Limits(Settings(rate_limit=1, rate_burst=1), Clock())
-    found.admit(asked_by(EVERYBODY), "1.2.3.4")
-    found.admit(asked_by(EVERYBODY), "5.6.7.8")
+    limits = Limits(Settings(rate_limit=1, rate_burst=1), Clock())
+    limits.check_rate(asked_by(EVERYBODY), "1.2.3.4")
+    limits.check_rate(asked_by(EVERYBODY), "5.6.7.8")
     with pytest.raises(HttpError, match="too many requests"):
-        found.admit(asked_by(EVERYBODY), "1.2.3.4")
+        limits.check_rate(asked_by(EVERYBODY), "1.2.3.4")
 
 
 def test_rate_limit_in_all_counts_everybody_together() -> None:
-    found = Limits(Settings(rate_limit_total=2, rate_burst=1), Clock())
-    found.admit(asked_by(ANN), "")
-    found.admit(asked_by(BOB), "")
+    limits = Limits(Settings(rate_limit_total=2, rate_burst=1), Clock())
+    limits.check_rate(asked_by(ANN), "")
+    limits.check_rate(asked_by(BOB), "")
     with pytest.raises(HttpError, match="The server is sent too many"):
-        found.admit(asked_by(Principal("eve")), "")
+        limits.check_rate(asked_by(Principal("eve")), "")
 
 
 def test_query_places_are_given_back_once_all_their_work_has_ended() -> None:
@@ -123,35 +125,35 @@ def test_query_places_are_given_back_once_all_their_work_has_ended() -> None:
         def add_done_callback(self, callback: Any) -> None:
             self.end = lambda: callback(None)
 
-    found, work = Limits(Settings(max_queries=1, max_queries_total=2)), Work()
-    slot = found.enter(asked_by(ANN), "")
+    limits, work = Limits(Settings(max_queries=1, max_queries_total=2)), Work()
+    slot = limits.acquire_slot(asked_by(ANN), "")
     assert slot is not None
     with pytest.raises(HttpError, match="1 queries of yours"):
-        found.enter(asked_by(ANN), "")
-    assert found.enter(asked_by(BOB), "") is not None
+        limits.acquire_slot(asked_by(ANN), "")
+    assert limits.acquire_slot(asked_by(BOB), "") is not None
     with pytest.raises(HttpError, match="2 queries run already"):
-        found.enter(asked_by(Principal("eve")), "")
-    slot.hold(work)
-    slot.leave()
+        limits.acquire_slot(asked_by(Principal("eve")), "")
+    slot.hold_until(work)
+    slot.release()
     with pytest.raises(HttpError):
-        found.enter(asked_by(ANN), "")
+        limits.acquire_slot(asked_by(ANN), "")
     work.end()
-    assert found.enter(asked_by(ANN), "") is not None
+    assert limits.acquire_slot(asked_by(ANN), "") is not None
 
 
 def test_queries_with_large_bodies_run_within_the_bytes_of_two_and_small_ones_beside_them() -> None:
     most = 1 << 20
-    found = Limits(Settings(max_json_bytes=most, max_queries=0, max_queries_total=0))
-    first, second = (found.enter(asked_by(ANN), "", most) for _ in range(2))
+    limits = Limits(Settings(max_json_bytes=most, max_queries=0, max_queries_total=0))
+    first, second = (limits.acquire_slot(asked_by(ANN), "", most) for _ in range(2))
     assert first is not None
-    with pytest.raises(HttpError, match=f"asked by {2 * most} bytes"):
-        found.enter(asked_by(BOB), "", request_limits.SMALL_QUERY + 1)
-    assert found.enter(asked_by(BOB), "", request_limits.SMALL_QUERY) is None
-    first.leave()
-    assert found.enter(asked_by(BOB), "", most) is not None
+    with pytest.raises(HttpError, match=f"have {2 * most} bytes together"):
+        limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY + 1)
+    assert limits.acquire_slot(asked_by(BOB), "", request_limits.SMALL_QUERY) is None
+    first.release()
+    assert limits.acquire_slot(asked_by(BOB), "", most) is not None
     assert second is not None
     lonely = Limits(Settings(max_json_bytes=most))
-    assert lonely.enter(asked_by(ANN), "", 3 * most) is not None  # one runs in any case
+    assert lonely.acquire_slot(asked_by(ANN), "", 3 * most) is not None  # one runs in any case
 
 
 JSON = st.recursive(
@@ -174,25 +176,28 @@ def test_depth_of_json_is_how_deep_it_is(value: Any) -> None:
 
 
 def test_depth_beyond_the_limit_is_refused_and_brackets_in_texts_do_not_count() -> None:
-    found = Limits(Settings(max_json_depth=8))
-    found.check_depth(b'{"a": "' + b"[" * 1000 + b'"}')
-    found.check_depth(b"[" * 8 + b"]" * 8 + b", []" * 100)
+    limits = Limits(Settings(max_json_depth=8))
+    limits.check_depth(b'{"a": "' + b"[" * 1000 + b'"}')
+    limits.check_depth(b"[" * 8 + b"]" * 8 + b", []" * 100)
     for body in (b"[" * 9 + b"]" * 9, b'{"a":' * 9 + b"1" + b"}" * 9, b"[" * 10**6):
         with pytest.raises(InvalidInputError, match="deeper than 8"):
-            found.check_depth(body)
+            limits.check_depth(body)
 
 
 def test_entries_beyond_the_limit_are_refused() -> None:
-    found = Limits(Settings(max_operations=2))
+    limits = Limits(Settings(max_operations=2))
     operation = models.CommitTableOperation()
-    found.check_entries("BatchCommitTables", models.BatchCommitTablesRequest(operations=[operation] * 2))
+    limits.check_entries("operations", models.BatchCommitTablesRequest(operations=[operation] * 2))
     with pytest.raises(InvalidInputError, match="3 operations: at most 2"):
-        found.check_entries("BatchCommitTables", models.BatchCommitTablesRequest(operations=[operation] * 3))
-    found.check_entries("DescribeTable", models.DescribeTableRequest())
+        limits.check_entries("operations", models.BatchCommitTablesRequest(operations=[operation] * 3))
+    limits.check_entries(None, models.DescribeTableRequest())
 
 
-def test_every_counted_field_is_a_list_of_its_request() -> None:
-    for operation, field in request_limits.COUNTED.items():
+def test_every_field_of_entries_is_one_of_its_request() -> None:
+    register_operations()
+    fields = {name: handler.entries for name, (_, handler) in bound_operations().items() if handler and handler.entries}
+    assert len(fields) == 7
+    for operation, field in fields.items():
         assert field in getattr(models, f"{operation}Request").__struct_fields__, operation
     assert sys.getrecursionlimit() > Settings().max_json_depth
 

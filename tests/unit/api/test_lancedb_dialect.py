@@ -7,8 +7,9 @@ import time
 import pytest
 from lance_namespace.errors import ErrorCode, InvalidInputError
 
-from tiltyard.api.execution.query import Deadline, QueryStoppedError, earlier
+from tiltyard.api.deadlines import Deadline, DeadlineExceededError, earliest
 from tiltyard.api.lancedb import dialect
+from tiltyard.model.operations import Handler, never
 from tiltyard.model.spec import operations
 
 NAMED = {dialect.DATABASE_HEADER: b"db"}
@@ -27,10 +28,10 @@ NAMED = {dialect.DATABASE_HEADER: b"db"}
         (b"/v1/table/t/tags/list", b"delimiter=.", NAMED, True),
     ],
 )
-def test_speaks_is_true_of_lancedb_alone(
+def test_is_lancedb_request_is_true_of_lancedb_alone(
     path: bytes, query: bytes, headers: dict[bytes, bytes], expected: bool
 ) -> None:
-    assert dialect.speaks(path, query, headers) is expected
+    assert dialect.is_lancedb_request(path, query, headers) is expected
 
 
 @pytest.mark.parametrize(
@@ -53,27 +54,28 @@ def test_speaks_is_true_of_lancedb_alone(
     ],
 )
 def test_status_is_one_that_lancedb_understands(standard: int, code: ErrorCode, late: bool, expected: int) -> None:
-    assert dialect.status(standard, code, NAMED, late=late) == expected
+    assert dialect.error_status(standard, code, NAMED, late=late) == expected
 
 
 def test_a_path_with_a_slash_at_its_end_is_no_call_of_lancedb_by_that_alone() -> None:
-    assert dialect.status(404, ErrorCode.UNSUPPORTED, {}) == 404
+    assert dialect.error_status(404, ErrorCode.UNSUPPORTED, {}) == 404
 
 
 def test_deadline_is_what_the_header_says() -> None:
     query, merge = operations()["QueryTable"], operations()["MergeInsertIntoTable"]
-    assert dialect.deadline(query, {}) is None
-    found = dialect.deadline(merge, {b"x-request-timeout-ms": b"2500"})
-    assert found is not None
-    assert (found.seconds, found.work) == (2.5, "merge insert")
-    with pytest.raises(QueryStoppedError, match="merge insert timed out"):
-        dialect.deadline(merge, {b"x-request-timeout-ms": b"0"})
+    queries, others = Handler(print, never, None, query=True), Handler(print, never, None)
+    assert dialect.read_deadline(query, queries, {}) is None
+    deadline = dialect.read_deadline(merge, others, {b"x-request-timeout-ms": b"2500"})
+    assert deadline is not None
+    assert (deadline.seconds, deadline.work) == (2.5, "merge insert")
+    with pytest.raises(DeadlineExceededError, match="merge insert timed out"):
+        dialect.read_deadline(merge, others, {b"x-request-timeout-ms": b"0"})
     for wrong in (b"", b"-1", b"1.5", b"1" * 19, "\u0661".encode()):
         with pytest.raises(InvalidInputError, match="whole number"):
-            dialect.deadline(query, {b"x-request-timeout-ms": wrong})
+            dialect.read_deadline(query, queries, {b"x-request-timeout-ms": wrong})
 
 
-def test_earlier_takes_the_deadline_that_comes_first() -> None:
+def test_earliest_takes_the_deadline_that_comes_first() -> None:
     soon, later = Deadline(1.0, time.monotonic() + 1), Deadline(9.0, time.monotonic() + 9)
-    assert earlier(soon, later) is earlier(later, soon) is earlier(None, soon) is earlier(soon, None) is soon
-    assert earlier(None, None) is None
+    assert earliest(soon, later) is earliest(later, soon) is earliest(None, soon) is earliest(soon, None) is soon
+    assert earliest(None, None) is None

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tiltyard.api.execution.loop_bridge import Arrivals
+from tiltyard.api.execution.upload import LoopBridge
 
 
 def settle(future: Future[int], number: int) -> None:
@@ -16,10 +16,10 @@ def settle(future: Future[int], number: int) -> None:
         future.set_exception(ValueError(str(number)))
 
 
-def test_of_many_futures_gives_each_caller_its_own_outcome() -> None:
+def test_wait_for_many_futures_gives_each_caller_its_own_outcome() -> None:
     async def ask() -> list[Any]:
-        arrivals, futures = Arrivals(), [Future[int]() for _ in range(500)]
-        waiting = [asyncio.ensure_future(arrivals.of(future)) for future in futures]
+        bridge, futures = LoopBridge(), [Future[int]() for _ in range(500)]
+        waiting = [asyncio.ensure_future(bridge.wait(future)) for future in futures]
         await asyncio.sleep(0)
         waiting[1].cancel()  # a caller that leaves
         with ThreadPoolExecutor(8) as pool:
@@ -31,7 +31,7 @@ def test_of_many_futures_gives_each_caller_its_own_outcome() -> None:
     assert [str(outcome) for outcome in outcomes] == [str(number) for number in range(500) if number != 1]
 
 
-def test_of_a_future_that_is_done_already_is_its_outcome() -> None:
+def test_wait_for_a_future_that_is_done_already_returns_its_result() -> None:
     done = Future[int]()
     done.set_result(7)
-    assert asyncio.run(Arrivals().of(done)) == 7
+    assert asyncio.run(LoopBridge().wait(done)) == 7

@@ -1,4 +1,4 @@
-"""Which operations are run once, and that their leases are kept."""
+"""Requests with an idempotency key: which operations take one, and how their leases are renewed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from msgspec import structs
 from tests.services.lossy import wait_for
 from tiltyard.api.bodies.uploads import fingerprint_of
 from tiltyard.api.idempotency import requests
-from tiltyard.api.idempotency.keys import Repeats, changes
-from tiltyard.api.idempotency.requests import Once
-from tiltyard.bootstrap import open_services
+from tiltyard.api.idempotency.keys import RequestKey
+from tiltyard.api.idempotency.leases import Leases
+from tiltyard.api.idempotency.requests import IdempotentRequest
+from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.model.spec import models, operations
+from tiltyard.model.operations import bound_operations
+from tiltyard.model.spec import models
 from tiltyard.store import NewRequest
 
 if TYPE_CHECKING:
@@ -56,9 +58,18 @@ READS = {
 
 
 def test_changes_is_true_of_all_operations_that_do_not_only_read() -> None:
-    reads = {name for name, operation in operations().items() if not changes(operation)}
+    register_operations()
+    reads = {name for name, (_, handler) in bound_operations().items() if handler and not handler.changes}
     assert reads >= READS
     assert all(name.startswith(("Describe", "Get", "List")) for name in reads - READS)
+
+
+def insertion(leases: Leases, id_: str = "id", *, is_matched_by_body: bool = False) -> IdempotentRequest:
+    """Return an insert with a key."""
+    register_operations()
+    operation, handler = bound_operations()["InsertIntoTable"]
+    assert handler is not None
+    return IdempotentRequest(leases, RequestKey(id_, "scope", is_matched_by_body), operation, handler)
 
 
 def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path) -> None:
@@ -69,7 +80,7 @@ def test_lease_is_kept_of_a_request_that_had_to_wait_for_a_thread(tmp_path: Path
             time.sleep(1.2)
             return services.store.begin_request(NewRequest("id", "scope", None, "other", 1000, 1000))[1]
 
-        mine = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=False)
+        mine = insertion(Leases(services, records))
         busy.submit(time.sleep, 1.0)
         request = models.InsertIntoTableRequest(id=["t"])
         assert asyncio.run(mine.run(Context(services, "test"), request, b"", others_get_it, busy)) is False
@@ -88,8 +99,8 @@ def test_lease_is_kept_of_a_lost_request_while_its_commit_is_looked_for(
             time.sleep(1.2)
             return services.store.begin_request(structs.replace(lost, owner="other", lease_ms=1000))[1]
 
-        monkeypatch.setattr(requests, "recovered", others_get_it)
-        mine = Once(Repeats(services, records), "id", "scope", "InsertIntoTable", renewed=True)
+        monkeypatch.setattr(requests, "recover_response", others_get_it)
+        mine = insertion(Leases(services, records), is_matched_by_body=True)
         request = models.InsertIntoTableRequest(id=["t"])
         found = asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
         assert found is False
@@ -105,7 +116,7 @@ def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tm
 
         def answer(id_: str) -> Any:
             time.sleep(0.01)
-            mine = Once(Repeats(services, records), id_, "scope", "InsertIntoTable", renewed=True)
+            mine = insertion(Leases(services, records), id_, is_matched_by_body=True)
             request = models.InsertIntoTableRequest(id=["t"])
             return asyncio.run(mine.run(Context(services, "test"), request, b"", lambda _: "run anew", pool))
 
@@ -117,20 +128,20 @@ def test_answer_of_another_that_is_lost_again_on_its_way_is_given_to_the_next(tm
 def test_request_that_ends_takes_no_lease_from_its_repeat(tmp_path: Path) -> None:
     services = open_services(Settings(root=str(tmp_path)))
     with closing(services.store), ThreadPoolExecutor(1) as records:
-        home = Repeats(services, records)
-        first, repeat = (Once(home, "id", "scope", "InsertIntoTable", renewed=False) for _ in range(2))
-        home.enter("id", first)
-        home.enter("id", repeat)
-        home.leave("id", first)
-        assert home.attended() == ["id"]
-        home.leave("id", repeat)
-        assert home.attended() == []
+        leases = Leases(services, records)
+        first, repeat = (insertion(leases) for _ in range(2))
+        leases.add("id", first)
+        leases.add("id", repeat)
+        leases.remove("id", first)
+        assert leases.attended() == ["id"]
+        leases.remove("id", repeat)
+        assert leases.attended() == []
 
 
 def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> None:
     services, seen = open_services(Settings(root=str(tmp_path))), threading.Event()
     with closing(services.store), ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as records:
-        home = Repeats(services, records)
+        leases = Leases(services, records)
 
         def heard() -> bool:
             record = services.store.describe_request("id")
@@ -147,8 +158,8 @@ def test_client_that_leaves_is_noted_while_its_request_runs(tmp_path: Path) -> N
             await asyncio.to_thread(seen.wait)
 
         async def run() -> tuple[bool, bool]:
-            mine, request = Once(home, "id", "scope", "InsertIntoTable", renewed=True), models.InsertIntoTableRequest()
-            mine.watch(gone())
+            mine, request = insertion(leases, is_matched_by_body=True), models.InsertIntoTableRequest()
+            mine.watch_client(gone())
             found: tuple[bool, bool] = await mine.run(Context(services, "test"), request, b"", work, pool)
             return found
 

@@ -1,0 +1,157 @@
+"""One HTTP exchange: what a request carries on its way through the api, and how its response is sent.
+
+A short response is sent in one piece, head and body, where the server has a way for that. By the messages of ASGI it
+would be two: two system calls, two packets, and a client that wakes up twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from tiltyard.api.browser_security import SECURITY_HEADERS, SECURITY_LINES
+from tiltyard.api.lancedb.dialect import VERSION_HEADER
+
+if TYPE_CHECKING:
+    from tiltyard.api.bodies.uploads import MemoryBody, StreamedBody
+    from tiltyard.api.deadlines import Deadline
+    from tiltyard.api.idempotency.requests import IdempotentRequest
+    from tiltyard.api.request_limits import QuerySlot
+    from tiltyard.api.request_log import LoggedRequest
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+SendWhole = Callable[[int, bytes, bytes], bool]
+"""Sends status, header lines and body at once; returns whether it did. If not, nothing was sent."""
+SEND_WHOLE = "tiltyard.send_whole"
+"""The extension of the ASGI scope that has a `SendWhole`."""
+WATCH_CLIENT = "tiltyard.watch_client"
+"""The extension that returns, once the body was read, a function by which any thread asks whether the client left."""
+
+SEND_WHOLE_BYTES = 64 << 10
+"""Bytes of a body up to which it is worth a copy to send it together with its head."""
+
+Header = tuple[bytes, bytes]
+
+_VERSION_LINE = b"%s: %s\r\n" % VERSION_HEADER
+
+
+class Exchange:
+    """One request and its response.
+
+    - `is_lancedb`: its client speaks lancedb's remote protocol.
+    - `body`: bytes of JSON, or an upload of Arrow, once they are there.
+    - `feed`: the task that feeds a streamed upload while it comes in.
+    - `deadline`: set where the client gave its request a time.
+    - `idempotent`: runs the request once, where it has a key.
+    - `slot`: the query slot that it holds until its response is sent.
+    """
+
+    __slots__ = (
+        "_send",
+        "_send_whole",
+        "accept",
+        "body",
+        "deadline",
+        "extensions",
+        "feed",
+        "idempotent",
+        "is_lancedb",
+        "log",
+        "peer",
+        "receive",
+        "request_id",
+        "slot",
+        "started",
+    )
+
+    def __init__(
+        self, scope: dict[str, Any], receive: Receive, send: Send, log: LoggedRequest, is_lancedb: bool
+    ) -> None:
+        self.receive = receive
+        self._send = send
+        self.extensions: dict[str, Any] = scope.get("extensions", _NO_EXTENSIONS)
+        self._send_whole: SendWhole | None = self.extensions.get(SEND_WHOLE)
+        self.peer: tuple[str, int] = scope["client"]
+        self.log = log
+        self.request_id = log.request_id
+        self.is_lancedb = is_lancedb
+        self.accept = b""
+        self.body: bytes | MemoryBody | StreamedBody | None = None
+        self.feed: asyncio.Task[None] | None = None
+        self.deadline: Deadline | None = None
+        self.idempotent: IdempotentRequest | None = None
+        self.slot: QuerySlot | None = None
+        self.started = False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over that the client gave its request."""
+        return self.deadline is not None and self.deadline.remaining <= 0
+
+    def watch_client(self) -> Callable[[], bool] | None:
+        """Return a function by which any thread asks whether the client left; None where the server has none."""
+        watch = self.extensions.get(WATCH_CLIENT)
+        return None if watch is None else watch()
+
+    async def send(self, status: int, body: bytes, media: str, headers: tuple[Header, ...] = ()) -> None:
+        """Send a whole response.
+
+        Raises ServiceUnavailableError, before a byte is sent, if the audit cannot be written.
+        """
+        await self.begin(status)
+        if not headers and self._send_whole is not None and len(body) <= SEND_WHOLE_BYTES:
+            lines = b"content-type: %s\r\nx-request-id: %s\r\n%s%scontent-length: %d\r\n" % (
+                media.encode(),
+                self.request_id.encode(),
+                SECURITY_LINES,
+                _VERSION_LINE if self.is_lancedb else b"",
+                len(body),
+            )
+            if self._send_whole(status, lines, body):
+                self.log.complete = True
+                return
+        await self._send_head(status, media, (*headers, (b"content-length", b"%d" % len(body))))
+        await self.send_chunk(body, last=True)
+
+    async def start(self, status: int, media: str) -> None:
+        """Send the head of a response that comes in chunks. Raises as `send` does."""
+        await self.begin(status)
+        await self._send_head(status, media, ())
+
+    async def send_chunk(self, body: bytes, last: bool = False) -> None:
+        """Send a chunk of the body."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        self.log.complete = last
+
+    async def begin(self, status: int) -> None:
+        """Write the audit record of a change before its response's first byte; once per exchange. Raises as `send`."""
+        if self.started:
+            return
+        if (written := self.log.before_response(status)) is not None:
+            await written
+        self.started = True
+        self.log.on_first_byte()
+
+    async def _send_head(self, status: int, media: str, headers: tuple[Header, ...]) -> None:
+        lines = [
+            (b"content-type", media.encode()),
+            (b"x-request-id", self.request_id.encode()),
+            *SECURITY_HEADERS,
+            *headers,
+        ]
+        if self.is_lancedb:
+            lines.append(VERSION_HEADER)
+        await self._send({"type": "http.response.start", "status": status, "headers": lines})
+
+
+async def wait_for_disconnect(receive: Receive, feed: asyncio.Task[None] | None) -> None:
+    """Return when the client has closed its connection; `feed` receives the rest of the body first."""
+    if feed is not None:
+        await asyncio.wait([feed])
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+_NO_EXTENSIONS: dict[str, Any] = {}

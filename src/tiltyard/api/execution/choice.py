@@ -1,0 +1,110 @@
+"""Choose how each route runs its operation, once, when the server starts.
+
+- `Inline`: a few reads of the catalog, on the event loop. Where they are slow, or a request needs more, another way.
+- `Threaded`: in a thread of the operation's pool.
+- `Batched`: calls that wait at the same time run together.
+- `Query`: in a thread with a slot and a deadline, its response streamed.
+- `Upload`: with an Arrow body that a thread reads while it comes in.
+- `Idempotent`: once, where the request has a key; a repeat gets the stored response.
+- `LatestVersionTurn`, `CommitTurn`: clients that commit to one table in turn, before one of the others.
+
+Each authorizes the request where it runs, since that reads the catalog.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tiltyard.api.bodies.arrow_responses import encode_response, media_type
+from tiltyard.api.exchange import wait_for_disconnect
+from tiltyard.api.execution.batched import Batched
+from tiltyard.api.execution.commit_queue import CommitQueues, CommitTurn, LatestVersionTurn
+from tiltyard.api.execution.query import Query
+from tiltyard.api.execution.threaded import Authorization, Threaded
+from tiltyard.api.execution.upload import INLINE_BODY, Deferred, LoopBridge, Upload
+from tiltyard.model.operations import CommitStep, never, pool_of
+from tiltyard.model.spec import Shape
+
+if TYPE_CHECKING:
+    from tiltyard.api.exchange import Exchange
+    from tiltyard.api.execution.threaded import Execution, ThreadPools
+    from tiltyard.api.request_limits import Limits
+    from tiltyard.context import Context, Services
+    from tiltyard.model.operations import Handler
+    from tiltyard.model.spec import Operation
+
+
+class Executions:
+    """How the operations of one process run."""
+
+    def __init__(self, services: Services, pools: ThreadPools, limits: Limits) -> None:
+        self._settings = services.settings
+        self._has_inline_reads = services.store.inline_reads
+        self._pools = pools
+        self._limits = limits
+        self._bridge = LoopBridge()
+        self._commit_queues = CommitQueues(services.storage.locks)
+
+    def choose(self, operation: Operation, handler: Handler) -> tuple[Execution, Execution]:
+        """Return how the operation runs, and how a request with an idempotency key does."""
+        pool = self._pools[pool_of(operation, handler)]
+        threaded = Threaded(handler, pool)
+        authorization = Authorization(handler, None if self._has_inline_reads else self._pools.catalog)
+        execution: Execution = threaded
+        takes_upload = operation.request_shape is Shape.ARROW
+        idempotent: Execution = Idempotent(threaded, takes_upload)
+        if takes_upload:
+            limit = self._settings.max_upload_bytes
+            deferred = Deferred(handler, pool, self._bridge, INLINE_BODY if self._has_inline_reads else -1)
+            return Upload(deferred, limit, authorization), Upload(idempotent, limit, None)
+        if handler.batch is not None:
+            execution = Batched(handler, pool)
+        elif handler.query:
+            execution = Query(handler, pool, self._settings, self._limits, authorization)
+        if self._has_inline_reads and handler.inline is not never:
+            execution = Inline(handler, execution, self._settings.max_result_bytes)
+        if handler.commit_step is CommitStep.READ_LATEST:
+            execution = LatestVersionTurn(self._commit_queues, execution)
+        elif handler.commit_step is CommitStep.COMMIT:
+            execution = CommitTurn(self._commit_queues, execution)
+            idempotent = CommitTurn(self._commit_queues, idempotent)
+        return execution, idempotent
+
+
+class Inline:
+    """Run a request that needs only a few reads of a fast catalog on the event loop; others by another execution."""
+
+    def __init__(self, handler: Handler, execution: Execution, max_result_bytes: int) -> None:
+        self._handler = handler
+        self._inline = handler.inline
+        self._execution = execution
+        self._max_result_bytes = max_result_bytes
+
+    async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
+        inline_ctx = self._inline(ctx, request)
+        if inline_ctx is None:
+            return await self._execution.run(exchange, ctx, request)
+        handler = self._handler
+        response = handler.function(handler.authorize(inline_ctx, request), request)
+        return encode_response(response, media_type(exchange.accept), self._max_result_bytes)
+
+
+class Idempotent:
+    """Run a request with a key once, in a thread; return the stored response to its repeats."""
+
+    def __init__(self, threaded: Threaded, takes_upload: bool) -> None:
+        self._threaded = threaded
+        self._takes_upload = takes_upload
+
+    async def run(self, exchange: Exchange, ctx: Context, request: Any) -> Any:
+        """Return the response, or a `Replay`. Raises what `IdempotentRequest.run` raises."""
+        idempotent, body = exchange.idempotent, exchange.body
+        assert idempotent is not None
+        assert body is not None
+        upload = (body,) if self._takes_upload else ()
+
+        def work(ctx: Context) -> Any:
+            return self._threaded.call(ctx, request, *upload)
+
+        idempotent.watch_client(wait_for_disconnect(exchange.receive, exchange.feed))
+        return await idempotent.run(ctx, request, body, work, self._threaded.pool)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import lance
 import msgspec
+from lance_namespace.errors import LanceNamespaceError
 
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
@@ -15,7 +17,7 @@ from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -71,4 +73,22 @@ def ask(kind: Any, **fields: Any) -> Any:
     return msgspec.convert(fields, kind)
 
 
-__all__ = ["Server", "ask", "models"]
+def run_concurrently(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Run each call in a thread of its own; return what each returned, or the error it raised."""
+    results: list[Any] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        try:
+            results.append(call())
+        except LanceNamespaceError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+__all__ = ["Server", "ask", "models", "run_concurrently"]

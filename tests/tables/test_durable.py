@@ -25,7 +25,7 @@ from tiltyard.model.spec.models import (
     UpdateTableRequest,
 )
 from tiltyard.tables.commits import commit_handler
-from tiltyard.tables.indexes.operations import create_table_index
+from tiltyard.tables.indexes.indexes import create_table_index
 from tiltyard.tables.rows import create, update_delete
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.rows.merge import merge_insert_into_table

@@ -217,7 +217,7 @@ def test_collect_finishes_recorded_commits_before_it_looks(careless: Server, mon
     assert collect(table).garbage == []
     assert lance.dataset(table.location, storage_options=table.options).count_rows() == 200
     store.record_version(NewVersion(table.record.id, 3, f"{final}-lost", f"_versions/{2**64 - 4}.manifest"))
-    monkeypatch.setattr(garbage, "_SETTLING_SECONDS", 0.2)
+    monkeypatch.setattr(garbage, "_FINALIZE_SECONDS", 0.2)
     with pytest.raises(ConcurrentModificationError, match="repair"):
         collect(table)
 

@@ -21,7 +21,7 @@ from tiltyard.model.jobs import Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models
 from tiltyard.tables.indexes import build_job, build_process
-from tiltyard.tables.indexes.builder import IndexOrder, build
+from tiltyard.tables.indexes.builder import IndexSpec, build
 from tiltyard.tables.rows.insert import insert_into_table
 from tiltyard.tables.versions.branches import create_table_branch
 
@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     monkeypatch.setattr(build_job, "_ROWS_IN_PROCESS", -1)
     monkeypatch.setattr(build_process.subprocess, "Popen", Popen)
-    monkeypatch.setattr(build_process, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(build_process, "POLL_SECONDS", 0.05)
     return processes
 
 
@@ -152,10 +152,10 @@ def test_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from dataclasses import asdict
-from tiltyard.tables.indexes.builder import IndexOrder, ProcessOrder
+from tiltyard.tables.indexes.builder import IndexSpec, BuildRequest
 from tiltyard.tables.indexes.build_process import IndexProcess
-order = IndexOrder({str(tmp_path / "t.lance")!r}, None, "id", "i", "BTREE")
-process = IndexProcess(ProcessOrder(asdict(order), "8d1f0b52-9a4a-4d0b-8a3b-1f1c7b1e2a10", 1, {{}}, ["1"]), None)
+order = IndexSpec({str(tmp_path / "t.lance")!r}, None, "id", "i", "BTREE")
+process = IndexProcess(BuildRequest(asdict(order), "8d1f0b52-9a4a-4d0b-8a3b-1f1c7b1e2a10", 1, {{}}, ["1"]), None)
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -198,7 +198,7 @@ def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(lance.LanceDataset, method, spy)
     for column, kind in (("vec", "IVF_FLAT"), ("id", "BTREE")):
-        build(dataset, IndexOrder(dataset.uri, None, column, column, kind), str(os.getpid()).zfill(32))
+        build(dataset, IndexSpec(dataset.uri, None, column, column, kind), str(os.getpid()).zfill(32))
     assert "index_uuid" in given
     assert "progress_callback" not in given
 
@@ -228,7 +228,7 @@ def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
             ticks = int(run * second * os.sysconf("SC_CLK_TCK"))
             (tmp_path / "stat").write_text(f"1 (python) S {'0 ' * 10}{ticks} 0 0 0")
             (thread / "schedstat").write_text(f"0 {int(queued * second * 1e9)} 1")
-            stall.check(waits=False)
+            stall.check(is_waiting=False)
 
     if stands:
         with pytest.raises(ServiceUnavailableError, match="stood still for 300 s"):

@@ -12,7 +12,7 @@ import pytest
 from lance_namespace import errors
 from moto.server import ThreadedMotoServer
 from tests.tables.bodies import Streamed, rows, small
-from tests.tables.test_insert import at_once
+from tests.tables.served import run_concurrently
 
 from tiltyard.bootstrap import open_services
 from tiltyard.config import Settings
@@ -77,7 +77,9 @@ def test_objects_declared_table_loses_no_insert(ctx: Context) -> None:
     location = ctx.storage.new_location(("t",))
     ctx.store.insert_table(("t",), location, {}, declared=True)
     request = models.InsertIntoTableRequest(id=["t"])
-    results = at_once([lambda key=key: insert_into_table(ctx, request, small(rows(1, key))) for key in range(8)])
+    results = run_concurrently(
+        [lambda key=key: insert_into_table(ctx, request, small(rows(1, key))) for key in range(8)]
+    )
     assert {type(result) for result in results} == {models.InsertIntoTableResponse}
     assert count(ctx, location) == 8
     assert ctx.storage.files(location).list_names(location) == ["_transactions", "_versions", "data"]

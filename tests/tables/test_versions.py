@@ -271,7 +271,7 @@ def test_stats_of_a_table_without_rows_are_zero(server: Server) -> None:
 
 
 def test_list_leaves_out_a_version_that_is_cleaned_up_meanwhile(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = versions._readings
+    readings = versions._readers
 
     def cleaned(*given: Any) -> Any:
         for number, read in readings(*given):
@@ -280,13 +280,13 @@ def test_list_leaves_out_a_version_that_is_cleaned_up_meanwhile(table: Table, mo
                 (folder / f"{2**64 - 1 - number}.manifest").unlink()
             yield number, read
 
-    monkeypatch.setattr(versions, "_readings", cleaned)
+    monkeypatch.setattr(versions, "_readers", cleaned)
     assert table.list() == [1, 3, 4, 5]
 
 
 def test_list_of_which_all_is_cleaned_up_meanwhile_does_not_say_that_there_is_no_data(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "_if_there", lambda *_: None)
+    monkeypatch.setattr(versions, "_existing_version", lambda *_: None)
     with pytest.raises(TableVersionNotFoundError, match="cleaned up"):
         table.list(descending=True, limit=1)

@@ -19,6 +19,7 @@ from lance_namespace.errors import (
 from msgspec import structs
 from tests.tables.bodies import small
 from tests.tables.served import Server, ask
+from tests.tables.test_recovery import recovered
 
 from tiltyard.access import Privilege
 from tiltyard.config import Settings
@@ -30,7 +31,6 @@ from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.store import NewRequest
 from tiltyard.store.access.grants import TABLE
-from tiltyard.tables.commits.recovery import recovered
 from tiltyard.tables.rows.create import create_table
 from tiltyard.tables.schema.columns import alter_table_add_columns, alter_table_alter_columns, alter_table_drop_columns
 from tiltyard.tables.schema.computed_columns import MAX_CODE_LENGTH, alter_table_backfill_columns

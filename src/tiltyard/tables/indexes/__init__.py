@@ -1,1 +1,1 @@
-"""Indexes: create, list, describe, drop, prewarm; build them in processes of their own."""
+"""Indexes of a table: create, list, describe, drop and prewarm them; build them in child processes."""

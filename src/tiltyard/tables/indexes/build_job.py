@@ -1,4 +1,4 @@
-"""Building an index: what the worker runs for CreateTableIndex."""
+"""The worker's job for CreateTableIndex: build an index and commit it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiltyard.model.jobs import Job, JobCanceledError, job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.indexes.build_process import IndexProcess
-from tiltyard.tables.indexes.builder import IndexOrder, ProcessOrder, build
+from tiltyard.tables.indexes.builder import BuildRequest, IndexSpec, build
 from tiltyard.tables.opening import open_to_commit
 
 if TYPE_CHECKING:
@@ -24,122 +24,125 @@ if TYPE_CHECKING:
 
 CREATE_INDEX = "create_index"
 INDEX_JOB = "index"
-"""The job of the pipeline that builds the indexes of large tables."""
+"""The Spark job that builds the indexes of large tables."""
 
 _ROWS_IN_PROCESS = 50_000
-"""Rows of a table up to which an index is built in this process, in seconds: starting another one takes a second."""
+"""Rows of a table up to which an index is built in this process, within seconds: starting another takes a second."""
 
 
-def index_job(order: IndexOrder, path: Id) -> dict[str, Any]:
-    """What the pipeline's job is told, besides the order: it answers under the same transaction."""
+def spark_job_payload(spec: IndexSpec, path: Id) -> dict[str, Any]:
+    """Return what the Spark job's payload has besides the specification: it runs under the same transaction."""
     arguments = {
         "table": display(path),
-        "column": order.column,
-        "type": order.index_type,
-        "name": order.name,
-        "branch": order.branch,
-        "replace": True,  # whether it may be was asked when it was ordered
-        "parameters": {name: _as_text(value) for name, value in order.parameters.items()},
+        "column": spec.column,
+        "type": spec.index_type,
+        "name": spec.name,
+        "branch": spec.branch,
+        "replace": True,  # whether it may be replaced was checked when the build was queued
+        "parameters": {name: _as_text(value) for name, value in spec.parameters.items()},
     }
-    given = {name: value for name, value in arguments.items() if value not in (None, {})}
-    return {"arguments": given, "table": list(path), "spark": {}}
+    arguments = {name: value for name, value in arguments.items() if value not in (None, {})}
+    return {"arguments": arguments, "table": list(path), "spark": {}}
 
 
 def _as_text(value: Any) -> str:
-    """A text as it is, all else as JSON: options of a command are such."""
+    """Return a text as it is, and anything else as JSON, as options of a command are written."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 @job(CREATE_INDEX)
 def build_index(ctx: Context, running: Job) -> Mapping[str, str]:
-    """Build and commit an index; done twice, for a worker may die in between, it is done once.
+    """Build and commit an index. Idempotent, for a worker may die in between.
 
-    A newer order of the same name makes this one pointless. Raises TableColumnNotFoundError (the column was dropped
+    A newer build of the same name supersedes this one. Raises TableColumnNotFoundError (the column was dropped
     meanwhile), ConcurrentModificationError (the worker tries again), JobCanceledError.
     """
-    order = IndexOrder(**running.payload)
-    if newer := _newer_order(ctx, running, order):
+    spec = IndexSpec(**running.payload)
+    if newer := _newer_build(ctx, running, spec):
         return {"superseded_by": newer}
-    if not _has_segment(_open(ctx, order, running), order.name, _built_uuid(ctx, running)):
+    if not _has_segment(_open(ctx, spec, running), spec.name, _last_uuid(ctx, running)):
         try:
-            _build(ctx, order, running)
+            _build(ctx, spec, running)
         finally:  # also where the build was ended: it may have committed by then
-            _undo_if_canceled(ctx, order, running)
-    dataset = _open(ctx, order, running)
+            _undo_if_canceled(ctx, spec, running)
+    dataset = _open(ctx, spec, running)
     with lance_errors(dataset):
-        found = _catch_up(dataset, order.name)
-    return {"progress": "1.0", "num_indexed_rows": str(found)}
+        num_indexed_rows = _index_new_rows(dataset, spec.name)
+    return {"progress": "1.0", "num_indexed_rows": str(num_indexed_rows)}
 
 
-def _open(ctx: Context, order: IndexOrder, running: Job) -> lance.LanceDataset:
-    return open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), order.branch)
+def _open(ctx: Context, spec: IndexSpec, running: Job) -> lance.LanceDataset:
+    return open_to_commit(ctx, ctx.store.table_by_id(running.table_id or 0), spec.branch)
 
 
-def _built_uuid(ctx: Context, running: Job) -> str | None:
-    """The identity of the index that the last try has built, or was building."""
+def _last_uuid(ctx: Context, running: Job) -> str | None:
+    """Return the UUID of the index that the last attempt has built, or was building."""
     return ctx.store.describe_transaction(running.id).properties.get("index_uuid")
 
 
-def _newer_order(ctx: Context, running: Job, order: IndexOrder) -> str | None:
-    """The last transaction that will build an index of the same name, if it is another one."""
-    same = [
+def _newer_build(ctx: Context, running: Job, spec: IndexSpec) -> str | None:
+    """Return the last unfinished transaction for an index of the same name, if it is another one."""
+    builds = [
         record.id
         for record in ctx.store.unfinished_transactions(running.table_id or 0, CREATE_INDEX)
-        if (record.payload["name"], record.payload["branch"]) == (order.name, order.branch)
+        if (record.payload["name"], record.payload["branch"]) == (spec.name, spec.branch)
     ]
-    return same[-1] if same and same[-1] != running.id else None
+    return builds[-1] if builds and builds[-1] != running.id else None
 
 
 def describe(dataset: lance.LanceDataset, name: str) -> IndexDescription | None:
-    """What Lance knows of an index, without reading it."""
-    return next((found for found in dataset.describe_indices() if found.name == name), None)
+    """Return Lance's description of an index, without reading it; None if there is no such index."""
+    return next((index for index in dataset.describe_indices() if index.name == name), None)
 
 
 def _has_segment(dataset: lance.LanceDataset, name: str, uuid: str | None) -> bool:
-    found = describe(dataset, name)
-    return found is not None and any(segment.uuid == uuid for segment in found.segments)
+    index = describe(dataset, name)
+    return index is not None and any(segment.uuid == uuid for segment in index.segments)
 
 
-def _build(ctx: Context, order: IndexOrder, running: Job) -> None:
-    """Build and commit. A new identity for each try: two workers never write the same files.
+def _build(ctx: Context, spec: IndexSpec, running: Job) -> None:
+    """Build and commit, under a new UUID for each attempt: two workers never write the same files.
 
-    A small table's index is built in this process: a new one takes longer to start. Raises what `build_index` does.
+    A small table's index is built in this process: a new one takes longer to start. Raises what `build_index` raises.
     """
     record = ctx.store.table_by_id(running.table_id or 0)
     commit_route = ctx.commit_route(record, durable=False)
     dataset = ctx.storage.datasets.open_for_writing(
-        record.location, ctx.storage.options(record.location), order.branch, commit_route
+        record.location, ctx.storage.options(record.location), spec.branch, commit_route
     )
     uuid = str(uuid4())
     running.progress(index_uuid=uuid, stage="build", progress="0.0")
     if dataset.count_rows() <= _ROWS_IN_PROCESS:
-        build(dataset, order, uuid)
+        build(dataset, spec, uuid)
         return
     options = dict(ctx.storage.options(record.location))
     table_id = None if commit_route is None else list(commit_route.table_id)
-    told = ProcessOrder({**asdict(order), "location": record.location}, uuid, dataset.version, options, table_id)
-    begun = time.monotonic()
-    with IndexProcess(told, commit_route) as process:
+    request = BuildRequest({**asdict(spec), "location": record.location}, uuid, dataset.version, options, table_id)
+    start = time.monotonic()
+    with IndexProcess(request, commit_route) as process:
         process.wait(
-            lambda: running.progress(build_seconds=round(time.monotonic() - begun)), ctx.settings.index_stall_timeout
+            lambda: running.progress(build_seconds=round(time.monotonic() - start)), ctx.settings.index_stall_timeout
         )
 
 
-def _undo_if_canceled(ctx: Context, order: IndexOrder, running: Job) -> None:
-    """Take a new index away again if it was committed behind a cancel. Raises JobCanceledError if there was one."""
+def _undo_if_canceled(ctx: Context, spec: IndexSpec, running: Job) -> None:
+    """Drop a new index that was committed after its build was canceled. Raises JobCanceledError if it was."""
     if ctx.store.describe_transaction(running.id).status is not TransactionStatus.CANCELED:
         return
-    dataset = _open(ctx, order, running)
-    if not order.replaces and _has_segment(dataset, order.name, _built_uuid(ctx, running)):
+    dataset = _open(ctx, spec, running)
+    if not spec.replaces and _has_segment(dataset, spec.name, _last_uuid(ctx, running)):
         with lance_errors(dataset):
-            dataset.drop_index(order.name)
+            dataset.drop_index(spec.name)
     raise JobCanceledError(running.id)
 
 
-def _catch_up(dataset: lance.LanceDataset, name: str) -> int:
-    """Index the rows that came in during the build, so that waiting for the index ends; how many it holds then."""
-    found = describe(dataset, name)
-    if found is not None and found.num_rows_indexed < dataset.count_rows():
+def _index_new_rows(dataset: lance.LanceDataset, name: str) -> int:
+    """Index the rows that came in during the build; return how many the index has then.
+
+    Clients wait for an index until no row is left out.
+    """
+    index = describe(dataset, name)
+    if index is not None and index.num_rows_indexed < dataset.count_rows():
         dataset.optimize.optimize_indices(index_names=[name])
-        found = describe(dataset, name)
-    return found.num_rows_indexed if found else 0
+        index = describe(dataset, name)
+    return index.num_rows_indexed if index else 0

@@ -1,7 +1,7 @@
-"""Build an index in a process of its own, which can be ended while Lance is at work, and is if it stands still.
+"""Build an index in a child process, which can be killed while Lance is at work, and is killed when it stalls.
 
-Lance trains and writes in native code that hears of no cancel, and a thread cannot be ended from outside. The process
-(`index_builder`) commits through this one, which alone knows the catalog and its secrets.
+Lance trains and writes in native code that cannot be canceled, and a thread cannot be ended from outside. The child
+(`builder`) commits through this process, which alone has the catalog and its secrets.
 """
 
 from __future__ import annotations
@@ -21,41 +21,42 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError, ServiceUnavailableError, from_error_code
 
-from tiltyard.tables.indexes.builder import COMMIT_CALLS, ProcessOrder
+from tiltyard.tables.indexes.builder import COMMIT_CALLS, BuildRequest
 
 if TYPE_CHECKING:
     from tiltyard.storage.commit_route import CommitRoute
 
 log = logging.getLogger("tiltyard.indexes")
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 COMMAND = (sys.executable, "-m", "tiltyard.runtime.lazy_imports", "tiltyard.tables.indexes.builder")
-"""What builds an index. To import without `lazy_imports` would take more of the processor than small builds do."""
-_END_SECONDS = 10.0
-_BUSY = 0.005
+"""The child's command. Importing without `lazy_imports` would take more processor time than a small build."""
+_EXIT_SECONDS = 10.0
+_BUSY_SHARE = 0.005
 """The share of a processor from which on a process is at work. One in which Lance waits for ever has a third of it: it
-looks for signals ten times a second, which is counted as 10 ms of processor time every few seconds."""
-_COUNTED = 0.03
+polls for signals ten times a second, which is counted as 10 ms of processor time every few seconds."""
+_CPU_LAG_SECONDS = 0.03
 """Seconds of processor time that may be counted late."""
-_QUEUED = 0.25
-"""The share of its time that threads have waited for a processor from which on a process is slow, and does not stand
-still: on a loaded machine a build is run for two thousandths of the time, and waits for its turn for the rest."""
-_OWN_VARIABLES = "TILTYARD_"
+_QUEUED_SHARE = 0.25
+"""The share of the time that threads have waited for a processor from which on a process is slow, and not stalled: on a
+loaded machine a build runs for two thousandths of the time, and waits for a processor for the rest."""
+_SERVER_VARIABLES = "TILTYARD_"
+"""Prefix of environment variables that the child does not get: they have the server's settings and secrets."""
 
 
 class IndexProcess:
-    """A process that builds one index. Used as a context manager: it has ended behind the block."""
+    """A child process that builds one index. Used as a context manager: it has ended after the block."""
 
-    def __init__(self, order: ProcessOrder, commit_route: CommitRoute | None) -> None:
-        """Start it; `road` is how its commits reach a managed table."""
-        self._road = commit_route
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+    def __init__(self, request: BuildRequest, commit_route: CommitRoute | None) -> None:
+        """Start it; `commit_route` is how its commits reach a managed table."""
+        self._commit_route = commit_route
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(_SERVER_VARIABLES)}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=variables)  # noqa: S603  # this program itself
         self._result: dict[str, Any] = {}
         self._committing = False
         self._ended = threading.Event()
-        self._tell(asdict(order))
+        self._send(asdict(request))
         self._listener = threading.Thread(target=self._listen, name="index-process", daemon=True)
         self._listener.start()
 
@@ -73,13 +74,13 @@ class IndexProcess:
     def wait(self, report: Callable[[], None], stall_seconds: float) -> None:
         """Wait until the index is committed; call `report` each second, and pass on what it raises.
 
-        Raises ServiceUnavailableError for a process that was killed, or that did nothing for `stall_seconds` (0: that
-        is not looked at), and what the build raises.
+        Raises ServiceUnavailableError for a process that was killed, or that stalled for `stall_seconds` (0: not
+        checked), and what the build raises.
         """
         stall = _Stall(Path(f"/proc/{self._process.pid}"), stall_seconds)
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(POLL_SECONDS):
             report()
-            stall.check(waits=self._committing)
+            stall.check(is_waiting=self._committing)
         if "error" in self._result:
             raise from_error_code(**self._result["error"])
         if "done" not in self._result:
@@ -89,64 +90,68 @@ class IndexProcess:
             raise RuntimeError(f"The process that built the index ended with status {status}.")
 
     def _exit_status(self) -> int:
-        """Return it; negative for a signal. A process that has closed its output is about to end."""
+        """Return the exit status; negative for a signal. A process that has closed its output is about to end."""
         try:
-            return self._process.wait(_END_SECONDS)
+            return self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
 
     def _listen(self) -> None:
-        """Answer what the process asks, until it closes its output."""
+        """Serve the commit calls of the process, and take its result, until it closes its output."""
         assert self._process.stdout is not None
         try:
             for line in self._process.stdout:
                 message = json.loads(line)
                 if "call" in message:
                     self._committing = True
-                    self._tell(self._answer(message["call"], message["request"]))
+                    self._send(self._run_call(message["call"], message["request"]))
                     self._committing = False
                 else:
                     self._result = message
-        except OSError as error:  # it was ended while it was told something
+        except OSError as error:  # it ended while a message was sent to it
             log.info("the process that builds an index has gone: %s", error)
         finally:
             self._ended.set()
 
-    def _answer(self, call: str, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._road is not None
+    def _run_call(self, call: str, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._commit_route is not None
         assert call in COMMIT_CALLS
         try:
-            return {"response": dict(getattr(self._road.client, call)(request))}
+            return {"response": dict(getattr(self._commit_route.client, call)(request))}
         except LanceNamespaceError as error:
             return {"error": {"code": int(error.code), "message": str(error)}}
         except Exception:
             log.exception("a commit of the process that builds an index failed")
             return {"error": {"code": int(ErrorCode.INTERNAL), "message": "The commit failed; the log says why."}}
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
 
 
 class _Stall:
-    """How long a process has done nothing: neither was run, nor waited for its turn to be."""
+    """Detect that a process has stalled: it has neither run, nor waited for a processor."""
 
     def __init__(self, process: Path, seconds: float) -> None:
-        """`process` is its folder in /proc; `seconds` is how long it may do nothing, 0 for any time."""
+        """`process` is its folder in /proc; `seconds` is how long it may stall, 0 for any time."""
         self._process, self._seconds = process, seconds
         self._queued: dict[str, float] = {}
         self._busy_at, self._used, self._waited = time.monotonic(), 0.0, 0.0
 
-    def check(self, *, waits: bool) -> None:
-        """Look at its times; `waits` says that it waits for us. Raises ServiceUnavailableError."""
+    def check(self, *, is_waiting: bool) -> None:
+        """Read its processor times. Raises ServiceUnavailableError, unless it `is_waiting` for this process."""
         used = _cpu_seconds(self._process)
         if not self._seconds or used is None:
             return
         now = time.monotonic()
         passed = now - self._busy_at
         self._waited += self._newly_queued()
-        if waits or used - self._used > _BUSY * passed + _COUNTED or self._waited > _QUEUED * passed + _COUNTED:
+        if (
+            is_waiting
+            or used - self._used > _BUSY_SHARE * passed + _CPU_LAG_SECONDS
+            or self._waited > _QUEUED_SHARE * passed + _CPU_LAG_SECONDS
+        ):
             self._busy_at, self._used, self._waited = now, used, 0.0
         elif passed >= self._seconds:
             raise ServiceUnavailableError(
@@ -154,7 +159,7 @@ class _Stall:
             )
 
     def _newly_queued(self) -> float:
-        """Return for how long threads have waited for a processor since the last look, all together."""
+        """Return for how long threads have waited for a processor since the last check, all together."""
         queued = _queued_seconds(self._process)
         newly = sum(max(0.0, seconds - self._queued.get(thread, 0.0)) for thread, seconds in queued.items())
         self._queued = queued
@@ -162,7 +167,7 @@ class _Stall:
 
 
 def _cpu_seconds(process: Path) -> float | None:
-    """Return the processor time that a process has used, None where the system does not tell, or it has ended."""
+    """Return the processor time that a process has used; None where the system does not report it, or it has ended."""
     try:
         fields = (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -171,7 +176,7 @@ def _cpu_seconds(process: Path) -> float | None:
 
 
 def _queued_seconds(process: Path) -> dict[str, float]:
-    """Return for how long each thread of a process has waited for a processor; none where the system does not tell."""
+    """Return for how long each thread of a process has waited for a processor; none where that is not reported."""
     queued: dict[str, float] = {}
     for thread in (process / "task").glob("*/schedstat"):
         with suppress(OSError):  # the thread has ended

@@ -1,10 +1,10 @@
-"""Build one index, here or in a process of its own.
+"""Build one index, in this process or in a child process.
 
     python -m tiltyard.runtime.lazy_imports tiltyard.tables.indexes.builder
 
-The process reads from standard input, a line of JSON each: an order (`ProcessOrder`), then answers to what it asks. It
-writes to standard output what it asks of the catalog to commit (`{"call": …, "request": …}`), and in the end
-`{"done": true}` or `{"error": …}`. It ends when standard input does, so it does not outlive who started it.
+The child reads from standard input, a line of JSON each: a `BuildRequest`, then the responses to its calls. It writes
+to standard output its calls to the catalog, to commit (`{"call": …, "request": …}`), and in the end `{"done": true}` or
+`{"error": …}`. It ends when standard input does, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tiltyard.tables.schema.field_paths import arrow_field
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_FEWEST = 1
+_MIN_VECTORS = 1
 _LANCE_NAMES = {"distance_type": "metric", "max_iterations": "max_iters"}
 
 
 @dataclass(frozen=True, slots=True)
-class IndexOrder:
-    """What a transaction's payload says. `replaces` is whether an index had that name when it was ordered."""
+class IndexSpec:
+    """The index to build: a transaction's payload. `replaces`: an index had that name when the build was queued."""
 
     location: str
     branch: str | None
@@ -52,11 +52,11 @@ class IndexOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessOrder:
-    """What a process is told to build.
+class BuildRequest:
+    """The request that the child gets.
 
-    `uuid` is that of the new index, `version` the one of its branch that is read. `table_id` is the table's name for
-    who answers about commits, None for a table whose commits go straight to storage.
+    `index` has the fields of an `IndexSpec`. `uuid` is that of the new index, `version` the one of its branch to read.
+    `table_id` is the table's id in the parent's commit calls, None for a table whose commits go straight to storage.
     """
 
     index: dict[str, Any]
@@ -66,35 +66,35 @@ class ProcessOrder:
     table_id: list[str] | None
 
 
-def build(dataset: lance.LanceDataset, order: IndexOrder, uuid: str) -> None:
-    """Train an index, write and commit it. Raises TableColumnNotFoundError, and what Lance raises as ours.
+def build(dataset: lance.LanceDataset, spec: IndexSpec, uuid: str) -> None:
+    """Train an index, write and commit it. Raises TableColumnNotFoundError, and Lance's errors translated.
 
-    Lance is given no `progress_callback`: with one, pylance 14 stands still now and then while it trains an IVF model
-    on a busy machine, for minutes and with all its threads waiting.
+    Lance gets no `progress_callback`: with one, pylance 14 stalls now and then while it trains an IVF model on a busy
+    machine, for minutes and with all its threads waiting.
     """
-    column = arrow_field(dataset, order.column)
-    common: dict[str, Any] = {"name": order.name, "replace": True, "index_uuid": uuid}
+    column = arrow_field(dataset, spec.column)
+    common: dict[str, Any] = {"name": spec.name, "replace": True, "index_uuid": uuid}
     with lance_errors(dataset):
-        if order.kind.is_vector:
-            options = {_LANCE_NAMES.get(name, name): value for name, value in order.parameters.items()}
-            few = _train_exact_model(dataset, order, VectorColumn.for_index(column))
-            dataset.create_index(order.column, order.index_type, **{**options, **few, **common})
+        if spec.kind.is_vector:
+            options = {_LANCE_NAMES.get(name, name): value for name, value in spec.parameters.items()}
+            few = _train_exact_model(dataset, spec, VectorColumn.for_index(column))
+            dataset.create_index(spec.column, spec.index_type, **{**options, **few, **common})
         else:
-            kind: Any = order.index_type
-            if order.kind is IndexType.FTS:
-                kind = IndexConfig(index_type="INVERTED", parameters=order.parameters)
-            dataset.create_scalar_index(order.column, kind, **common)
+            kind: Any = spec.index_type
+            if spec.kind is IndexType.FTS:
+                kind = IndexConfig(index_type="INVERTED", parameters=spec.parameters)
+            dataset.create_scalar_index(spec.column, kind, **common)
 
 
-def _train_exact_model(dataset: lance.LanceDataset, order: IndexOrder, column: VectorColumn) -> dict[str, Any]:
-    """A model made here, if the table has fewer vectors than Lance needs to train one; empty tables need none."""
-    quantized = order.kind.quantizer == "PQ"
-    needed = 1 << order.parameters.get("num_bits", 8) if quantized else _FEWEST
-    path = f"`{order.column}`" if order.column in dataset.schema.names else order.column
-    sample = dataset.to_table(columns=[order.column], filter=f"{path} IS NOT NULL", limit=needed)
+def _train_exact_model(dataset: lance.LanceDataset, spec: IndexSpec, column: VectorColumn) -> dict[str, Any]:
+    """Return a model made here, if the table has fewer vectors than Lance needs to train one, and any."""
+    quantized = spec.kind.quantizer == "PQ"
+    needed = 1 << spec.parameters.get("num_bits", 8) if quantized else _MIN_VECTORS
+    path = f"`{spec.column}`" if spec.column in dataset.schema.names else spec.column
+    sample = dataset.to_table(columns=[spec.column], filter=f"{path} IS NOT NULL", limit=needed)
     if sample.num_rows >= needed or dataset.count_rows() == 0:
         return {}
-    return train_exact_model(column, column.matrix(sample.column(0)), order.parameters)
+    return train_exact_model(column, column.matrix(sample.column(0)), spec.parameters)
 
 
 class _Response(dict[str, Any]):
@@ -106,14 +106,14 @@ class _Response(dict[str, Any]):
 
 
 class _RemoteCommits:
-    """The methods of a `LanceNamespace` that commits need; each asks who started this process."""
+    """The methods of a `LanceNamespace` that commits need; each calls the parent process."""
 
-    def __init__(self, output: TextIO, answers: SimpleQueue[Mapping[str, Any]]) -> None:
-        self._output, self._answers = output, answers
-        self._one_at_a_time = threading.Lock()
+    def __init__(self, output: TextIO, responses: SimpleQueue[Mapping[str, Any]]) -> None:
+        self._output, self._responses = output, responses
+        self._lock = threading.Lock()
 
     def namespace_id(self) -> str:
-        """What tells this namespace from others."""
+        """Return what tells this namespace from others."""
         return f"tiltyard-index-{os.getpid()}"
 
     def __getattr__(self, name: str) -> Callable[[Any], _Response]:
@@ -123,54 +123,54 @@ class _RemoteCommits:
 
     def _call(self, name: str, request: Any) -> _Response:
         fields = request.model_dump() if hasattr(request, "model_dump") else dict(request)
-        with self._one_at_a_time:
+        with self._lock:
             print(json.dumps({"call": name, "request": fields}, default=str), file=self._output)
-            answer = self._answers.get()
-        if "error" in answer:
-            raise from_error_code(**answer["error"])
-        return _Response(answer["response"])
+            message = self._responses.get()
+        if "error" in message:
+            raise from_error_code(**message["error"])
+        return _Response(message["response"])
 
 
 COMMIT_CALLS = frozenset({"describe_table", "list_table_versions", "describe_table_version", "create_table_version"})
-"""What a process may ask."""
+"""What the child may call."""
 
 
-def _read_answers(lines: Iterable[str], answers: SimpleQueue[Mapping[str, Any]]) -> None:
-    """Hand on what comes in, and end the process with its input: Lance cannot be interrupted."""
+def _read_responses(lines: Iterable[str], responses: SimpleQueue[Mapping[str, Any]]) -> None:
+    """Queue incoming responses, and end the process with its input: Lance cannot be interrupted."""
     for line in lines:
-        answers.put(json.loads(line))
+        responses.put(json.loads(line))
     os._exit(1)
 
 
-def _open(order: ProcessOrder, index: IndexOrder, commits: _RemoteCommits) -> lance.LanceDataset:
+def _open(request: BuildRequest, spec: IndexSpec, commits: _RemoteCommits) -> lance.LanceDataset:
     with lance_errors():
-        if order.table_id is None:
-            dataset = lance.dataset(index.location, storage_options=order.storage_options)
+        if request.table_id is None:
+            dataset = lance.dataset(spec.location, storage_options=request.storage_options)
         else:
             dataset = lance.LanceDataset(
-                index.location,
-                storage_options=order.storage_options,
+                spec.location,
+                storage_options=request.storage_options,
                 namespace_client=commits,
-                table_id=order.table_id,
+                table_id=request.table_id,
                 namespace_client_managed_versioning=True,
             )
-        return dataset.checkout_version((index.branch, order.version))
+        return dataset.checkout_version((spec.branch, request.version))
 
 
 def main() -> None:
-    """Build what the first line of standard input says."""
+    """Build the index that the first line of standard input specifies."""
     lines, output = sys.stdin, os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else prints, answers alone go to standard output
-    order = ProcessOrder(**json.loads(lines.readline()))
-    answers: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
-    threading.Thread(target=_read_answers, args=(lines, answers), daemon=True).start()
-    index = IndexOrder(**order.index)
-    ended: dict[str, Any] = {"done": True}
+    os.dup2(2, 1)  # whatever libraries print goes to standard error
+    request = BuildRequest(**json.loads(lines.readline()))
+    responses: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
+    threading.Thread(target=_read_responses, args=(lines, responses), daemon=True).start()
+    spec = IndexSpec(**request.index)
+    result: dict[str, Any] = {"done": True}
     try:
-        build(_open(order, index, _RemoteCommits(output, answers)), index, order.uuid)
+        build(_open(request, spec, _RemoteCommits(output, responses)), spec, request.uuid)
     except LanceNamespaceError as error:
-        ended = {"error": {"code": int(error.code), "message": str(error)}}
-    print(json.dumps(ended), file=output)
+        result = {"error": {"code": int(error.code), "message": str(error)}}
+    print(json.dumps(result), file=output)
     output.close()
     os._exit(0)  # Lance's threads, and the one that reads, are not waited for
 

@@ -1,1 +1,1 @@
-"""A table's schema: columns, computed columns, materialized views, statistics."""
+"""Schema of a table: its columns and their metadata, computed columns, materialized views, statistics."""

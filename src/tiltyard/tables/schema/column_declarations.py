@@ -1,7 +1,7 @@
-"""Columns that come round AlterTableAddColumns, with rows or in a manifest that a client staged: the code they declare.
+"""Code declarations of columns that bypass AlterTableAddColumns: with inserted rows, or in a manifest a client staged.
 
-Whoever has a column filled runs the code that it declares, so only who may run code over a table declares some. Rows
-are values and nothing else: what their schema declares is left out. A manifest is committed as it is, or not at all.
+A backfill runs the code that a column declares, so only a principal who may run code over a table may declare some.
+Rows are values and nothing else: what their schema declares is removed. A manifest is committed as it is, or refused.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tiltyard.storage.manifest_format import CodeDeclaration
     from tiltyard.store import TableRecord
 
-_MARK = PREFIX.encode()
-_IMAGE = f"{PREFIX}image".encode()
+_KEY_PREFIX = PREFIX.encode()
+_IMAGE_KEY = f"{PREFIX}image".encode()
 
 
-def plain(schema: pa.Schema) -> pa.Schema | None:
-    """A schema whose columns declare no code; None if it is that already."""
+def without_declarations(schema: pa.Schema) -> pa.Schema | None:
+    """Return a schema without its columns' code declarations; None if there are none."""
     if not any(_code(field.metadata) for field in schema):
         return None
     return pa.schema([field.with_metadata(_without_code(field.metadata)) for field in schema], schema.metadata)
@@ -44,13 +44,13 @@ def plain(schema: pa.Schema) -> pa.Schema | None:
 def check_declared(
     ctx: Context, path: Id, table: TableRecord, branch: str | None, declared: Iterable[CodeDeclaration]
 ) -> None:
-    """Raise unless the code that a staged manifest declares is the table's already, or its sender may declare it.
+    """Check that the code a staged manifest declares is the table's already, or that the caller may declare it.
 
-    A table of id 0 is one that the same request makes. Raises UnsupportedOperationError (code of clients is switched
-    off), PermissionDeniedError, InvalidInputError (an image that may not be named).
+    A table of id 0 is one that the same request declares. Raises UnsupportedOperationError (code of clients is switched
+    off), PermissionDeniedError, InvalidInputError (an image that is not in the settings).
     """
     new = frozenset(declared)
-    if not new or not (new := new - _known(ctx, table, branch)):
+    if not new or not (new := new - _existing_code(ctx, table, branch)):
         return
     if not ctx.settings.udfs:
         raise UnsupportedOperationError(
@@ -62,7 +62,7 @@ def check_declared(
             seen_table(ctx, path, Privilege.RUN_UDFS.value)
         else:
             seen_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
-    for image in (value.decode(errors="replace") for code in new for key, value in code if key == _IMAGE):
+    for image in (value.decode(errors="replace") for code in new for key, value in code if key == _IMAGE_KEY):
         if image not in ctx.settings.udf_images:
             raise InvalidInputError(
                 f"The manifest of {display(path)} declares code for the image '{image}', which is not among those of "
@@ -71,36 +71,36 @@ def check_declared(
 
 
 def check_quoted(ctx: Context, table: TableRecord, branch: str | None, names: Iterable[str]) -> None:
-    """Raise InvalidInputError for a new column whose name nobody could read again.
+    """Raise InvalidInputError for a new column whose name could not be read again (`check_column_name`).
 
-    One that the table has already, as it came when it was registered, stands in no commit's way.
+    One that the table has already, as when it was registered, blocks no commit.
     """
-    there = {field.name for field in _schema(ctx, table, branch)}
+    existing = {field.name for field in _schema(ctx, table, branch)}
     for name in names:
-        if name not in there:
+        if name not in existing:
             check_column_name(name)
 
 
-def _known(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[CodeDeclaration]:
-    """The code that a table declares as it is."""
+def _existing_code(ctx: Context, table: TableRecord, branch: str | None) -> frozenset[CodeDeclaration]:
+    """Return the code that a table declares."""
     return frozenset(_code(field.metadata) for field in _schema(ctx, table, branch))
 
 
 def _schema(ctx: Context, table: TableRecord, branch: str | None) -> pa.Schema:
-    """The schema that a table has as it is, without columns if it has no version yet."""
+    """Return the schema of a table, without columns if it has no version yet."""
     if not table.id:
         return pa.schema([])
     try:
         return ctx.storage.datasets.open_for_reading(table.location, ctx.storage.options(table.location), branch).schema
     except InvalidTableStateError:  # it has no version yet
         return pa.schema([])
-    except TableBranchNotFoundError:  # it is made by this very commit, from main
+    except TableBranchNotFoundError:  # this very commit creates it, from main
         return _schema(ctx, table, None)
 
 
 def _code(metadata: Mapping[bytes, bytes] | None) -> CodeDeclaration:
-    return frozenset(pair for pair in (metadata or {}).items() if pair[0].startswith(_MARK))
+    return frozenset(pair for pair in (metadata or {}).items() if pair[0].startswith(_KEY_PREFIX))
 
 
 def _without_code(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
-    return {key: value for key, value in (metadata or {}).items() if not key.startswith(_MARK)}
+    return {key: value for key, value in (metadata or {}).items() if not key.startswith(_KEY_PREFIX)}

@@ -1,4 +1,4 @@
-"""Fields of a table by their path: `a`, `a.b`, "`a.b`.c"."""
+"""Look up fields of a table by their path: `a`, `a.b`, "`a.b`.c"."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_distance", "_score", "_relevance_score", "query_index"})
-"""Names that queries give to columns of their own."""
+"""Names of columns that queries add to their results."""
 
 
 def find_field(dataset: lance.LanceDataset, path: str) -> Any:  # pylance's stubs of LanceField lack half of it
-    """The LanceField at a path. Raises TableColumnNotFoundError, which names the columns there are."""
+    """Return the LanceField at a path. Raises TableColumnNotFoundError, which lists the table's columns."""
     field = dataset.lance_schema.field(path)
     if field is None:
         raise column_not_found(path, dataset.schema.names)
@@ -23,5 +23,5 @@ def find_field(dataset: lance.LanceDataset, path: str) -> Any:  # pylance's stub
 
 
 def arrow_field(dataset: lance.LanceDataset, path: str) -> pa.Field:
-    """The same as Arrow has it. Raises TableColumnNotFoundError."""
+    """Return the Arrow field at a path. Raises TableColumnNotFoundError."""
     return find_field(dataset, path).to_arrow()

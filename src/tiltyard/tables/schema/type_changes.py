@@ -1,4 +1,4 @@
-"""Changes of a column's type: refused where a value would be lost, of which Lance's own casts say nothing."""
+"""Check changes of column types: a cast that would lose a value is refused, which Lance's own casts are not."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ if TYPE_CHECKING:
     import lance
 
 
-def check_values(dataset: lance.LanceDataset, types: Mapping[str, pa.DataType]) -> None:
+def check_lossless(dataset: lance.LanceDataset, types: Mapping[str, pa.DataType]) -> None:
     """Read the columns at these paths, and raise InvalidInputError for the first value that its new type cannot hold.
 
-    Whether there is a cast at all is for Lance to say.
+    A cast that does not exist at all is left to Lance, which refuses it.
     """
-    for path, wanted in types.items():
-        way = _way(dataset.lance_schema.fields(), find_field(dataset, path).id())
-        if not way or not _may_lose(way[-1].to_arrow().type, wanted):
+    for path, target in types.items():
+        fields = _fields_to(dataset.lance_schema.fields(), find_field(dataset, path).id())
+        if not fields or not _may_lose(fields[-1].to_arrow().type, target):
             continue
-        name = way[0].name()
+        name = fields[0].name()
         scanner = dataset.scanner(columns=[name], **batch_options(dataset, [name], {}))  # type: ignore[arg-type]  # integers and a flag
         for batch in scanner.to_batches():
             try:
-                cast_array(_values(batch.column(0), way), wanted)
+                cast_array(_inner_values(batch.column(0), fields), target)
             except pa.ArrowNotImplementedError:
                 break
             except pa.ArrowInvalid as error:
                 reason = str(error).splitlines()[0].rstrip(".")
                 raise InvalidInputError(
-                    f"The column '{path}' cannot become {wanted} without a loss: {reason}. Update such values "
+                    f"The column '{path}' cannot become {target} without a loss: {reason}. Update such values "
                     "first, or add a column of that type."
                 ) from error
 
 
-def _way(fields: list[Any], wanted: int) -> list[Any]:
-    """The fields that lead to the one of this id, itself the last; none where there is no such field."""
+def _fields_to(fields: list[Any], field_id: int) -> list[Any]:
+    """Return the field of this id, and before it the fields that it is in; none where there is no such field."""
     for field in fields:
-        if field.id() == wanted:
+        if field.id() == field_id:
             return [field]
-        if inner := _way(field.children(), wanted):
+        if inner := _fields_to(field.children(), field_id):
             return [field, *inner]
     return []
 
 
-def _values(array: pa.Array, way: list[Any]) -> pa.Array:
-    """The values of the last field, of all lists that it is in."""
-    for field in way[1:]:
+def _inner_values(array: pa.Array, fields: list[Any]) -> pa.Array:
+    """Return the values of the innermost field from an array of the outermost one, of all lists that it is in."""
+    for field in fields[1:]:
         is_struct = pa.types.is_struct(array.type)
         array = pc.struct_field(array, field.name()) if is_struct else pc.list_flatten(array)
     return array
 
 
-def _may_lose(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether Lance might lose a value. Integers it checks itself, and text it casts to text alone."""
-    if is_same_type(kind, wanted) or isinstance(wanted, pa.BaseExtensionType):
+def _may_lose(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether Lance's cast may lose a value. It checks integers itself, and casts text to text alone."""
+    if is_same_type(source, target) or isinstance(target, pa.BaseExtensionType):
         return False
-    return not any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string))
+    return not any(is_kind(source) for is_kind in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string))

@@ -11,27 +11,15 @@ import pyarrow as pa
 import pytest
 from lance_namespace import errors
 from tests.tables.bodies import Streamed, rows, small
-from tests.tables.served import Server
-from tests.tables.test_insert import at_once
+from tests.tables.rows.calls import merge, names_by_id
+from tests.tables.served import Server, run_concurrently
 
 from tiltyard.model.arrow_bodies import ArrowBody
 from tiltyard.model.spec import models
-from tiltyard.tables.rows.merge import merge_insert_into_table
-
-
-def merge(server: Server, body: ArrowBody, **fields: Any) -> models.MergeInsertIntoTableResponse:
-    request = models.MergeInsertIntoTableRequest(id=["t"], **({"on": ["id"]} | fields))
-    return merge_insert_into_table(server.ctx, request, body)
 
 
 def counts(response: models.MergeInsertIntoTableResponse) -> tuple[int | None, int | None, int | None]:
     return response.num_inserted_rows, response.num_updated_rows, response.num_deleted_rows
-
-
-def names(server: Server, branch: str | None = None) -> dict[int, str]:
-    table = server.open("t") if branch is None else server.open("t").checkout_version((branch, None))
-    found = table.to_table().to_pydict()
-    return dict(sorted(zip(found["id"], found["name"], strict=True)))
 
 
 def renamed(*keys: int) -> pa.Table:
@@ -49,13 +37,13 @@ def test_merge_upsert_counts_both(server: Server, body: Callable[[pa.Table], Arr
     response = merge(server, body(renamed(2, 3)), when_matched_update_all=True, when_not_matched_insert_all=True)
     assert counts(response) == (1, 1, 0)
     assert (response.version, response.num_attempts, response.num_rows) == (2, 1, 2)
-    assert names(server) == {0: "n0", 1: "n1", 2: "new2", 3: "new3"}
+    assert names_by_id(server) == {0: "n0", 1: "n1", 2: "new2", 3: "new3"}
 
 
 def test_merge_insert_only_leaves_what_is_there(server: Server) -> None:
     server.create("t", rows(3))
     assert counts(merge(server, small(renamed(2, 3)), when_not_matched_insert_all=True)) == (1, 0, 0)
-    assert names(server) == {0: "n0", 1: "n1", 2: "n2", 3: "new3"}
+    assert names_by_id(server) == {0: "n0", 1: "n1", 2: "n2", 3: "new3"}
 
 
 def test_merge_update_filter_spares_rows(server: Server) -> None:
@@ -64,7 +52,7 @@ def test_merge_update_filter_spares_rows(server: Server) -> None:
         server, small(renamed(0, 2)), when_matched_update_all=True, when_matched_update_all_filt="target.id > 1"
     )
     assert counts(response) == (0, 1, 0)
-    assert names(server) == {0: "n0", 1: "n1", 2: "new2"}
+    assert names_by_id(server) == {0: "n0", 1: "n1", 2: "new2"}
 
 
 def test_merge_delete_by_source_with_filter(server: Server) -> None:
@@ -77,7 +65,7 @@ def test_merge_delete_by_source_with_filter(server: Server) -> None:
         when_not_matched_by_source_delete_filt="id > 2",
     )
     assert counts(response) == (0, 1, 1)
-    assert names(server) == {0: "new0", 1: "n1", 2: "n2"}
+    assert names_by_id(server) == {0: "new0", 1: "n1", 2: "n2"}
     assert counts(merge(server, small(renamed(0)), when_not_matched_by_source_delete=True)) == (0, 0, 2)
 
 
@@ -100,7 +88,7 @@ def test_merge_some_columns_updates_those(server: Server) -> None:
     server.create("t", rows(2))
     merge(server, small(pa.table({"id": [1], "name": ["x"]})), when_matched_update_all=True)
     assert server.open("t").to_table().to_pylist()[1]["v"] == [4.0, 5.0, 6.0, 7.0]
-    assert names(server) == {0: "n0", 1: "x"}
+    assert names_by_id(server) == {0: "n0", 1: "x"}
 
 
 def test_merge_with_and_without_an_index_is_the_same(server: Server) -> None:
@@ -122,8 +110,8 @@ def test_merge_into_a_declared_table_inserts_all(server: Server, body: Callable[
 def test_merge_branch_changes_the_branch_alone(server: Server) -> None:
     server.create("t", rows(2)).create_branch("b")
     merge(server, small(renamed(1, 2)), branch="b", when_matched_update_all=True, when_not_matched_insert_all=True)
-    assert names(server, "b") == {0: "n0", 1: "new1", 2: "new2"}
-    assert names(server) == {0: "n0", 1: "n1"}
+    assert names_by_id(server, "b") == {0: "n0", 1: "new1", 2: "new2"}
+    assert names_by_id(server) == {0: "n0", 1: "n1"}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +160,9 @@ def test_merge_broken_off_makes_no_version(server: Server) -> None:
 @pytest.mark.parametrize("declared", [False, True])
 def test_merge_one_new_key_many_times_at_once_is_one_row(server: Server, declared: bool) -> None:
     server.declare("t") if declared else server.create("t", rows(0))
-    results = at_once([lambda: merge(server, small(rows(1)), when_not_matched_insert_all=True) for _ in range(16)])
+    results = run_concurrently(
+        [lambda: merge(server, small(rows(1)), when_not_matched_insert_all=True) for _ in range(16)]
+    )
     assert sum(result.num_inserted_rows for result in results) == 1
     assert server.open("t").count_rows() == 1
 
@@ -184,9 +174,9 @@ def test_merge_updates_beside_other_changes_lose_nothing(server: Server) -> None
         f"import lance\nfor _ in range(10): lance.dataset({location!r}).update({{'name': \"'other'\"}}, 'id >= 10')"
     )
     with subprocess.Popen([sys.executable, "-c", script]) as other:
-        results = at_once(
+        results = run_concurrently(
             [lambda key=key: merge(server, small(renamed(key)), when_matched_update_all=True) for key in range(10)]
         )
     assert other.returncode == 0
     assert [counts(result) for result in results] == [(0, 1, 0)] * 10
-    assert names(server) == {key: f"new{key}" if key < 10 else "other" for key in range(20)}
+    assert names_by_id(server) == {key: f"new{key}" if key < 10 else "other" for key in range(20)}

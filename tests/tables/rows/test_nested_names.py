@@ -11,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace import errors
 from tests.tables.bodies import Streamed, small
+from tests.tables.rows.calls import begin_upload, complete_upload, insert, merge
 from tests.tables.served import Server
-from tests.tables.test_insert import insert
-from tests.tables.test_merge import merge
-from tests.tables.test_multipart import begin, complete
 
 from tiltyard.model.arrow_bodies import ArrowBody
 
@@ -74,9 +72,9 @@ def test_every_way_in_takes_rows_with_other_inner_names(
     server.create("t", through_parquet(table(there, 0)))
     stored = server.open("t").schema
     insert(server, body(table(given, 1)))
-    upload = begin(server)
+    upload = begin_upload(server)
     insert(server, body(table(given, 2)), upload_id=upload, upload_part_id="a")
-    complete(server, upload)
+    complete_upload(server, upload)
     merge(server, body(table(given, 2, 3)), when_matched_update_all=True, when_not_matched_insert_all=True)
     merge(server, body(through_parquet(table(given, 4))), when_not_matched_insert_all=True)
     found = server.open("t")

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from lance_namespace import errors
 from tests.tables.bodies import rows
-from tests.tables.served import Server
-from tests.tables.test_insert import at_once
-from tests.tables.test_merge import names
+from tests.tables.rows.calls import names_by_id
+from tests.tables.served import Server, run_concurrently
 
 from tiltyard.model.spec import models
 from tiltyard.tables.rows.update_delete import delete_from_table, update_table
@@ -27,7 +26,7 @@ def test_update_with_a_predicate_changes_those_rows(server: Server) -> None:
     server.create("t", rows(3))
     response = update(server, ["name", "concat(name, '!')"], ["id", "id + 10"], predicate="id = 1")
     assert (response.updated_rows, response.version) == (1, 2)
-    assert names(server) == {0: "n0", 2: "n2", 11: "n1!"}
+    assert names_by_id(server) == {0: "n0", 2: "n2", 11: "n1!"}
 
 
 def test_update_without_a_predicate_changes_all_rows(server: Server) -> None:
@@ -63,8 +62,8 @@ def test_update_and_delete_on_a_branch_leave_main(server: Server) -> None:
     assert update(server, ["name", "'x'"], predicate="id = 0", branch="b").version == 2
     response = delete(server, "id = 1", branch="b")
     assert (response.version, response.num_deleted_rows) == (3, 1)
-    assert names(server, "b") == {0: "x", 2: "n2"}
-    assert names(server) == {0: "n0", 1: "n1", 2: "n2"}
+    assert names_by_id(server, "b") == {0: "x", 2: "n2"}
+    assert names_by_id(server) == {0: "n0", 1: "n1", 2: "n2"}
 
 
 def test_delete_counts_rows(server: Server) -> None:
@@ -128,6 +127,6 @@ def test_change_declared_table_has_no_data(server: Server) -> None:
 
 def test_changes_at_once_all_count(server: Server) -> None:
     server.create("t", rows(1))
-    results = at_once([lambda: update(server, ["id", "id + 1"]) for _ in range(12)])
+    results = run_concurrently([lambda: update(server, ["id", "id + 1"]) for _ in range(12)])
     assert [result.updated_rows for result in results] == [1] * 12
     assert server.open("t").to_table()["id"].to_pylist() == [12]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lance.dataset import ColumnOrdering
-from tests.tables.querying import rows
+from tests.tables.query.query_table import rows
 
 from tiltyard.tables.query import scanners
 from tiltyard.tables.query.scanners import make_scanner

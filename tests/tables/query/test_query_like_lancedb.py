@@ -18,7 +18,7 @@ from lancedb.query import (
     Occur,
     PhraseQuery,
 )
-from tests.tables.querying import Table, rows
+from tests.tables.query.query_table import Table, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

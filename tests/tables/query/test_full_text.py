@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pytest
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
-from tests.tables.querying import Table, rows
+from tests.tables.query.query_table import Table, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lance_namespace.errors import UnsupportedOperationError
-from tests.tables.querying import Table, rows
+from tests.tables.query.query_table import Table, rows
 
 from tiltyard.storage import column_cache
 from tiltyard.storage.column_cache import CachedRows, ColumnCache

@@ -14,7 +14,7 @@ from lance_namespace.errors import (
     TableColumnNotFoundError,
     TableVersionNotFoundError,
 )
-from tests.tables.querying import Table, rows, vectors
+from tests.tables.query.query_table import Table, rows, vectors
 
 if TYPE_CHECKING:
     from pathlib import Path

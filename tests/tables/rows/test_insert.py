@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +13,8 @@ import pyarrow as pa
 import pytest
 from lance_namespace import errors
 from tests.tables.bodies import Streamed, rows, small
-from tests.tables.served import Server
+from tests.tables.rows.calls import data_files, insert
+from tests.tables.served import Server, run_concurrently
 
 from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.model.arrow_bodies import ArrowBody
@@ -24,33 +24,6 @@ from tiltyard.storage.locks import TooBusyError
 from tiltyard.tables.commits import commit_handler
 from tiltyard.tables.commits.commit_handler import CommitNamespace
 from tiltyard.tables.rows import append_queue
-from tiltyard.tables.rows.insert import insert_into_table
-
-
-def insert(server: Server, body: ArrowBody, name: str = "t", **fields: Any) -> models.InsertIntoTableResponse:
-    return insert_into_table(server.ctx, models.InsertIntoTableRequest(id=[name], **fields), body)
-
-
-def at_once(work: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Run all in threads of their own; what each answered, or the error it raised."""
-    results: list[Any] = []
-
-    def run(one: Callable[[], Any]) -> None:
-        try:
-            results.append(one())
-        except errors.LanceNamespaceError as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def data_files(server: Server) -> list[Path]:
-    return [path for path in Path(server.ctx.storage.root).rglob("data/*.lance") if path.is_file()]
 
 
 @pytest.mark.parametrize("body", [small, Streamed])
@@ -174,7 +147,7 @@ def test_insert_broken_off_leaves_no_version_and_no_file(server: Server, mode: s
 
 def test_insert_many_at_once_are_gathered_and_all_kept(server: Server) -> None:
     server.create("t", rows(0))
-    results = at_once(
+    results = run_concurrently(
         [lambda key=key: insert(server, (small if key % 8 else Streamed)(rows(1, key))) for key in range(64)]
     )
     assert {type(result) for result in results} == {models.InsertIntoTableResponse}
@@ -192,7 +165,7 @@ def test_insert_bad_batch_fails_its_own_caller_alone(server: Server, monkeypatch
 
     monkeypatch.setattr(append_queue, "write_rows", write)
     server.create("t", rows(0))
-    results = at_once([lambda key=key: insert(server, small(rows(1, key))) for key in range(32)])
+    results = run_concurrently([lambda key=key: insert(server, small(rows(1, key))) for key in range(32)])
     assert Counter(type(result) for result in results) == {
         models.InsertIntoTableResponse: 31,
         errors.InvalidInputError: 1,
@@ -206,7 +179,9 @@ def test_insert_many_into_a_declared_table_loses_none(server: Server, body: Call
     for number in range(5):
         name = f"t{number}"
         server.declare(name)
-        results = at_once([lambda key=key, name=name: insert(server, body(rows(1, key)), name) for key in range(12)])
+        results = run_concurrently(
+            [lambda key=key, name=name: insert(server, body(rows(1, key)), name) for key in range(12)]
+        )
         assert {type(result) for result in results} == {models.InsertIntoTableResponse}
         assert sorted(server.open(name).to_table()["id"].to_pylist()) == list(range(12))
 
@@ -214,7 +189,7 @@ def test_insert_many_into_a_declared_table_loses_none(server: Server, body: Call
 def test_insert_into_declared_with_other_columns_at_once_keeps_what_was_answered(server: Server) -> None:
     server.declare("t")
     tables = [rows(1, 1), pa.table({"id": [2]}), rows(1, 3).select(["v", "id", "name"]), pa.table({"zz": [4]})]
-    results = at_once([lambda table=table: insert(server, small(table)) for table in tables])
+    results = run_concurrently([lambda table=table: insert(server, small(table)) for table in tables])
     stored = server.open("t").to_table().num_rows
     assert stored == sum(isinstance(result, models.InsertIntoTableResponse) for result in results)
     assert stored >= 1
@@ -230,7 +205,7 @@ def test_insert_beside_writers_by_location_keeps_all(server: Server) -> None:
         lance.write_dataset(rows(1, key), location, mode="append")
 
     work: list[Callable[[], Any]] = [lambda key=key: insert(server, small(rows(1, key))) for key in range(20)]
-    results = at_once([*work, *(lambda key=key: by_location(key) for key in range(100, 110))])
+    results = run_concurrently([*work, *(lambda key=key: by_location(key) for key in range(100, 110))])
     assert not [result for result in results if isinstance(result, Exception)]
     assert sorted(server.open("t").to_table()["id"].to_pylist()) == [*range(20), *range(100, 110)]
 
@@ -315,7 +290,7 @@ def test_insert_whose_turn_does_not_come_is_a_conflict_and_leaves_no_file(tmp_pa
     server.create("t", rows(1))
     key = f"{server.open('t').uri}#main+"
     with server.ctx.storage.locks.hold(key, 1):
-        results = at_once([lambda key=key: insert(server, small(rows(1, key))) for key in range(5)])
+        results = run_concurrently([lambda key=key: insert(server, small(rows(1, key))) for key in range(5)])
     assert {type(result) for result in results} == {TooBusyError}
     assert server.open("t").version == 1 and len(data_files(server)) == 1
     assert insert(server, small(rows(1, 1))).version == 2
@@ -323,7 +298,9 @@ def test_insert_whose_turn_does_not_come_is_a_conflict_and_leaves_no_file(tmp_pa
 
 def test_insert_overwrites_at_once_leave_one_whole(server: Server) -> None:
     server.create("t", rows(1))
-    results = at_once([lambda key=key: insert(server, small(rows(key + 1)), mode="overwrite") for key in range(6)])
+    results = run_concurrently(
+        [lambda key=key: insert(server, small(rows(key + 1)), mode="overwrite") for key in range(6)]
+    )
     assert {type(result) for result in results} == {models.InsertIntoTableResponse}
     newest = max(results, key=lambda result: result.version)
     assert server.open("t").version == newest.version

@@ -1,4 +1,4 @@
-"""Servers that keep an audit."""
+"""A server that keeps an audit, and ways to read it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tiltyard.store import AuditFilter, AuditRecord, open_store
 SECONDS = 90
 
 
-def eventually(look: Callable[[], Any]) -> Any:
-    """What `look` finds, once it finds something."""
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Return what `condition` returns, once that is true."""
     deadline = time.monotonic() + SECONDS
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come to be"
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
-    return found
+    return result
 
 
-def recorded(server: ServerProcess, **wanted: Any) -> list[AuditRecord]:
-    """The records there are, oldest first, read behind the server's back."""
+def recorded(server: ServerProcess, **criteria: Any) -> list[AuditRecord]:
+    """Return the audit records, oldest first, read from the database and not through the server."""
     with open_store(f"sqlite:///{server.root}/catalog.db") as store:
-        return store.list_audit(AuditFilter(**wanted), None, 1000)[::-1]
+        return store.list_audit(AuditFilter(**criteria), None, 1000)[::-1]
 
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A server that asks who you are, and records all that is asked."""
+    """A server with authentication that records all requests."""
     root = tmp_path_factory.mktemp("audited")
     environ = {"TILTYARD_AUDIT": "all", "TILTYARD_AUDIT_LINES": str(root / "audit.jsonl")}
     with secured_server(root, environ=environ) as secured:

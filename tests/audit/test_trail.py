@@ -1,4 +1,4 @@
-"""The writer behind the calls, and the places it writes to."""
+"""The audit trail, the content of its records and its sinks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from lance_namespace.errors import ServiceUnavailableError
 
 from tests.audit.conftest import eventually
 from tests.store.test_audit import NOON, record
-from tiltyard.audit import entry, named_objects, safe_context, trail
-from tiltyard.audit.lines import Lines
-from tiltyard.audit.trail import Level, Trail
-from tiltyard.audit.webhook import RETRIES, Webhook
+from tiltyard.audit import object_ids, redact_context, sinks, to_entry, trail
+from tiltyard.audit.sinks import RETRIES, LineSink, WebhookSink
+from tiltyard.audit.trail import AuditLevel, AuditTrail
 from tiltyard.config import ConfigError, Settings
 from tiltyard.model.modes import Outcome
 from tiltyard.model.spec import models
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class MovingStore(Store):
-    """A store whose database is away for a while."""
+class FlakyStore(Store):
+    """A store whose database is unavailable for a while."""
 
     __slots__ = ("away", "tries")
 
@@ -41,38 +40,38 @@ class MovingStore(Store):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[MovingStore]:
+def store(tmp_path: Path) -> Iterator[FlakyStore]:
     with open_store(f"sqlite:///{tmp_path}/catalog.db") as opened:
-        moving = MovingStore(opened._database, opened._clock)
-        moving.away = False
-        moving.tries = 0
-        yield moving
+        flaky = FlakyStore(opened._database, opened._clock)
+        flaky.away = False
+        flaky.tries = 0
+        yield flaky
 
 
 def ids(store: Store) -> list[str]:
     return [found.id for found in store.list_audit(AuditFilter(), None, 1000)][::-1]
 
 
-def test_write_returns_once_the_record_is_durable(store: MovingStore) -> None:
-    audit = Trail(store, Level.ALL)
+def test_write_returns_once_the_record_is_durable(store: FlakyStore) -> None:
+    audit = AuditTrail(store, AuditLevel.ALL)
     audit.write([record(NOON, "a"), record(NOON, "b")]).result(10)
     assert ids(store) == ["a", "b"]
     audit.close()
 
 
-def test_note_is_written_soon_and_at_close(store: MovingStore) -> None:
-    audit = Trail(store, Level.ALL)
-    audit.note(record(NOON, "a"))
+def test_enqueue_is_written_soon_and_at_close(store: FlakyStore) -> None:
+    audit = AuditTrail(store, AuditLevel.ALL)
+    audit.enqueue(record(NOON, "a"))
     assert eventually(lambda: ids(store)) == ["a"]
-    audit.note(record(NOON, "b"))
+    audit.enqueue(record(NOON, "b"))
     audit.close()
     assert ids(store) == ["a", "b"]
 
 
 def test_write_while_the_database_is_away_is_refused_then_made_good(
-    store: MovingStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = Trail(store, Level.ALL)
+    audit = AuditTrail(store, AuditLevel.ALL)
     store.away = True
     with pytest.raises(ServiceUnavailableError, match="was done, but its audit record"):
         audit.write([record(NOON, "a")]).result(10)
@@ -83,8 +82,8 @@ def test_write_while_the_database_is_away_is_refused_then_made_good(
     audit.close()
 
 
-def test_write_whose_caller_goes_away_is_written_and_so_is_what_follows(store: MovingStore) -> None:
-    audit = Trail(store, Level.ALL)
+def test_write_whose_caller_goes_away_is_written_and_so_is_what_follows(store: FlakyStore) -> None:
+    audit = AuditTrail(store, AuditLevel.ALL)
     assert not audit.write([record(NOON, "a")]).cancel()
     audit.write([record(NOON, "b")]).result(10)
     audit.close()
@@ -92,9 +91,9 @@ def test_write_whose_caller_goes_away_is_written_and_so_is_what_follows(store: M
 
 
 def test_record_that_no_database_takes_is_dropped_and_holds_back_no_other(
-    store: MovingStore, caplog: pytest.LogCaptureFixture
+    store: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = Trail(store, Level.ALL)
+    audit = AuditTrail(store, AuditLevel.ALL)
     with pytest.raises(ServiceUnavailableError):
         audit.write([record(NOON, "a", object="lone \ud800")]).result(10)
     eventually(lambda: audit.gauges()["audit records lost"] == 1)
@@ -104,19 +103,19 @@ def test_record_that_no_database_takes_is_dropped_and_holds_back_no_other(
 
 
 @pytest.mark.parametrize("raw", ["a\u0000b", "lone \ud800", "x" * 100_000, "\n\u202e"])
-def test_named_objects_are_fit_for_every_database(store: MovingStore, raw: str) -> None:
-    (name,) = named_objects(models.DescribeTableRequest(id=[raw]))
+def test_object_ids_are_fit_for_every_database(store: FlakyStore, raw: str) -> None:
+    (name,) = object_ids(models.DescribeTableRequest(id=[raw]))
     assert name.isprintable() and len(name) <= 2048
 
 
-def test_note_beyond_what_is_held_is_dropped_and_counted(
-    store: MovingStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_enqueue_beyond_the_queues_size_is_dropped_and_counted(
+    store: FlakyStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trail, "MOST_WAITING", 3)
-    audit = Trail(store, Level.ALL)
+    monkeypatch.setattr(trail, "MAX_QUEUED", 3)
+    audit = AuditTrail(store, AuditLevel.ALL)
     store.away = True
     for number in range(5):
-        audit.note(record(NOON, str(number)))
+        audit.enqueue(record(NOON, str(number)))
     assert audit.gauges() == {"audit records waiting": 3, "audit records lost": 2}
     assert "are being dropped" in caplog.text
     store.away = False
@@ -124,10 +123,8 @@ def test_note_beyond_what_is_held_is_dropped_and_counted(
     assert len(ids(store)) == 3
 
 
-def test_close_writes_what_the_database_refused_until_then(
-    store: MovingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    audit = Trail(store, Level.ALL)
+def test_close_writes_what_the_database_refused_until_then(store: FlakyStore, caplog: pytest.LogCaptureFixture) -> None:
+    audit = AuditTrail(store, AuditLevel.ALL)
     store.away = True
     with pytest.raises(ServiceUnavailableError):
         audit.write([record(NOON, "a")]).result(10)
@@ -142,21 +139,21 @@ def test_close_writes_what_the_database_refused_until_then(
 
 
 @pytest.mark.parametrize(
-    ("level", "outcome", "changes", "wanted"),
+    ("level", "outcome", "changes", "expected"),
     [
-        (Level.OFF, Outcome.OK, True, False),
-        (Level.OFF, Outcome.REFUSED, False, False),
-        (Level.CHANGES, Outcome.OK, True, True),
-        (Level.CHANGES, Outcome.FAILED, True, True),
-        (Level.CHANGES, Outcome.OK, False, False),
-        (Level.CHANGES, Outcome.REFUSED, False, True),
-        (Level.ALL, Outcome.OK, False, True),
+        (AuditLevel.OFF, Outcome.OK, True, False),
+        (AuditLevel.OFF, Outcome.REFUSED, False, False),
+        (AuditLevel.CHANGES, Outcome.OK, True, True),
+        (AuditLevel.CHANGES, Outcome.FAILED, True, True),
+        (AuditLevel.CHANGES, Outcome.OK, False, False),
+        (AuditLevel.CHANGES, Outcome.REFUSED, False, True),
+        (AuditLevel.ALL, Outcome.OK, False, True),
     ],
 )
-def test_wants_follows_the_level(
-    store: MovingStore, level: Level, outcome: Outcome, changes: bool, wanted: bool
+def test_should_record_follows_the_level(
+    store: FlakyStore, level: AuditLevel, outcome: Outcome, changes: bool, expected: bool
 ) -> None:
-    assert Trail(store, level).wants(outcome, changes) is wanted
+    assert AuditTrail(store, level).should_record(outcome, changes) is expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +161,7 @@ def test_wants_follows_the_level(
     [({}, "off"), ({"auth": True}, "changes"), ({"audit": "All"}, "all"), ({"auth": True, "audit": "off"}, "off")],
 )
 def test_level_of_auto_is_changes_where_callers_are_asked_who(settings: dict[str, Any], level: str) -> None:
-    assert Level.of(Settings(**settings)) == level
+    assert AuditLevel.of(Settings(**settings)) == level
 
 
 @pytest.mark.parametrize(
@@ -194,14 +191,14 @@ def test_level_of_auto_is_changes_where_callers_are_asked_who(settings: dict[str
         (None, ()),
     ],
 )
-def test_named_objects_are_all_ids_of_a_request_each_once(request_: Any, expected: tuple[str, ...]) -> None:
-    assert named_objects(request_) == expected
+def test_object_ids_are_all_ids_of_a_request_without_duplicates(request_: Any, expected: tuple[str, ...]) -> None:
+    assert object_ids(request_) == expected
 
 
-def test_safe_context_hides_secrets_and_cuts_what_is_long() -> None:
+def test_redact_context_hides_secrets_and_cuts_what_is_long() -> None:
     given = {"job": "nightly", "api_token": "t0p", "X-Secret": "s", "long": "x" * 1000}
-    assert safe_context(given) == {"job": "nightly", "api_token": "…", "X-Secret": "…", "long": "x" * 255 + "…"}
-    assert len(safe_context({str(number): "" for number in range(100)})) == 32
+    assert redact_context(given) == {"job": "nightly", "api_token": "…", "X-Secret": "…", "long": "x" * 255 + "…"}
+    assert len(redact_context({str(number): "" for number in range(100)})) == 32
 
 
 @pytest.mark.parametrize(
@@ -215,16 +212,16 @@ def test_safe_context_hides_secrets_and_cuts_what_is_long() -> None:
     ],
     ids=["key", "token", "access-key", "signature", "private-key"],
 )
-def test_safe_context_hides_what_looks_like_a_secret_whatever_its_name(value: str) -> None:
-    assert safe_context({"note": value, "job": "tilt_shift eyJ"}) == {"note": "…", "job": "tilt_shift eyJ"}
+def test_redact_context_hides_what_looks_like_a_secret_whatever_its_name(value: str) -> None:
+    assert redact_context({"note": value, "job": "tilt_shift eyJ"}) == {"note": "…", "job": "tilt_shift eyJ"}
 
 
 def test_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    lines = Lines(str(file))
-    lines.take([entry(record(NOON, "a")), entry(record(NOON, "b"))])
+    lines = LineSink(str(file))
+    lines.send([to_entry(record(NOON, "a")), to_entry(record(NOON, "b"))])
     file.rename(tmp_path / "old.jsonl")
-    lines.take([entry(record(NOON, "c"))])
+    lines.send([to_entry(record(NOON, "c"))])
     assert [json.loads(line)["record_id"] for line in file.read_text().splitlines()] == ["c"]
     assert len((tmp_path / "old.jsonl").read_text().splitlines()) == 2
     assert file.stat().st_mode & 0o027 == 0
@@ -233,14 +230,14 @@ def test_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> 
 def test_lines_that_cannot_be_written_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    lines = Lines(str(folder / "audit.jsonl"))
+    lines = LineSink(str(folder / "audit.jsonl"))
     (folder / "audit.jsonl").unlink()
     folder.rmdir()
-    lines.take([entry(record(NOON))])
-    assert lines.lost() == 1
+    lines.send([to_entry(record(NOON))])
+    assert lines.lost_count() == 1
     assert "1 audit records are not in" in caplog.text
     with pytest.raises(ConfigError, match="cannot be written"):
-        Lines(str(folder / "audit.jsonl"))
+        LineSink(str(folder / "audit.jsonl"))
 
 
 class Receiver:
@@ -275,8 +272,8 @@ QUICK = RETRIES.new(backoff_factor=0.0)
 
 def test_webhook_gets_a_cloud_event_and_is_tried_again_with_the_same_id() -> None:
     receiver = Receiver(503, 429, 204)
-    webhook = Webhook(receiver.url, {"authorization": "Bearer hook"}, QUICK)
-    webhook.take([entry(record(NOON, "a"))])
+    webhook = WebhookSink(receiver.url, {"authorization": "Bearer hook"}, QUICK)
+    webhook.send([to_entry(record(NOON, "a"))])
     eventually(lambda: len(receiver.events) == 3)
     webhook.close()
     receiver.close()
@@ -290,36 +287,34 @@ def test_webhook_gets_a_cloud_event_and_is_tried_again_with_the_same_id() -> Non
         "subject": "library$books",
         "time": "2023-11-14T22:13:20.000Z",
     }
-    assert event["data"]["operation"] == "CreateTable" and webhook.lost() == 0
+    assert event["data"]["operation"] == "CreateTable" and webhook.lost_count() == 0
 
 
 def test_webhook_that_refuses_or_is_not_there_is_counted_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver(403)
-    webhook = Webhook(receiver.url, {}, QUICK)
-    webhook.take([entry(record(NOON, "a"))])
-    eventually(lambda: webhook.lost() == 1)
+    webhook = WebhookSink(receiver.url, {}, QUICK)
+    webhook.send([to_entry(record(NOON, "a"))])
+    eventually(lambda: webhook.lost_count() == 1)
     receiver.close()
-    webhook.take([entry(record(NOON, "b"))])
-    eventually(lambda: webhook.lost() == 2)
+    webhook.send([to_entry(record(NOON, "b"))])
+    eventually(lambda: webhook.lost_count() == 2)
     webhook.close()
     assert "audit event a is not with the webhook: status 403" in caplog.text
 
 
 def test_webhook_queue_that_is_full_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tiltyard.audit import webhook as room
-
-    monkeypatch.setattr(room, "MOST_WAITING", 2)
+    monkeypatch.setattr(sinks, "MAX_QUEUED_EVENTS", 2)
     started, go_on = threading.Event(), threading.Event()
 
-    def wait(self: Webhook, one: models.AuditEntry) -> None:
+    def wait(self: WebhookSink, entry: models.AuditEntry) -> None:
         started.set()
         go_on.wait(10)
 
-    monkeypatch.setattr(Webhook, "_send", wait)
-    webhook = Webhook("http://127.0.0.1:9", {}, urllib3.Retry(0))
-    webhook.take([entry(record(NOON))])
+    monkeypatch.setattr(WebhookSink, "_post", wait)
+    webhook = WebhookSink("http://127.0.0.1:9", {}, urllib3.Retry(0))
+    webhook.send([to_entry(record(NOON))])
     assert started.wait(10)
-    webhook.take([entry(record(NOON, str(number))) for number in range(5)])
-    assert webhook.lost() == 3
+    webhook.send([to_entry(record(NOON, str(number))) for number in range(5)])
+    assert webhook.lost_count() == 3
     go_on.set()
     webhook.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Place
-from tiltyard.audit import check_audit
+from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.store import open_store
 
@@ -64,9 +64,9 @@ def test_serve_with_an_audit_that_cannot_be_written_is_refused_and_other_command
 
 def test_check_audit_that_is_off_makes_no_file(tmp_path: Path) -> None:
     lines = tmp_path / "audit.jsonl"
-    check_audit(Settings(audit="off", audit_lines=str(lines)))
+    check_audit_file(Settings(audit="off", audit_lines=str(lines)))
     assert not lines.exists()
-    check_audit(Settings(audit="all", audit_lines=str(lines)))
+    check_audit_file(Settings(audit="all", audit_lines=str(lines)))
     assert lines.exists()
 
 

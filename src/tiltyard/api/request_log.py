@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from tiltyard.api.metrics import Metrics
-from tiltyard.audit import named_objects, open_trail, printable, safe_context
+from tiltyard.audit import object_ids, open_trail, redact_context, sanitize_text
 from tiltyard.model.modes import Outcome
 from tiltyard.store import AuditRecord
 
@@ -104,7 +104,7 @@ class LoggedRequest:
         if status >= 300 or not self.is_audited_change:
             return None
         outcome = Outcome.REPEATED if self.is_replay else Outcome.OK
-        if not trail.wants(outcome, changes=True):
+        if not trail.should_record(outcome, changes=True):
             return None
         self._has_record = True
         return asyncio.wrap_future(trail.write(self._records(outcome)))
@@ -122,9 +122,9 @@ class LoggedRequest:
         if self._has_record and self.status < 300 and self.complete:
             return
         outcome = self._outcome()
-        if self.operation and log.trail.wants(outcome, self.is_audited_change):
+        if self.operation and log.trail.should_record(outcome, self.is_audited_change):
             for record in self._records(outcome):
-                log.trail.note(record)
+                log.trail.enqueue(record)
 
     def _outcome(self) -> Outcome:
         if self.status in REFUSALS:
@@ -142,7 +142,7 @@ class LoggedRequest:
         return [
             AuditRecord(
                 at=log.clock() - micros // 1000,
-                id=log.trail.new_id(),
+                id=log.trail.new_record_id(),
                 principal=ctx.principal.name if ctx else "",
                 method=ctx.principal.method if ctx else "",
                 operation=self.operation,
@@ -160,12 +160,12 @@ class LoggedRequest:
 
     def _objects(self) -> tuple[str, ...]:
         if self.request is not None:
-            return named_objects(self.request)
+            return object_ids(self.request)
         raw = self.segments.get("id")  # refused before it was bound: as it stands in the path
-        return () if raw is None else (printable(unquote_to_bytes(raw).decode(errors="replace")),)
+        return () if raw is None else (sanitize_text(unquote_to_bytes(raw).decode(errors="replace")),)
 
     def _context(self) -> dict[str, str]:
         entries = getattr(self.request, "context", None) or {}
         if self.ctx is not None and self.ctx.entries:
             entries = {**entries, **self.ctx.entries}
-        return safe_context(entries) if entries else {}
+        return redact_context(entries) if entries else {}

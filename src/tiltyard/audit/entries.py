@@ -1,4 +1,4 @@
-"""What a record says: the objects that a call named, its context without secrets, and the form that others read."""
+"""Content of audit records: the objects that a request names, its context without secrets, and the wire format."""
 
 from __future__ import annotations
 
@@ -12,42 +12,48 @@ from tiltyard.model.spec import models
 if TYPE_CHECKING:
     from tiltyard.store import AuditRecord
 
-MOST_ENTRIES = 32
-LONGEST_ENTRY = 256
-LONGEST_OBJECT = 2048
-HIDDEN = "…"
-"""Stands for what was left out."""
+MAX_CONTEXT_ENTRIES = 32
+MAX_CONTEXT_LENGTH = 256
+MAX_TEXT_LENGTH = 2048
+REDACTED = "…"
+"""Stands for what was cut off or redacted."""
 
-_SECRET = re.compile(r"auth|token|secret|passw|credential|cookie|signature|key", re.IGNORECASE)
-_LOOKS_SECRET = re.compile(r"tilt_[0-9a-f]{8}|eyJ[\w-]{8}|(?:AKIA|ASIA)[0-9A-Z]{12}|-----BEGIN|[?&]sig=|ya29\.")
-"""Keys of this server, tokens, keys of clouds: whatever the name of the entry that holds one."""
-
-
-def safe_context(entries: Mapping[str, str]) -> dict[str, str]:
-    """Context entries that may be kept: none that sounds or looks like a secret, and none of any length."""
-    kept: dict[str, str] = {}
-    for name, value in list(entries.items())[:MOST_ENTRIES]:
-        shown = _short(value)
-        secret = _SECRET.search(name) is not None or _LOOKS_SECRET.search(shown) is not None
-        kept[printable(_short(name))] = HIDDEN if secret else printable(shown)
-    return kept
+_SECRET_NAME = re.compile(r"auth|token|secret|passw|credential|cookie|signature|key", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"tilt_[0-9a-f]{8}|eyJ[\w-]{8}|(?:AKIA|ASIA)[0-9A-Z]{12}|-----BEGIN|[?&]sig=|ya29\.")
+"""API keys of this server, tokens and keys of clouds, whatever the name of their entry."""
 
 
-def _short(text: str, longest: int = LONGEST_ENTRY) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + HIDDEN
+def redact_context(entries: Mapping[str, str]) -> dict[str, str]:
+    """Return the context entries to record: values that may be secret are redacted, by their name or their look.
+
+    At most MAX_CONTEXT_ENTRIES are returned, names and values cut to MAX_CONTEXT_LENGTH characters.
+    """
+    redacted: dict[str, str] = {}
+    for name, value in list(entries.items())[:MAX_CONTEXT_ENTRIES]:
+        short_value = _truncate(value)
+        is_secret = _SECRET_NAME.search(name) is not None or _SECRET_VALUE.search(short_value) is not None
+        redacted[sanitize_text(_truncate(name))] = REDACTED if is_secret else sanitize_text(short_value)
+    return redacted
 
 
-def printable(text: str) -> str:
-    """A text of a caller, as every database and terminal takes it: no control characters, and of no great length."""
-    kept = _short(text, LONGEST_OBJECT)
-    return kept if kept.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in kept)
+def _truncate(text: str, length: int = MAX_CONTEXT_LENGTH) -> str:
+    return text if len(text) <= length else text[: length - 1] + REDACTED
 
 
-def named_objects(request: Any) -> tuple[str, ...]:
-    """The ids that a request names, as messages show them, each once: its own, a new name, those of its entries."""
+def sanitize_text(text: str) -> str:
+    """Return a caller's text as every database and terminal takes it: without control characters, not too long."""
+    short = _truncate(text, MAX_TEXT_LENGTH)
+    return short if short.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in short)
+
+
+def object_ids(request: Any) -> tuple[str, ...]:
+    """Return the ids that a request names, as messages show them, without duplicates.
+
+    These are its own id, the new one of a rename or the like, and those of its entries.
+    """
     if request is None:
         return ()
-    return tuple(dict.fromkeys(printable(display(tuple(names))) for names in _ids(request)))
+    return tuple(dict.fromkeys(sanitize_text(display(tuple(names))) for names in _ids(request)))
 
 
 def _ids(request: Any) -> Iterator[list[str]]:
@@ -56,23 +62,23 @@ def _ids(request: Any) -> Iterator[list[str]]:
         yield names
     if (new := _new_id(request, names or [])) is not None:
         yield new
-    for one in getattr(request, "entries", None) or ():
-        yield from _ids(one)
-    for one in getattr(request, "operations", None) or ():
-        for field in getattr(one, "__struct_fields__", ()):
-            yield from _ids(getattr(one, field))
+    for item in getattr(request, "entries", None) or ():
+        yield from _ids(item)
+    for item in getattr(request, "operations", None) or ():
+        for field in getattr(item, "__struct_fields__", ()):
+            yield from _ids(getattr(item, field))
 
 
 def _new_id(request: Any, names: list[str]) -> list[str] | None:
-    """The name that an object has from then on, where the request gives one."""
-    space, name = getattr(request, "new_namespace_id", None), getattr(request, "new_table_name", None)
+    """Return the id that the request gives an object in the place of its own, or None."""
+    namespace, name = getattr(request, "new_namespace_id", None), getattr(request, "new_table_name", None)
     if name is not None:
-        return [*(names[:-1] if space is None else space), name]
-    return space
+        return [*(names[:-1] if namespace is None else namespace), name]
+    return namespace
 
 
-def entry(record: AuditRecord) -> models.AuditEntry:
-    """A record as clients, files and webhooks see it."""
+def to_entry(record: AuditRecord) -> models.AuditEntry:
+    """Convert a record to the form that clients, files and webhooks get."""
     return models.AuditEntry(
         at_millis=record.at,
         record_id=record.id,

@@ -1,6 +1,7 @@
-"""The writer behind the calls: gathers records and writes them in batches.
+"""The audit trail of a process: a queue of records that a thread writes to the catalog and the sinks, in batches.
 
-A call that changed something waits for its record; of all others the last half second may be lost with the process.
+A request that changed something waits for its record. Of all other records, the last half second may be lost with the
+process.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from lance_namespace.errors import LanceNamespaceError, ServiceUnavailableError
 
-from tiltyard.audit.entries import entry
-from tiltyard.audit.lines import Lines
+from tiltyard.audit.entries import to_entry
+from tiltyard.audit.sinks import LineSink, WebhookSink
 from tiltyard.model.modes import Outcome
 from tiltyard.store import AuditRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tiltyard.audit.sinks import Sink
     from tiltyard.config import Settings
-    from tiltyard.model.spec import models
     from tiltyard.store import Store
 
 log = logging.getLogger("tiltyard.audit")
 
-GATHER_SECONDS = 0.5
-"""How long records that nobody waits for are gathered."""
+FLUSH_SECONDS = 0.5
+"""How often records that no request waits for are written."""
 
-BATCH = 500
-MOST_WAITING = 50_000
-"""Records held while the database is away: some 50 MB. More are dropped, and counted."""
+BATCH_SIZE = 500
+MAX_QUEUED = 50_000
+"""Records held while the database is unavailable: some 50 MB. More are dropped, and counted."""
 
 RETRY_SECONDS = 1.0
 LOG_SECONDS = 60.0
-"""How often at most the log says that records still wait."""
+"""Interval of the log message that records are still waiting."""
 CLOSING_SECONDS = 5.0
 
 
-class Level(StrEnum):
-    """Which calls leave a record. Refusals (401, 403, 429) always do, unless it is off."""
+class AuditLevel(StrEnum):
+    """Which requests are recorded. Refusals (401, 403, 429) always are, unless it is off."""
 
     OFF = "off"
     CHANGES = "changes"
@@ -54,43 +55,28 @@ class Level(StrEnum):
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The level that is set; `auto` is changes where callers are asked who they are, else off."""
+        """Return the level of the settings; `auto` means changes with authentication, and off without."""
         if settings.audit.lower() == "auto":
             return cls("changes" if settings.auth else "off")
         return cls(settings.audit.lower())
 
 
-class Sink(Protocol):
-    """Where records go besides the database."""
-
-    name: str
-
-    def lost(self) -> int:
-        """How many records it could not keep."""
-
-    def take(self, entries: Sequence[models.AuditEntry]) -> None:
-        """Take records; says in the log what it could not keep, and raises nothing."""
-
-    def close(self) -> None:
-        """Send what can be sent within a few seconds."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Queued:
     record: AuditRecord
     written: Future[None] | None
 
 
-class Trail:
-    """Writes the audit of one process. `note` and `write` may be called from any thread."""
+class AuditTrail:
+    """Writes the audit records of one process. `enqueue` and `write` may be called from any thread."""
 
-    def __init__(self, store: Store, level: Level, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, store: Store, level: AuditLevel, sinks: Sequence[Sink] = ()) -> None:
         self.level = level
         self.dropped = 0
         self._store = store
         self._sinks = sinks
-        self._waiting: deque[_Waiting] = deque()
-        self._late: list[AuditRecord] = []
+        self._queue: deque[_Queued] = deque()
+        self._unwritten: list[AuditRecord] = []
         self._log_at = 0.0
         self._wake = threading.Event()
         self._closing = False
@@ -99,46 +85,46 @@ class Trail:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
-    def wants(self, outcome: Outcome, changes: bool) -> bool:
-        """Whether a call that ended so leaves a record."""
-        if self.level is Level.CHANGES:
+    def should_record(self, outcome: Outcome, changes: bool) -> bool:
+        """Return whether a request with this outcome is recorded."""
+        if self.level is AuditLevel.CHANGES:
             return changes or outcome is Outcome.REFUSED
-        return self.level is Level.ALL
+        return self.level is AuditLevel.ALL
 
-    def new_id(self) -> str:
-        """An id that no other record has, on any server."""
+    def new_record_id(self) -> str:
+        """Return a record id that is unique across all servers."""
         return f"{self._process}-{next(self._numbers):08x}"
 
-    def note(self, record: AuditRecord) -> None:
-        """Write a record soon. Where the database has been away for long, it is dropped, and counted."""
-        if len(self._waiting) + len(self._late) >= MOST_WAITING:
+    def enqueue(self, record: AuditRecord) -> None:
+        """Queue a record to be written soon. It is dropped, and counted, if the queue is full."""
+        if len(self._queue) + len(self._unwritten) >= MAX_QUEUED:
             self._drop(1)
             return
-        self._add(_Waiting(record, None))
+        self._add(_Queued(record, None))
 
     def write(self, records: Sequence[AuditRecord]) -> Future[None]:
-        """Write records at once, in this order; the future is done once they are durable.
+        """Write records at once, in this order; return a future that is done once they are durable.
 
-        It raises ServiceUnavailableError if the database does not take them; they are tried again all the same.
+        It raises ServiceUnavailableError if the database does not take them; they are retried all the same.
         """
         for record in records[:-1]:
-            self._add(_Waiting(record, None))
+            self._add(_Queued(record, None))
         written: Future[None] = Future()
-        written.set_running_or_notify_cancel()  # a caller that goes away must not cancel it: the thread will set it
-        self._add(_Waiting(records[-1], written))
+        written.set_running_or_notify_cancel()  # a caller that disconnects must not cancel it, since the thread sets it
+        self._add(_Queued(records[-1], written))
         self._wake.set()
         return written
 
     def gauges(self) -> dict[str, float]:
-        """How many records wait, and how many were lost, by name."""
-        found: dict[str, float] = {
-            "audit records waiting": len(self._waiting) + len(self._late),
+        """Return how many records are waiting, and how many were lost, by name."""
+        gauges: dict[str, float] = {
+            "audit records waiting": len(self._queue) + len(self._unwritten),
             "audit records lost": self.dropped,
         }
-        return found | {f"audit records lost by {sink.name}": sink.lost() for sink in self._sinks}
+        return gauges | {f"audit records lost by {sink.name}": sink.lost_count() for sink in self._sinks}
 
     def close(self) -> None:
-        """Write what waits, for a few seconds at most; no record may come after this."""
+        """Write the queued records, for a few seconds at most; no record may be added after this."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -146,8 +132,8 @@ class Trail:
         for sink in self._sinks:
             sink.close()
 
-    def _add(self, waiting: _Waiting) -> None:
-        self._waiting.append(waiting)
+    def _add(self, queued: _Queued) -> None:
+        self._queue.append(queued)
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -159,97 +145,95 @@ class Trail:
             log.error("audit records are being dropped: the database has not taken any for too long")
         self.dropped += number
 
-    # What follows runs in the thread.
+    # The methods from here on run in the thread.
 
     def _run(self) -> None:
         closing = False
         while not closing:
-            self._wake.wait(GATHER_SECONDS)
+            self._wake.wait(FLUSH_SECONDS)
             self._wake.clear()
-            closing = self._closing  # before the work: all that came before `close` is tried once more after it
-            while self._waiting:
+            closing = self._closing  # read first: so all that was added before `close` is tried once more
+            while self._queue:
                 self._write_batch()
-            if self._late:
-                self._write_late()
+            if self._unwritten:
+                self._write_unwritten()
 
     def _write_batch(self) -> None:
-        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        records = [waiting.record for waiting in batch]
-        self._send(records)
+        batch = [self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))]
+        records = [queued.record for queued in batch]
+        self._send_to_sinks(records)
         error: Exception | None = None
         try:
             self._store.add_audit(records)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, those who wait are told, and the thread goes on
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the futures get it, and the thread goes on
             error = failure
-            self._keep(records, failure)
-        for waiting in batch:
-            if waiting.written is not None:
+            self._retry_later(records, failure)
+        for queued in batch:
+            if queued.written is not None:
                 if error is None:
-                    waiting.written.set_result(None)
+                    queued.written.set_result(None)
                 else:
-                    waiting.written.set_exception(_unwritten(error))
+                    queued.written.set_exception(_not_written(error))
 
-    def _send(self, records: Sequence[AuditRecord]) -> None:
+    def _send_to_sinks(self, records: Sequence[AuditRecord]) -> None:
         if self._sinks:
-            entries = [entry(record) for record in records]
+            entries = [to_entry(record) for record in records]
             for sink in self._sinks:
                 try:
-                    sink.take(entries)
-                except Exception:  # those who wait for the database must not hang on a sink
+                    sink.send(entries)
+                except Exception:  # requests that wait for the database must not hang when a sink fails
                     log.exception("%d audit records are not with %s", len(entries), sink.name)
 
-    def _keep(self, records: list[AuditRecord], error: Exception) -> None:
-        """Keep what could not be written for later; the log has it meanwhile."""
-        unforeseen = None if isinstance(error, LanceNamespaceError) else error
-        log.error("%d audit records are not written yet: %s", len(records), error, exc_info=unforeseen)
+    def _retry_later(self, records: list[AuditRecord], error: Exception) -> None:
+        """Keep records that could not be written, to retry them; they are logged meanwhile."""
+        unexpected = None if isinstance(error, LanceNamespaceError) else error
+        log.error("%d audit records are not written yet: %s", len(records), error, exc_info=unexpected)
         for record in records:
-            log.error("audit record: %r", entry(record))  # as Python shows it: whatever is in it, it can be logged
-        room = max(0, MOST_WAITING - len(self._late))
-        self._late += records[:room]
+            log.error("audit record: %r", to_entry(record))  # its repr, which can be logged whatever it contains
+        room = max(0, MAX_QUEUED - len(self._unwritten))
+        self._unwritten += records[:room]
         if len(records) > room:
             self._drop(len(records) - room)
 
-    def _write_late(self) -> None:
-        while self._late:
-            batch = self._late[:BATCH]
+    def _write_unwritten(self) -> None:
+        while self._unwritten:
+            batch = self._unwritten[:BATCH_SIZE]
             try:
                 self._store.add_audit(batch)
             except ServiceUnavailableError as error:
                 if time.monotonic() >= self._log_at:
-                    log.warning("%d audit records are not written yet: %s", len(self._late), error)
+                    log.warning("%d audit records are not written yet: %s", len(self._unwritten), error)
                     self._log_at = time.monotonic() + LOG_SECONDS
                 if not self._closing:
                     self._wake.wait(RETRY_SECONDS)
                 return
-            except Exception:  # what the database will never take must not keep back all that follows
+            except Exception:  # records that the database never takes must not block all that follow
                 log.exception("%d audit records cannot be written, and are dropped", len(batch))
                 self.dropped += len(batch)
-            del self._late[: len(batch)]
+            del self._unwritten[: len(batch)]
         log.warning("the audit records that waited are written")
 
 
-def check_audit(settings: Settings) -> None:
+def check_audit_file(settings: Settings) -> None:
     """Raise ConfigError for a file of the audit that cannot be written."""
-    if settings.audit_lines and Level.of(settings) is not Level.OFF:
-        Lines(settings.audit_lines)
+    if settings.audit_lines and AuditLevel.of(settings) is not AuditLevel.OFF:
+        LineSink(settings.audit_lines)
 
 
-def open_trail(settings: Settings, store: Store) -> Trail:
-    """The audit as the settings want it. Raises ConfigError for a file that cannot be written."""
-    level = Level.of(settings)
+def open_trail(settings: Settings, store: Store) -> AuditTrail:
+    """Open the audit trail of the settings. Raises ConfigError for a file that cannot be written."""
+    level = AuditLevel.of(settings)
     sinks: list[Sink] = []
-    if level is not Level.OFF and settings.audit_lines:
-        sinks.append(Lines(settings.audit_lines))
-    if level is not Level.OFF and settings.audit_webhook:
-        from tiltyard.audit.webhook import Webhook  # noqa: PLC0415 - an HTTP client, only for those who want it
-
-        sinks.append(Webhook(settings.audit_webhook, settings.audit_webhook_headers))
-    return Trail(store, level, sinks)
+    if level is not AuditLevel.OFF and settings.audit_lines:
+        sinks.append(LineSink(settings.audit_lines))
+    if level is not AuditLevel.OFF and settings.audit_webhook:
+        sinks.append(WebhookSink(settings.audit_webhook, settings.audit_webhook_headers))
+    return AuditTrail(store, level, sinks)
 
 
-def _unwritten(error: Exception) -> ServiceUnavailableError:
+def _not_written(error: Exception) -> ServiceUnavailableError:
     failure = ServiceUnavailableError(
-        "What was asked was done, but its audit record cannot be written yet: ask what is there before you try again."
+        "The request was done, but its audit record cannot be written yet: check the result before you send it again."
     )
     failure.__cause__ = error
     return failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiltyard.access.needs import on_server
-from tiltyard.audit import entry
+from tiltyard.audit import to_entry
 from tiltyard.model.modes import Outcome, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
@@ -38,4 +38,4 @@ def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) ->
         lambda before, count: ctx.store.list_audit(wanted, tuple(before) if before else None, count),
         lambda record: (record.at, record.id),
     )
-    return models.ListAuditRecordsResponse(records=[entry(record) for record in found], page_token=token)
+    return models.ListAuditRecordsResponse(records=[to_entry(record) for record in found], page_token=token)

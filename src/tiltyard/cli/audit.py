@@ -117,9 +117,9 @@ def _parse_time(text: str | None) -> int | None:
 def _format_json(record: AuditRecord) -> str:
     import msgspec
 
-    from tiltyard.audit import entry
+    from tiltyard.audit import to_entry
 
-    return msgspec.json.encode(entry(record)).decode()
+    return msgspec.json.encode(to_entry(record)).decode()
 
 
 def _format_line(record: AuditRecord) -> str:

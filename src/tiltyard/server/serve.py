@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 
 from tiltyard.api.metrics import shared_metrics
 from tiltyard.api.rate_limits import shared_rates
-from tiltyard.audit import check_audit
+from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server import child_process
@@ -48,7 +48,7 @@ log = logging.getLogger("tiltyard")
 
 def run_server(settings: Settings) -> None:
     """Serve until a signal stops it. Raises ConfigError for an audit that cannot be kept."""
-    check_audit(settings)
+    check_audit_file(settings)
     set_up_logging(settings)
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]

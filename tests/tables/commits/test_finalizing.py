@@ -10,8 +10,8 @@ from pathlib import Path
 import lance
 import pytest
 from msgspec import structs
+from tests.tables.commits.test_commit import location, stage
 from tests.tables.served import Server
-from tests.tables.test_version_commits import location, stage
 
 from tiltyard.store import NewVersion
 from tiltyard.tables.commits import finalizing

@@ -14,8 +14,8 @@ import lance
 import pytest
 from lance_namespace.errors import ServiceUnavailableError, TableColumnNotFoundError
 from tests.tables.bodies import small
+from tests.tables.indexes.test_indexes import Indexes, rows
 from tests.tables.served import Server, ask
-from tests.tables.test_indexes import Indexes, rows
 
 from tiltyard.model.jobs import Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus

@@ -11,8 +11,8 @@ import lance
 import pytest
 from lance_namespace.errors import InvalidInputError
 from msgspec import structs
+from tests.tables.commits.test_commit import ROWS, create, location, stage
 from tests.tables.served import Server, ask
-from tests.tables.test_version_commits import ROWS, create, location, stage
 
 from tiltyard.model.spec import models
 from tiltyard.store import NewVersion, VersionRecord

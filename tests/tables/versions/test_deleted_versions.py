@@ -18,8 +18,8 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 from tests.tables.bodies import small
+from tests.tables.commits.test_commit import commit_all, create, stage
 from tests.tables.served import Server, ask
-from tests.tables.test_version_commits import commit_all, create, stage
 
 from tiltyard.catalog.tables import deregister_table, describe_table, register_table, table_exists
 from tiltyard.catalog.undrop import undrop_table

@@ -18,15 +18,15 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 from tests.tables.bodies import small
+from tests.tables.commits.test_recovery import recovered
 from tests.tables.served import Server, ask
-from tests.tables.test_recovery import recovered
 
-from tiltyard.access import Privilege
 from tiltyard.config import Settings
 from tiltyard.context import Context
 from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
 from tiltyard.model.principals import Principal
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime import failpoints
 from tiltyard.store import NewRequest

@@ -14,13 +14,13 @@ import pytest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, UnsupportedOperationError
 from msgspec import structs
 from tests.tables.bodies import small
+from tests.tables.commits.test_commit import location, stage
 from tests.tables.served import Server, ask
-from tests.tables.test_version_commits import location, stage
 
-from tiltyard.access import Privilege
 from tiltyard.context import Context
 from tiltyard.model.computed_columns import UdfDeclaration, read_declaration
 from tiltyard.model.principals import Principal
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store.access.grants import TABLE
 from tiltyard.tables.commits import commit
@@ -50,7 +50,7 @@ def asking(server: Server, *privileges: Privilege) -> Context:
     """A request of ann's, who has these privileges on t."""
     number = server.services.store.describe_table(("t",)).id
     server.services.store.grant("principal:ann", TABLE, number, sum(privileges), "test")
-    server.services.access.changed()
+    server.services.rights_cache.refresh_next()
     return structs.replace(server.ctx, principal=Principal("ann"))
 
 

@@ -1,4 +1,4 @@
-"""A driver that dies: it drives a job that waits, and kills itself as soon as so many parts of a kind are kept.
+"""A driver that dies: it drives a queued job, and kills itself once it has saved so many checkpoints of a kind.
 
 python -m tests.spark.dying URL JOB PREFIX COUNT
 """
@@ -23,14 +23,14 @@ ROWS_PER_PART = 10
 
 
 class DyingRun(CatalogRun):
-    """Keeps `count` parts whose keys begin with `prefix`, and dies."""
+    """Saves `count` checkpoints whose keys begin with `prefix`, and dies."""
 
     def __init__(self, calls: OperationClient, job: QueuedJob, owner: str, prefix: str, count: int) -> None:
         super().__init__(calls, job, owner, LEASE_MS)
         self._prefix, self._left = prefix, count
 
     def save_checkpoint(self, key: str, value: str) -> None:
-        """Keep a part; the last one at that."""
+        """Save a checkpoint, and die after the last one."""
         super().save_checkpoint(key, value)
         self._left -= key.startswith(self._prefix)
         if not self._left:
@@ -38,13 +38,13 @@ class DyingRun(CatalogRun):
 
 
 def main(url: str, job_id: str, prefix: str, count: int) -> None:
-    """Drive until death."""
+    """Drive the job until death."""
     segments.ROWS_PER_SEGMENT, planning.ROWS_PER_PART = ROWS_PER_SEGMENT, ROWS_PER_PART
-    where, owner = connection(url), new_owner()
-    told = claim_job(OperationClient(where), job_id, owner, LEASE_MS)
-    run = DyingRun(OperationClient(where), told, owner, prefix, count)
+    catalog, owner = connection(url), new_owner()
+    job = claim_job(OperationClient(catalog), job_id, owner, LEASE_MS)
+    run = DyingRun(OperationClient(catalog), job, owner, prefix, count)
     spark = spark_session("local[1]", config=FEW_PARTITIONS)
-    drive_job(run, lambda: told.execute(run, where, spark))
+    drive_job(run, lambda: job.execute(run, catalog, spark))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Jobs whose driver is killed: index and optimize go on with what is left, and do nothing twice."""
+"""Jobs whose driver is killed: index and optimize resume from their checkpoints, and repeat nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of files: what differs between files, what folders say, and text, read with nothing lost without a word."""
+"""Sources of files: schemas that differ, partition folders, and text that is read without silent loss."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tiltyard.pipeline.task_errors import RefusedError
 
 
 def rows_of(path: Path | str, table: pa.Schema | None = None, **options: Any) -> tuple[pa.Table, list[str]]:
-    """The rows of a source as a job reads them, and the reasons of those that cannot be taken."""
+    """Return the rows of a source as a job reads them, and the reasons of rejected rows."""
     source = find_source(SourceOptions(str(path), **options))
     reading = source.reader if table is None else adapt_to_table(source.reader, table, ColumnSelection())
-    found = [row for piece in source.pieces for row in reading.read(piece)]
-    batches = [row for row in found if not isinstance(row, RejectedRow)]
-    return pa.Table.from_batches(batches, reading.schema), [row.reason for row in found if isinstance(row, RejectedRow)]
+    rows = [row for piece in source.pieces for row in reading.read(piece)]
+    batches = [row for row in rows if not isinstance(row, RejectedRow)]
+    return pa.Table.from_batches(batches, reading.schema), [row.reason for row in rows if isinstance(row, RejectedRow)]
 
 
 def read(path: Path | str, **options: Any) -> pa.Table:
-    rows, bad = rows_of(path, **options)
-    assert not bad
+    rows, rejected = rows_of(path, **options)
+    assert not rejected
     return rows
 
 
@@ -53,7 +53,7 @@ def write_arrow(table: pa.Table, path: Path) -> None:
 WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {"parquet": pq.write_table, "arrow": write_arrow}
 
 
-# Files that differ.
+# Schemas that differ.
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -61,9 +61,9 @@ def test_files_that_differ_have_the_columns_of_all_in_types_that_hold_all(tmp_pa
     write = WRITERS[kind]
     write(pa.table({"id": pa.array([1], pa.int32()), "a": ["x"]}), tmp_path / f"1.{kind}")
     write(pa.table({"b": [0.5], "id": pa.array([1 << 40], pa.int64())}), tmp_path / f"2.{kind}")
-    found = read(tmp_path)
-    assert found.schema == pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.float64())])
-    assert found.to_pylist() == [{"id": 1, "a": "x", "b": None}, {"id": 1 << 40, "a": None, "b": 0.5}]
+    merged = read(tmp_path)
+    assert merged.schema == pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.float64())])
+    assert merged.to_pylist() == [{"id": 1, "a": "x", "b": None}, {"id": 1 << 40, "a": None, "b": 0.5}]
     first, bad = rows_of(tmp_path, schema=SchemaMode.FIRST)
     assert first.to_pylist() == [{"id": 1, "a": "x"}] and "id: Integer value 1099511627776 not in range" in bad[0]
     with pytest.raises(
@@ -73,7 +73,7 @@ def test_files_that_differ_have_the_columns_of_all_in_types_that_hold_all(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("first", "second", "message"),
     [
         ({"a": pa.int64()}, {"a": pa.string()}, "Column 'a' is string in {2} and int64 in {1}: no type holds"),
         ({"a": pa.uint64()}, {"a": pa.int8()}, "Column 'a' is int8 in {2} and uint64 in {1}"),
@@ -83,25 +83,25 @@ def test_files_that_differ_have_the_columns_of_all_in_types_that_hold_all(tmp_pa
     ],
 )
 def test_difference_that_nothing_bridges_names_file_and_column(
-    tmp_path: Path, one: dict[str, pa.DataType], other: dict[str, pa.DataType], told: str
+    tmp_path: Path, first: dict[str, pa.DataType], second: dict[str, pa.DataType], message: str
 ) -> None:
     names = {number: tmp_path / f"{number}.parquet" for number in (1, 2)}
-    for number, fields in ((1, one), (2, other)):
+    for number, fields in ((1, first), (2, second)):
         pq.write_table(pa.table({name: pa.nulls(1, dtype) for name, dtype in fields.items()}), names[number])
-    with pytest.raises(RefusedError, match=told.format(None, names[1], names[2])):
+    with pytest.raises(RefusedError, match=message.format(None, names[1], names[2])):
         read(tmp_path)
 
 
 def test_column_that_is_cast_may_differ_and_one_that_is_not_selected_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "zip": [12345], "x": [True]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"id": [2], "zip": ["01234"], "x": ["?"]}), tmp_path / "2.parquet")
-    found = read(tmp_path, types={"zip": pa.string()}, columns=("id", "zip"))
-    assert found.to_pylist() == [{"id": 1, "zip": "12345"}, {"id": 2, "zip": "01234"}]
+    rows = read(tmp_path, types={"zip": pa.string()}, columns=("id", "zip"))
+    assert rows.to_pylist() == [{"id": 1, "zip": "12345"}, {"id": 2, "zip": "01234"}]
 
 
 def test_common_type_holds_the_values_of_both() -> None:
     vector, lists = pa.list_(pa.float32(), 2), pa.list_(pa.float64())
-    for one, other, found in [
+    for left, right, common in [
         (pa.uint8(), pa.int8(), pa.int16()),
         (pa.uint32(), pa.int8(), pa.int64()),
         (pa.int16(), pa.float32(), pa.float32()),
@@ -126,16 +126,16 @@ def test_common_type_holds_the_values_of_both() -> None:
         (pa.string(), pa.binary(), None),
         (pa.decimal128(4, 2), pa.float64(), None),
     ]:
-        assert common_type(one, other) == found and common_type(other, one) == found, (one, other)
-    one, other = pa.struct({"x": pa.int8()}), pa.struct({"y": pa.int8()})
-    assert common_type(one, other) == pa.struct({"x": pa.int8(), "y": pa.int8()})
+        assert common_type(left, right) == common and common_type(right, left) == common, (left, right)
+    left, right = pa.struct({"x": pa.int8()}), pa.struct({"y": pa.int8()})
+    assert common_type(left, right) == pa.struct({"x": pa.int8(), "y": pa.int8()})
 
 
 def test_zone_that_a_table_would_drop_or_add_is_refused() -> None:
     zoned, naive = (pa.schema([("t", pa.timestamp("us", zone))]) for zone in ("Europe/Berlin", None))
-    for made, table in ((zoned, naive), (naive, zoned)):
+    for source, table in ((zoned, naive), (naive, zoned)):
         with pytest.raises(RefusedError, match=r"Column 't' is timestamp.* --cast 't=timestamp"):
-            check_time_zones(made, table)
+            check_time_zones(source, table)
     check_time_zones(zoned, pa.schema([("t", pa.timestamp("ns", "UTC"))]))
     check_time_zones(naive, pa.schema([("t", pa.string())]))
 
@@ -157,9 +157,9 @@ def test_files_of_a_format_that_are_compressed_otherwise_are_refused_and_not_lef
 
 
 def test_lance_column_of_blobs_is_refused_and_others_are_read(tmp_path: Path) -> None:
-    told = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    blob_field = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     for name, blobs, field, version in (
-        ("old", pa.array([b"bytes"], pa.large_binary()), told, "2.1"),
+        ("old", pa.array([b"bytes"], pa.large_binary()), blob_field, "2.1"),
         ("new", lance.blob_array([b"bytes"]), lance.blob_field("b"), "2.2"),
     ):
         table = pa.table([pa.array([1]), blobs], pa.schema([pa.field("id", pa.int64()), field]))
@@ -171,7 +171,7 @@ def test_lance_column_of_blobs_is_refused_and_others_are_read(tmp_path: Path) ->
             next(scan_fragments(dataset, [0]))
 
 
-# Folders that hold columns.
+# Partition folders.
 
 
 def put(folder: Path, *parts: str, **columns: Any) -> Path:
@@ -184,8 +184,8 @@ def put(folder: Path, *parts: str, **columns: Any) -> Path:
 def test_hive_folders_are_columns_of_types_that_lose_nothing(tmp_path: Path) -> None:
     put(tmp_path, "year=2013", "day=2013-01-31", "zip=01234", "who=a%2Fb%20%C3%BC", "1.parquet")
     put(tmp_path, "year=2014", "day=2013-02-01", "zip=12345", "who=__HIVE_DEFAULT_PARTITION__", "1.parquet")
-    found = read(tmp_path)
-    assert found.to_pylist() == [
+    rows = read(tmp_path)
+    assert rows.to_pylist() == [
         {"x": 1, "year": 2013, "day": dt.date(2013, 1, 31), "zip": "01234", "who": "a/b ü"},
         {"x": 1, "year": 2014, "day": dt.date(2013, 2, 1), "zip": "12345", "who": None},
     ]
@@ -234,10 +234,10 @@ def csv(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
 
 def test_csv_only_the_empty_unquoted_field_is_null(tmp_path: Path) -> None:
     file = csv(tmp_path, 'code,empty,n\nNA,,1\nN/A,"",\nnull,,2\nnan,,3\n"",,4\n,,NA\n')
-    found = read(file)
-    assert found["code"].to_pylist() == ["NA", "N/A", "null", "nan", "", None]
-    assert found["empty"].to_pylist() == [None, "", None, None, None, None]
-    assert found["n"].to_pylist() == ["1", None, "2", "3", "4", "NA"]
+    rows = read(file)
+    assert rows["code"].to_pylist() == ["NA", "N/A", "null", "nan", "", None]
+    assert rows["empty"].to_pylist() == [None, "", None, None, None, None]
+    assert rows["n"].to_pylist() == ["1", None, "2", "3", "4", "NA"]
     more = read(file, nulls=("NA", "nan"))
     assert more["code"].to_pylist() == [None, "N/A", "null", None, "", None]
     assert more["n"].to_pylist() == [1, None, 2, 3, 4, None]
@@ -276,8 +276,10 @@ def test_csv_types_give_back_what_was_written(tmp_path: Path) -> None:
         ("10:30:00",): [dt.time(10, 30)],
         ("10:30",): ["10:30"],
     }.items():
-        found = read(csv(tmp_path, "a,b\n" + "".join(f"{text},\n" for text in texts)))["a"].to_pylist()
-        assert ["nan" if isinstance(one, float) and math.isnan(one) else one for one in found] == expected, texts
+        column = read(csv(tmp_path, "a,b\n" + "".join(f"{text},\n" for text in texts)))["a"].to_pylist()
+        assert ["nan" if isinstance(value, float) and math.isnan(value) else value for value in column] == expected, (
+            texts
+        )
     zone = read(csv(tmp_path, "a\n2013-01-31T10:00:00+02:00\n")).schema.field("a").type
     assert zone == pa.timestamp("us", "+02:00")
 
@@ -303,13 +305,13 @@ def test_csv_guess_that_does_not_hold_later_says_where_and_what_to_do(tmp_path: 
         assert late in bad[0] or "zone" in bad[0], bad
 
 
-def test_types_are_guessed_from_within_large_files_too(tmp_path: Path, monkeypatch: Any) -> None:
+def test_types_are_inferred_from_within_large_files_too(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(discovery, "HEAD_BYTES", 64)
     monkeypatch.setattr(inspection, "RANGE_BYTES", 300)
     numbers = [str(n) for n in range(100, 200)] + ["01234"] * 100
     assert read(csv(tmp_path, "a,b\n" + "".join(f"{n},\n" for n in numbers)))["a"].to_pylist() == numbers
-    found = read(jsonl(tmp_path, *['{"a": 1}'] * 50, *['{"a": 0.5, "b": "x"}'] * 50))
-    assert found["a"].to_pylist() == [1.0] * 50 + [0.5] * 50 and found["b"].to_pylist() == [None] * 50 + ["x"] * 50
+    rows = read(jsonl(tmp_path, *['{"a": 1}'] * 50, *['{"a": 0.5, "b": "x"}'] * 50))
+    assert rows["a"].to_pylist() == [1.0] * 50 + [0.5] * 50 and rows["b"].to_pylist() == [None] * 50 + ["x"] * 50
 
 
 def test_first_line_that_is_longer_than_the_head_is_read_whole(tmp_path: Path, monkeypatch: Any) -> None:
@@ -348,14 +350,14 @@ def test_csv_rows_for_a_table_have_its_types_as_they_are_written(tmp_path: Path)
 
 
 def test_csv_header_that_is_no_header_is_refused(tmp_path: Path) -> None:
-    for text, told in {
+    for text, message in {
         "a,b,a\n1,2,3\n": "line 1: the columns 1 and 3 are both called 'a'",
         "a,,b\n1,2,3\n": "line 1: column 2 has no name",
         b"\xff\xfea\x00": "is UTF-16: write it as UTF-8",
         "\n\n": "has no line with the names of its columns",
         b"a,\xfc\n1,2\n": "the names of its columns are not UTF-8",
     }.items():
-        with pytest.raises(RefusedError, match=told):
+        with pytest.raises(RefusedError, match=message):
             read(csv(tmp_path, text))
 
 
@@ -383,7 +385,7 @@ def test_csv_columns_go_by_their_names_in_each_file(tmp_path: Path) -> None:
     assert read(tmp_path, schema=SchemaMode.FIRST).column_names == ["a", "b"]
 
 
-def test_csv_bad_row_is_told_by_the_line_of_its_file(tmp_path: Path, monkeypatch: Any) -> None:
+def test_csv_rejected_row_is_named_by_the_line_of_its_file(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(inspection, "RANGE_BYTES", 300)
     text = "id,text\n" + "".join(f'{n},"two\nlines"\n' if n < 3 else f"{n},row {n}\n" for n in range(200))
     lines = text.split("\n")
@@ -393,7 +395,7 @@ def test_csv_bad_row_is_told_by_the_line_of_its_file(tmp_path: Path, monkeypatch
     file = csv(tmp_path, "\n".join(broken.get(at, line) for at, line in enumerate(lines)))
     assert len(find_source(SourceOptions(str(file))).pieces) > 5
     rows, bad = rows_of(file, types={"id": pa.int64()})
-    assert [int(one.partition(":")[0].removeprefix("line ")) - 1 for one in bad] == list(broken)
+    assert [int(reason.partition(":")[0].removeprefix("line ")) - 1 for reason in bad] == list(broken)
     assert rows["text"].to_pylist()[:3] == ["two\nlines"] * 3 and rows.num_rows == 197
 
 
@@ -419,8 +421,8 @@ def test_split_records_with_quotes_anywhere_finds_the_ends_of_records() -> None:
         (b'a,"b\nc\n', [], True),
         (b'5" x\n"y\n', [5], True),
     ]:
-        found, opened = split_records(text, ",")
-        assert (found.tolist(), opened) == (ends, is_open), text
+        offsets, opened = split_records(text, ",")
+        assert (offsets.tolist(), opened) == (ends, is_open), text
 
 
 # JSON lines.
@@ -484,24 +486,24 @@ def test_json_numbers_are_what_a_cast_says(tmp_path: Path) -> None:
     assert read(file, types={"b": pa.string()})["b"].to_pylist() == ["1.10"]
 
 
-def test_json_bytes_that_are_no_text_are_bad_rows_and_a_mark_is_none(tmp_path: Path) -> None:
+def test_json_bytes_that_are_no_text_are_rejected_and_a_mark_is_none(tmp_path: Path) -> None:
     rows, bad = rows_of(jsonl(tmp_path, b'\xef\xbb\xbf{"a": "x"}', b'{"a": "M\xfcnchen"}', '{"a": "ü"}'))
     assert rows["a"].to_pylist() == ["x", "ü"] and bad[0].startswith("line 2: the line is not UTF-8")
     rows, bad = rows_of(jsonl(tmp_path, '{"a": "x"}', '{"a": "y", "a": "z"}'))
     assert rows.num_rows == 1 and "line 2: " in bad[0] and "twice" in bad[0]
 
 
-def test_json_lines_that_are_no_objects_or_no_text_are_bad_rows(tmp_path: Path) -> None:
+def test_json_lines_that_are_no_objects_or_no_text_are_rejected(tmp_path: Path) -> None:
     lines = [r'{"a": "\ud800"}', "null", '{"a": "x"}', " null", "5", r'{"\udfff": 1}', r'{"a": "\ud83d\ude00"}', "null"]
-    found, bad = rows_of(jsonl(tmp_path, *lines))
-    assert found.to_pylist() == [{"a": "x"}, {"a": "\N{GRINNING FACE}"}]
-    assert [told.partition(":")[0] for told in bad] == ["line 1", "line 2", "line 4", "line 5", "line 6", "line 8"]
+    rows, bad = rows_of(jsonl(tmp_path, *lines))
+    assert rows.to_pylist() == [{"a": "x"}, {"a": "\N{GRINNING FACE}"}]
+    assert [reason.partition(":")[0] for reason in bad] == ["line 1", "line 2", "line 4", "line 5", "line 6", "line 8"]
 
 
-def test_json_number_that_would_be_infinite_is_a_bad_row_beside_one_that_is(tmp_path: Path) -> None:
+def test_json_number_that_would_be_infinite_is_rejected_beside_one_that_is(tmp_path: Path) -> None:
     file = jsonl(tmp_path, '{"a": 1.5}', '{"a": 1e300}', '{"a": Infinity}')
-    found, bad = rows_of(file, types={"a": pa.float32()})
-    assert found["a"].to_pylist() == [1.5, float("inf")]
+    rows, bad = rows_of(file, types={"a": pa.float32()})
+    assert rows["a"].to_pylist() == [1.5, float("inf")]
     assert len(bad) == 1 and bad[0].startswith("line 2: column 'a': a number is beyond what float")
 
 
@@ -518,8 +520,8 @@ def test_json_fields_of_all_files_are_columns(tmp_path: Path) -> None:
 
 def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
     options = {"schema": "strict", "partitions": "year/month", "null_value": ["NA"], "multiline": True}
-    wanted = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"].source_options({})
-    assert wanted == SourceOptions(
+    source_options = parse_plan({"tables": {"a": {"files": "flights", **options}}}).tables["a"].source_options({})
+    assert source_options == SourceOptions(
         "flights", schema=SchemaMode.STRICT, partitions="year/month", nulls=("NA",), multiline=True
     )
     for name, value in options.items():
@@ -527,16 +529,16 @@ def test_pipeline_file_takes_the_options_of_sources_for_files_alone() -> None:
             parse_plan({"tables": {"a": {"sql": "SELECT 1", name: value}}})
 
 
-def test_many_files_are_looked_at_in_parts_with_the_same_result(tmp_path: Path) -> None:
+def test_many_files_are_inspected_in_tasks_with_the_same_result(tmp_path: Path) -> None:
     for number in range(150):
         csv(tmp_path, json.dumps({"a": number, f"b{number % 3}": 1}) + "\n", f"{number:03}.jsonl")
     parts: list[int] = []
 
-    def look(whole: inspection.InspectionTask) -> list[inspection.InspectedFile]:
-        split = whole.split(64)
-        parts.extend(len(part.files) for part in split)
-        return [one for part in split for one in part()]
+    def inspect(task: inspection.InspectionTask) -> list[inspection.InspectedFile]:
+        tasks = task.split(64)
+        parts.extend(len(part.files) for part in tasks)
+        return [file for part in tasks for file in part()]
 
-    wanted = SourceOptions(str(tmp_path))
-    assert find_source(wanted, look) == find_source(wanted) and parts == [64, 64, 21]
-    assert find_source(wanted).reader.format is Format.JSON and discovery.MAX_FILES_IN_DRIVER > 150
+    options = SourceOptions(str(tmp_path))
+    assert find_source(options, inspect) == find_source(options) and parts == [64, 64, 21]
+    assert find_source(options).reader.format is Format.JSON and discovery.MAX_FILES_IN_DRIVER > 150

@@ -1,4 +1,4 @@
-"""The lists of what SQL of callers may use, held against the running Spark: each of its functions is on one of them."""
+"""The functions that users' SQL may call, compared with the running Spark: each of its functions is on one list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lance_namespace.errors import InvalidInputError
 from tiltyard.model.jobs import DRIVER
 from tiltyard.pipeline.plans.rows import _query
 from tiltyard.pipeline.sql.allowed_functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
-from tiltyard.pipeline.sql.checks import analyze_query, check_analyzed_query, check_parsed_query
+from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.sql.isolated_session import isolate_session
 from tiltyard.pipeline.sql.spark_plans import to_list
 
@@ -24,29 +24,29 @@ timestamp '2020-01-01' ts, date '2020-01-01' d, cast(1 as decimal(10, 2)) dec, x
 """
 
 WITH_OPTIONS = {"from_csv", "from_json", "schema_of_csv", "schema_of_json", "to_csv", "to_json"}
-"""Functions of which Spark shows examples with options, which a query may not have."""
+"""Functions whose examples in Spark have options, which a query may not use."""
 
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
-    """A session with a table of one row."""
-    own = isolate_session(spark)
-    own.sql(FILMS).createOrReplaceTempView("films")
-    return own
+    """Return a session with a table of one row."""
+    isolated = isolate_session(spark)
+    isolated.sql(FILMS).createOrReplaceTempView("films")
+    return isolated
 
 
 def registered(spark: SparkSession, registry: str) -> dict[str, Any]:
-    """Spark's functions, by name."""
-    found = getattr(spark._jsparkSession.sessionState(), registry)()
-    names = {str(one.funcName()): one for one in to_list(found.listFunction())}
-    return {name: found.lookupFunction(one).get() for name, one in names.items()}
+    """Return Spark's functions, by name."""
+    function_registry = getattr(spark._jsparkSession.sessionState(), registry)()
+    names = {str(identifier.funcName()): identifier for identifier in to_list(function_registry.listFunction())}
+    return {name: function_registry.lookupFunction(identifier).get() for name, identifier in names.items()}
 
 
 def test_every_function_of_this_spark_is_allowed_or_refused_with_a_reason(session: SparkSession) -> None:
     names = registered(session, "functionRegistry").keys()
     unknown = names - ALLOWED_NAMES - REFUSED_REASONS.keys()
-    assert not unknown, f"look at what these do, and put each on a list in pipeline/sql/allowed_functions.py: {sorted(unknown)}"
-    assert not (ALLOWED_NAMES | REFUSED_REASONS.keys()) - names, "the lists name functions that Spark has not"
+    assert not unknown, f"review what these do, and put each on a list in sql/allowed_functions.py: {sorted(unknown)}"
+    assert not (ALLOWED_NAMES | REFUSED_REASONS.keys()) - names, "the lists name functions that Spark lacks"
     assert not ALLOWED_NAMES & REFUSED_REASONS.keys()
     assert all(group.reason and group.names for group in (*ALLOWED, *REFUSED))
 
@@ -68,31 +68,33 @@ def test_every_function_that_is_refused_is_refused_by_its_reason_however_it_is_c
             check_parsed_query(session, f"SELECT x FROM films LATERAL VIEW {name}(1) t AS x", ["films"])
 
 
-def test_function_of_nobody_is_refused(session: SparkSession) -> None:
+def test_function_on_no_list_is_refused(session: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="may not call of_a_new_spark"):
         check_parsed_query(session, "SELECT of_a_new_spark(1)", [])
 
 
 def test_every_example_of_an_allowed_function_passes_both_checks(session: SparkSession) -> None:
-    wrong, passed = [], set()
+    failures, passed = [], set()
     for name, info in registered(session, "functionRegistry").items():
         if name not in ALLOWED_NAMES:
             continue
         for query in re.findall(r"> (SELECT .*?);\s*$", info.getExamples() or "", re.MULTILINE):
             try:
                 check_parsed_query(session, query, [])
-                frame = analyze_query(session, query)
+                frame = analyze_sql(session, query)
                 check_analyzed_query(frame)
                 passed.add(name)
             except InvalidInputError as error:
-                if "Spark cannot" not in str(error):  # what needs a setting of Spark's, or is cut in its page
-                    wrong.append(f"{name}: {query}: {error}")
+                if "Spark cannot" not in str(
+                    error
+                ):  # the example needs a setting of Spark, or is cut in its documentation
+                    failures.append(f"{name}: {query}: {error}")
     assert len(passed) > 400, sorted(ALLOWED_NAMES - passed)
-    left = [one for one in wrong if one.split(":")[0] not in WITH_OPTIONS]
-    assert not left, "\n".join(left)
+    unexpected = [failure for failure in failures if failure.split(":")[0] not in WITH_OPTIONS]
+    assert not unexpected, "\n".join(unexpected)
 
 
-def test_sql_of_a_pipeline_is_under_the_lists_on_a_worker_and_free_in_a_process_of_ones_own(
+def test_sql_of_a_pipeline_is_checked_on_a_worker_and_unchecked_in_a_process_of_the_caller(
     session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = "SELECT version() AS a FROM range(3)"

@@ -1,4 +1,4 @@
-"""The task primitive: one result per payload, whatever Spark does; heard of at once; ended at once."""
+"""Spark tasks of a job: one result per payload despite retries, as it arrives; cancellation ends them at once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.session import task_slots
-from tiltyard.pipeline.spark_tasks import run_tasks
+from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.task_errors import RefusedError
 
 if TYPE_CHECKING:
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 
 def test_run_tasks_many_payloads_gives_results_in_their_order(spark: SparkSession) -> None:
     payloads = [{"number": number} for number in range(7)]
-    heard: dict[int, int] = {}
-    results = run_tasks(spark, LocalRun(), lambda one: one["number"] ** 2, payloads, on_result=heard.__setitem__)
+    received: dict[int, int] = {}
+    results = run_tasks(
+        spark, LocalRun(), lambda payload: payload["number"] ** 2, payloads, on_result=received.__setitem__
+    )
     assert results == [0, 1, 4, 9, 16, 25, 36]
-    assert heard == dict(enumerate(results))
+    assert received == dict(enumerate(results))
     assert task_slots(spark) == 2
 
 
@@ -40,17 +44,17 @@ def _wait_for(file: Path) -> str:
     return file.name
 
 
-def test_run_tasks_result_of_a_quick_task_is_heard_while_another_runs(spark: SparkSession, tmp_path: Path) -> None:
+def test_run_tasks_result_of_a_quick_task_arrives_while_another_runs(spark: SparkSession, tmp_path: Path) -> None:
     quick, slow = tmp_path / "quick", tmp_path / "slow"
     quick.touch()
-    heard: list[str] = []
+    received: list[str] = []
 
-    def hear(_: int, name: str) -> None:
-        heard.append(name)
-        slow.touch()  # the slow one ends only because the quick one was heard
+    def receive(_: int, name: str) -> None:
+        received.append(name)
+        slow.touch()  # the slow task ends only after the quick one's result has arrived
 
-    assert run_tasks(spark, LocalRun(), _wait_for, [slow, quick], on_result=hear) == ["slow", "quick"]
-    assert heard == ["quick", "slow"]
+    assert run_tasks(spark, LocalRun(), _wait_for, [slow, quick], on_result=receive) == ["slow", "quick"]
+    assert received == ["quick", "slow"]
 
 
 def _die_once(folder: Path, number: int) -> int:
@@ -61,7 +65,7 @@ def _die_once(folder: Path, number: int) -> int:
     return number
 
 
-def test_run_tasks_worker_killed_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_run_tasks_worker_killed_is_retried(spark: SparkSession, tmp_path: Path) -> None:
     assert run_tasks(spark, LocalRun(), partial(_die_once, tmp_path), [0, 1, 2]) == [0, 1, 2]
     assert (tmp_path / "1").exists()
 
@@ -74,7 +78,7 @@ def _refuse_odd(folder: Path, number: int) -> int:
     return number
 
 
-def test_run_tasks_refused_by_a_task_is_not_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_run_tasks_refused_by_a_task_is_not_retried(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="3 is odd"):
         run_tasks(spark, LocalRun(), partial(_refuse_odd, tmp_path), [2, 3, 4], wave=3)
     assert (tmp_path / "tries").read_text().split().count("3") == 1
@@ -102,3 +106,33 @@ def test_run_tasks_canceled_ends_at_once(spark: SparkSession, tmp_path: Path) ->
     ended = time.monotonic()
     thread.join()
     assert ended - canceled[0] < 10  # of a task that waits for ever; a quiet machine needs less than one
+
+
+class TaskCountRun(LocalRun):
+    """A run that records the counts of tasks, and releases the other tasks once one of them has ended."""
+
+    def __init__(self, release: Path) -> None:
+        super().__init__()
+        self.release, self.counts = release, set[tuple[int, int]]()
+
+    def progress(self, **figures: object) -> None:
+        """Record the figures."""
+        super().progress(**figures)
+        self.counts.add((int(self.figures["tasks"]), int(self.figures["tasks_total"])))
+        if int(self.figures["tasks"]):
+            self.release.touch()
+
+
+def _of_partition(release: Path, number: int, batches: Iterator[pa.RecordBatch]) -> int:
+    rows = sum(batch.num_rows for batch in batches)
+    while number and not release.exists():
+        time.sleep(0.01)
+    return rows
+
+
+def test_run_partitions_reports_how_many_tasks_have_ended_while_others_run(spark: SparkSession, tmp_path: Path) -> None:
+    run = TaskCountRun(tmp_path / "release")
+    frame = spark.range(0, 30, 1, 3)
+    assert run_partitions(spark, run, frame, partial(_of_partition, run.release), reports_tasks=True) == [10, 10, 10]
+    assert any(0 < done < total for done, total in run.counts)
+    assert run.figures["tasks"] == run.figures["tasks_total"]

@@ -32,27 +32,27 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(spark: SparkSession, cat
     table = table_of(catalog, fresh("joined"))
     left = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
     frame = left.join(spark.range(500, 2000), "id")
-    asked = WriteOptions(
+    options = WriteOptions(
         columns=ColumnSelection(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),)
     )
-    figures = write_frame(LocalRun(), frame, table, asked)
+    figures = write_frame(LocalRun(), frame, table, options)
     assert (figures["rows"], figures["version"]) == (500, 1)
-    found = table.dataset().to_table().sort_by("id").to_pylist()
-    assert found == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
-    more = write_frame(LocalRun(), left.filter("id < 3"), table, WriteOptions(WriteMode.APPEND))
-    assert (more["version"], table.dataset().count_rows()) == (2, 503)
+    rows = table.dataset().to_table().sort_by("id").to_pylist()
+    assert rows == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
+    appended = write_frame(LocalRun(), left.filter("id < 3"), table, WriteOptions(WriteMode.APPEND))
+    assert (appended["version"], table.dataset().count_rows()) == (2, 503)
 
 
 def test_write_frame_through_a_udf_makes_its_columns(
     spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path
 ) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(
+    module = tmp_path / "own.py"
+    module.write_text(
         "import pyarrow as pa, pyarrow.compute as pc\n"
         "def double(batch):\n    return pa.record_batch([pc.multiply(batch['id'], 2)], ['twice'])\n"
     )
     table = table_of(catalog, fresh("udf"))
-    write_frame(LocalRun(), spark.range(10), table, WriteOptions(udf=parse_user_function(f"{own}:double")))
+    write_frame(LocalRun(), spark.range(10), table, WriteOptions(udf=parse_user_function(f"{module}:double")))
     assert sorted(table.dataset().to_table()["twice"].to_pylist()) == list(range(0, 20, 2))
 
 

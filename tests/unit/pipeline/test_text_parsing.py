@@ -1,4 +1,4 @@
-"""Text read in blocks of whole lines, from anywhere in a file; bad lines alone are bad."""
+"""Text is read in blocks of whole lines, from any offset of a file; only invalid lines are rejected."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def test_blocks_of_any_ranges_are_each_line_once(lines: list[bytes], ended: bool
     text = b"\n".join(lines) + (b"\n" if ended else b"")
     edges = [*sorted({0, *(cut for cut in cuts if cut < len(text))}), len(text)]
     ranges = itertools.pairwise(edges)
-    found = [block for a, b in ranges for block in read_line_blocks(io.BytesIO(text), a, b, size)]
-    assert b"".join(found) == text
-    assert all(block.endswith(b"\n") for block in found[:-1])
+    read = [block for a, b in ranges for block in read_line_blocks(io.BytesIO(text), a, b, size)]
+    assert b"".join(read) == text
+    assert all(block.endswith(b"\n") for block in read[:-1])
 
 
-def test_parse_bad_lines_stand_alone_and_the_others_are_rows() -> None:
+def test_parse_invalid_lines_are_rejected_alone() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     [block] = read_record_blocks([b"1,x\nno,y\n3\n4,z\n"], ",")
-    found = list(parse_records(block, make_csv_parser(schema.names, schema, Dialect())))
-    assert [(one.row, one.line) for one in found if isinstance(one, RejectedRow)] == [("no,y", 2), ("3", 3)]
-    assert [row for one in found if isinstance(one, pa.Table) for row in one.to_pylist()] == [
+    parsed = list(parse_records(block, make_csv_parser(schema.names, schema, Dialect())))
+    assert [(part.row, part.line) for part in parsed if isinstance(part, RejectedRow)] == [("no,y", 2), ("3", 3)]
+    assert [row for part in parsed if isinstance(part, pa.Table) for row in part.to_pylist()] == [
         {"a": 1, "b": "x"},
         {"a": 4, "b": "z"},
     ]
@@ -50,12 +50,12 @@ def test_json_lines_that_disagree_have_the_type_of_most() -> None:
     head = b'{"a": 1}\n{"a": 2, "b": 1}\n{"a": "x"}\nbroken\n{"a": 3, "b": 0.5}\n{"a": 4}\n'
     schema = infer_json_schema(profile_json(head, complete=True))
     assert schema == pa.schema([("a", pa.int64()), ("b", pa.float64())])
-    bad = [
-        (one.row, one.line)
-        for one in parse_json_lines(head, make_json_parser(schema), 1)
-        if isinstance(one, RejectedRow)
+    rejected = [
+        (row.row, row.line)
+        for row in parse_json_lines(head, make_json_parser(schema), 1)
+        if isinstance(row, RejectedRow)
     ]
-    assert bad == [('{"a": "x"}', 3), ("broken", 4)]
+    assert rejected == [('{"a": "x"}', 3), ("broken", 4)]
 
 
 STRUCT = pa.struct(
@@ -87,7 +87,7 @@ def test_parse_check_of_what_is_none_is_refused(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 300))
-def test_balanced_tasks_hold_each_piece_once_in_order(sizes: list[int], slots: int, most: int) -> None:
+def test_group_pieces_holds_each_piece_once_in_order(sizes: list[int], slots: int, most: int) -> None:
     pieces = [Piece(str(number), size, "") for number, size in enumerate(sizes)]
     tasks = group_pieces(pieces, slots, most)
     assert [piece for task in tasks for piece in task] == pieces

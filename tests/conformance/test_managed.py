@@ -1,4 +1,4 @@
-"""Managed versioning: pylance and lancedb write by themselves, the server commits."""
+"""Managed versioning: pylance and lancedb write the files, and the server commits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]}
 
 @pytest.fixture
 def made(rest: rust.RestNamespace, fresh: Fresh) -> list[str]:
-    """A table that pylance wrote through the server's namespace."""
+    """Create a table with pylance through the server's namespace."""
     table_id = [fresh("m")]
     lance.write_dataset(ROWS, namespace_client=rest, table_id=table_id)
     return table_id
@@ -33,7 +33,7 @@ def opened(rest: Any, table_id: list[str], **options: Any) -> lance.LanceDataset
 
 
 def plain(server: Any, rest: Any, table_id: list[str]) -> lance.LanceDataset:
-    """The same table without the server."""
+    """Open the same table without the server."""
     location = rest.describe_table(rust.DescribeTableRequest(id=table_id)).location
     return lance.dataset(location, storage_options=server.options)
 
@@ -197,7 +197,7 @@ def test_registered_tables_are_unmanaged_unless_asked(raw: Raw, server: Any) -> 
 
 
 def test_commit_round_the_server_is_found(rest: Any, server: Any, raw: Raw, made: Any) -> None:
-    """A client that writes by the table's location alone never tells the server."""
+    """A client that writes by the table's location bypasses the server."""
     plain(server, rest, made).delete("id = 1")
     assert opened(rest, made).count_rows() == 2
     lance.write_dataset(ROWS, namespace_client=rest, table_id=made, mode="append")

@@ -1,4 +1,4 @@
-"""A table's folder that is put back from a copy: whoever writes next goes on from there, without a repair."""
+"""A table's folder restored from a copy: the next commit continues from there, without a repair."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.services.wire import stream
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 MORE = pa.table({"id": pa.array([50, 51], pa.int64())})
 NOTED_SECONDS = 1.0
-"""After that the catalog knows which manifests are in their places."""
+"""After that the catalog has marked the versions as final."""
 
 
 class Restored:
-    """A table of 10 rows whose second and third version were taken away by a restore of its folder."""
+    """A table of 10 rows whose second and third versions were lost by a restore of its folder."""
 
     def __init__(self, raw: Raw, rest: Any, server: ServerProcess, name: str) -> None:
         self.raw, self.client, self.name, self.server = raw, rest, name, server

@@ -1,4 +1,4 @@
-"""What a client drops can be brought back, by HTTP and from the command line, until its time is over."""
+"""Undrop: dropped tables and namespaces can be restored, by HTTP and from the command line, for a retention time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def code(response: Any) -> tuple[int, int]:
 
 
 def dropped(world: World, name: str) -> list[dict[str, Any]]:
-    """The tables of one name that can be brought back, newest first."""
+    """List dropped tables of one name, newest first."""
     found, token = [], None
     while True:
         page = world.post("/tiltyard/v1/table/dropped", {"limit": 50, "page_token": token})
@@ -179,7 +179,7 @@ def test_gc_and_repair_by_http(world: World) -> None:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that keeps nothing for longer than three seconds."""
+    """A server with a retention time of three seconds."""
     running = ServerProcess(tmp_path_factory.mktemp("hasty"), "--retention-days", str(3 / 86400))
     yield running
     running.stop()
@@ -198,7 +198,7 @@ def test_a_dropped_table_whose_time_is_over_is_deleted_for_good(hasty: ServerPro
 
 
 def tiltyard(root: Path | str, *arguments: str, status: int = 0) -> str:
-    """What a command says, in this process: each start of another costs seconds."""
+    """Run a command in this process (starting another costs seconds); return its output."""
     done = CliRunner().invoke(main, [*arguments, "--root", str(root)])
     assert done.exit_code == status, done.output
     return done.stdout + (done.stderr if status else "")

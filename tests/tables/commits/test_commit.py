@@ -1,4 +1,4 @@
-"""Commits that clients make, one by one and in batches: staged manifests become versions."""
+"""CreateTableVersion, batch-create and batch-commit: staged manifests become versions of a table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def location(server: Server, name: str) -> Path:
 
 
 def stage(folder: Path, version: int, scratch: Path, rows: pa.Table = ROWS) -> str:
-    """What a client of managed versioning leaves behind before it commits: data files and a staged manifest."""
+    """Write the data files and the staged manifest that a client writes before it commits; return the manifest."""
     copy = scratch / uuid4().hex
     if version > 1:
         shutil.copytree(folder, copy)
@@ -53,7 +53,7 @@ def stage(folder: Path, version: int, scratch: Path, rows: pa.Table = ROWS) -> s
 
 
 def stage_after(folder: Path, copy: Path) -> str:
-    """Version 2, staged on a copy of a table whose version 1 is staged itself."""
+    """Stage version 2 on a copy of a table whose version 1 is only staged."""
     lance.dataset(copy).insert(ROWS)
     for part in ("data", "_transactions"):
         shutil.copytree(copy / part, folder / part, dirs_exist_ok=True)
@@ -62,7 +62,7 @@ def stage_after(folder: Path, copy: Path) -> str:
 
 
 def stage_two(folder: Path, scratch: Path) -> list[str]:
-    """The first two versions of a table, both staged."""
+    """Stage the first two versions of a table."""
     first, copy = stage(folder, 1, scratch), scratch / uuid4().hex
     shutil.copytree(folder, copy)
     (copy / "_versions" / Path(first).name).rename(copy / "_versions" / f"{2**64 - 2}.manifest")
@@ -87,7 +87,7 @@ def version_of(name: str, version: int, path: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(server: Server) -> Path:
-    """Where the declared table `t` lies."""
+    """The folder of the declared table `t`."""
     server.declare("t")
     return location(server, "t")
 
@@ -136,7 +136,7 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
 
 
 def together(server: Server, *given: tuple[str, int, str]) -> list[Any]:
-    """What CreateTableVersion answers to calls that waited at the same time: versions, or kinds of errors."""
+    """Run CreateTableVersion requests as one batch; return the version, or the type of the error, of each."""
     requests = [
         ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
         for name, version, path in given
@@ -147,7 +147,7 @@ def together(server: Server, *given: tuple[str, int, str]) -> list[Any]:
 
 @pytest.fixture
 def known(server: Server, folder: Path, tmp_path: Path) -> Path:
-    """Where the tables `t` and `u` have a version each, which were committed together: the process knows both."""
+    """The folder of `t`; the process has cached the tables `t` and `u` (`KnownTables`) by earlier commits."""
     server.declare("u")
     first = [(name, 1, stage(location(server, name), 1, tmp_path)) for name in ("t", "u")]
     assert together(server, *first) == [1, 1]
@@ -378,13 +378,13 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
 
 @pytest.fixture
 def managed(server: Server) -> Path:
-    """Where the table `m` lies, which is managed and declared."""
+    """The folder of the managed, declared table `m`."""
     server.declare("m", managed=True)
     return location(server, "m")
 
 
 def latest(server: Server) -> tuple[models.TableVersion, str | None]:
-    """How committers ask for the latest version of the table `m`."""
+    """Request the latest version of the table `m` as committers do."""
     request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True)
     page = versions.list_table_versions(server.ctx, request)
     (found,) = page.versions
@@ -551,7 +551,7 @@ def test_batch_commit_holds_a_thousand_operations(server: Server) -> None:
 def test_batch_commit_writes_and_deregisters_a_table_which_comes_back_written(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    """What is done once all is recorded cannot fail for a table that is gone by then."""
+    """Work after the record cannot fail for a table that is gone by then."""
     mine = folder.parent / "mine.lance"
     answer = commit_all(
         server,
@@ -613,7 +613,7 @@ def test_batch_create_versions_takes_several_of_one_table_in_order(
 def test_batch_commit_with_a_version_that_was_committed_round_the_server_changes_nothing(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    """Right behind a commit of this server, where a single one is not looked at before it is recorded."""
+    """Right after a commit of this server, storage is not read for a single version before it is recorded."""
     server.declare("u")
     first = version_of("u", 1, stage(location(server, "u"), 1, tmp_path))
     create(server, "t", 1, stage(folder, 1, tmp_path))

@@ -1,4 +1,4 @@
-"""What a commit brings is on the disk before the commit is recorded: a loss of power takes nothing acknowledged."""
+"""Durability: files of a commit are synced before it is recorded, so a loss of power takes nothing acknowledged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Body = Callable[[pa.Table], ArrowBody]
 
 @pytest.fixture
 def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """For each commit, the files of tables that were not synced after they were written, when it was recorded."""
+    """Collect for each commit the files of tables that were not synced when it was recorded."""
     synced: dict[str, int] = {}
     found: list[list[str]] = []
     sync, commit = os.fsync, commit_handler.commit_staged

@@ -1,4 +1,4 @@
-"""Pending versions that cannot be finalized, beside those that can: each table has its turn."""
+"""The sweep of pending versions: versions that cannot be finalized block no others, and are retried with backoff."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tiltyard.worker.runner import sweep_leftovers
 
 
 def pend(server: Server, name: str, version: int, staged: str) -> None:
-    """Record a version as a server does that dies right behind the record."""
+    """Record a version as a server does that dies right after the record."""
     record = server.ctx.store.describe_table((name,))
     path = f"_versions/{2**64 - 1 - version}.manifest"
     server.ctx.store.record_version(NewVersion(record.id, version, staged, path))
 
 
 def gone(server: Server, name: str, versions: int = 1) -> None:
-    """A table whose location is gone, with versions that were recorded before."""
+    """Create a table whose folder is gone, with pending versions."""
     server.declare(name, managed=True)
     folder = location(server, name)
     for version in range(1, versions + 1):

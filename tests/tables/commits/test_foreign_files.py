@@ -1,4 +1,4 @@
-"""Files of a table lie in its folder: a manifest that names others is neither committed nor read.
+"""A manifest that refers to files outside its table's folder is neither committed nor read.
 
 Whoever may write a table's files could otherwise have the server read, with its own rights, what is not theirs.
 """
@@ -29,7 +29,7 @@ ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Path]:
-    """A table of somebody else below the root, and one outside it."""
+    """Tables of another owner: one below the root, one outside it."""
     found = {"other": tmp_path / "root" / "other-1.lance", "outside": tmp_path / "outside.lance"}
     for place in found.values():
         lance.write_dataset(SECRET, place)
@@ -42,7 +42,7 @@ def namespace(tmp_path: Path, places: dict[str, Path]) -> tiltyard.Namespace:
 
 
 def stolen(location: str, place: Path, tmp_path: Path) -> bytes:
-    """A manifest of version 2 in which the rows are those of another table."""
+    """Stage a manifest of version 2 that refers to the data files of another table."""
     clone = tmp_path / f"clone-{uuid4().hex}"
     lance.dataset(place).shallow_clone(clone, 1)
     while lance.dataset(clone).version < 2:
@@ -84,7 +84,7 @@ def test_manifest_that_was_put_there_round_the_server_is_not_read(
 def test_insert_on_top_of_a_manifest_put_there_meanwhile_does_not_share_what_it_gave(
     namespace: tiltyard.Namespace, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are in the table, whose latest version is not read for all that."""
+    """The rows are in the table, and its latest version is not read."""
     namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": "false"}}, stream(ROWS))
     location = namespace.describe_table({"id": ["t"]}).location
     pending = iter([places["other"]])
@@ -144,7 +144,7 @@ def test_base_that_leaves_the_folder_by_dots_is_elsewhere(namespace: tiltyard.Na
 
 
 def put_foreign_rows(location: str, victim: Path) -> None:
-    """What the holder of credentials for a table's files can do: change a row, and name the files of another table."""
+    """Commit as a holder of credentials for a table's files can: change a row, refer to files of another table."""
     dataset = lance.dataset(location)
     dataset.add_bases([lance.DatasetBasePath(str(victim), name="theirs", is_dataset_root=True)])
     dataset.update({"n": "1"}, "n = 1")
@@ -168,7 +168,7 @@ CHANGES: dict[str, Callable[[tiltyard.Namespace], object]] = {
 def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_rows(
     namespace: tiltyard.Namespace, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, change: str, managed: str
 ) -> None:
-    """What Lance tries again by itself, it does on the newest version, which nobody has looked at."""
+    """Lance's own retries run on the newest version, which the server has not checked."""
     namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": managed}}, stream(ROWS))
     location = namespace.describe_table({"id": ["t"]}).location
     opened, done = Datasets.writer, []
@@ -188,7 +188,7 @@ def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_r
 
 
 def lance_rows(path: Path) -> list[int]:
-    """The rows of a data file."""
+    """Return the rows of a data file."""
     rows: list[int] = LanceFileReader(str(path)).read_all().to_table()["n"].to_pylist()
     return rows
 

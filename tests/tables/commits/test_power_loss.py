@@ -1,4 +1,4 @@
-"""What a loss of power takes of a manifest's file is written again from the catalog, which had the commit first."""
+"""After a loss of power, a damaged or missing manifest is written again from the catalog, which stored it first."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ FINAL = f"{2**64 - 3}.manifest"
 
 
 def finish(server: Server) -> int:
-    """Finish what is pending, as whoever reads the tables does."""
+    """Finalize pending versions, as a reader of the tables does."""
     pending = server.services.store.tables_with_pending_versions(0, 100)
     return sum(finalizing.finalize_pending(server.ctx, table_id) for table_id in pending)
 
 
 @pytest.fixture
 def folder(server: Server) -> Path:
-    """Where the table `t` lies, which has one version."""
+    """The folder of the table `t`, which has one version."""
     server.create("t", ROWS)
     return location(server, "t")
 
 
 def recorded(server: Server, staged: str) -> VersionRecord:
-    """Version 2, as the catalog has it when the power goes."""
+    """Record version 2, as the catalog has it at the loss of power."""
     table = server.services.store.describe_table(("t",))
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
     record, _ = server.services.store.record_version(commit_requests.validate_version(server.ctx, table, request))
@@ -102,7 +102,7 @@ def rows(copy: Path) -> None:
 def test_version_that_was_cleaned_up_before_it_was_noted_does_not_come_back(
     server: Server, folder: Path, tmp_path: Path, brings: Callable[[Path], None]
 ) -> None:
-    """As where another process looks, or this one was killed: what only this version has is gone."""
+    """As after a kill, or in another process: the files of this version alone are gone."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     brings(copy)

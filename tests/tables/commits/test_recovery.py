@@ -1,4 +1,4 @@
-"""Commits whose outcome nobody heard of: their files stay, and the request that they fulfil is recognised."""
+"""Commits whose response was lost: their files stay, and a repeat of the request gets its response."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def table(server: Server) -> Server:
 
 
 def keyed(server: Server) -> tuple[Context, RequestRecord]:
-    """A context whose commits fulfil a request with a key."""
+    """Begin an idempotent request; return a context whose commits fulfil it, and its record."""
     record, ours = server.ctx.store.begin_request(NewRequest("key", "POST", None, "me", 60_000, 60_000))
     assert ours
     return structs.replace(server.ctx, claims=(record.claim,)), record
@@ -69,7 +69,7 @@ def insert(ctx: Context, body: Any, **fields: Any) -> models.InsertIntoTableResp
 
 
 def unfinished(table: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, TableRecord, VersionRecord]:
-    """An insert with a key whose version is recorded, and whose manifest is not in its place."""
+    """Run an idempotent insert whose version is recorded, and not finalized."""
     ctx, _ = keyed(table)
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "_faults", failpoints.parse("after_record=unavailable"))

@@ -1,4 +1,4 @@
-"""Indexes of large tables are built in a process of their own: it commits through this one, and can be ended."""
+"""The child process that builds indexes of large tables: it commits through this process, and can be killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Started = list["subprocess.Popen[str]"]
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """All builds run in a process; the list of them."""
+    """Run every build in a child process; collect the processes."""
     processes: Started = []
 
     class Popen(subprocess.Popen[str]):
@@ -54,7 +54,7 @@ def table(server: Server, started: Started) -> Indexes:
 
 @pytest.fixture
 def managed(table: Indexes) -> Indexes:
-    """The table `m` beside it, whose versions are records of the catalog."""
+    """The managed table `m`."""
     table.server.declare("m", managed=True)
     request = ask(models.InsertIntoTableRequest, id="m")
     insert_into_table(table.server.ctx, request, small(rows(300)))
@@ -117,7 +117,7 @@ def test_cancel_ends_the_process_and_leaves_no_index(table: Indexes, started: St
 
 
 def stop(processes: Started) -> bool:
-    """Stop them where they are, as if Lance waited for something that never comes."""
+    """Stop the processes, as if Lance waited for ever."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     return True
@@ -186,7 +186,7 @@ def test_process_is_given_no_secret_of_the_server(
 
 
 def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one, training stood still on a busy machine in 5 tries of 13; without, in none of 14."""
+    """With a callback, training stalled on a busy machine in 5 of 13 tries; without, in none of 14."""
     dataset = lance.write_dataset(rows(300), tmp_path / "t.lance")
     given: list[str] = []
     for method in ("create_index", "create_scalar_index"):
@@ -215,7 +215,7 @@ def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pyt
 def test_stall_is_told_from_slowness_by_processor_time_and_by_waiting_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: float, queued: float, stands: bool
 ) -> None:
-    """Shares of the time, as the system counts them: whole ticks of processor time, nanoseconds of waiting."""
+    """Fake /proc files: whole ticks of processor time, nanoseconds of waiting."""
     clock = {"now": 1000.0}
     monkeypatch.setattr(build_process.time, "monotonic", lambda: clock["now"])
     thread = tmp_path / "task" / "1"

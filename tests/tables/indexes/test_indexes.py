@@ -1,4 +1,4 @@
-"""Indices: ordered, built, listed, described, dropped; on real tables."""
+"""Indexes of real tables: create, build, list, describe, drop, prewarm."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_an_index_being_built_is_listed_and_its_stats_tell_its_state(table: Inde
 
 
 def fail(table: Indexes, reason: str = "No memory is left.") -> None:
-    """Have the index that is ordered fail as a worker lets it fail."""
+    """Let the queued build fail as a worker does."""
     store = table.server.services.store
     record = store.claim_transaction("test", 60_000)
     assert record is not None

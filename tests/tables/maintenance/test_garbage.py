@@ -1,4 +1,4 @@
-"""gc: what no version, tag or branch needs goes; everything else stays, whatever is under way."""
+"""Garbage collection of a table removes what no version, tag, branch or unfinished write refers to, and no more."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def objects() -> Iterator[S3Server]:
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.extended)])
 def careless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server that takes any file for garbage that no version needs, however young; on a folder, then on S3."""
+    """A server without a safety period (`gc_safety_days` 0); on a folder, then on S3."""
     settings: dict[str, Any] = {"gc_safety_days": 0.0, "db": f"sqlite:///{tmp_path}/catalog.db"}
     if request.param == "folder":
         running = Server(tmp_path / "a root", **settings)
@@ -83,7 +83,7 @@ class Table:
         return path
 
     def orphan(self, branch: str | None = None) -> str:
-        """A data file that was written and not committed."""
+        """Write a data file that is not committed."""
         where = self.dataset if branch is None else self.dataset.checkout_version((branch, None))
         [fragment] = write_fragments(ROWS, where, mode="append")
         return f"{f'tree/{branch}/' if branch else ''}data/{fragment.files[0].path}"
@@ -101,7 +101,7 @@ class Table:
         }
 
     def furnish(self) -> None:
-        """Versions, an index, deletions, a tag, and branches one of which lies in the folder of another."""
+        """Write versions, an index, deletions, a tag, and branches, one of them in the folder of another."""
         self.dataset.create_scalar_index("id", "BTREE")
         self.dataset.delete("id < 10")
         self.dataset.tags.create("first", 1)
@@ -114,7 +114,7 @@ class Table:
         self.dataset.insert(ROWS)
 
     def check(self) -> None:
-        """Every version of every line reads all its rows, by an index as well."""
+        """Check that every version of every branch reads all its rows, by an index as well."""
         for name in (None, "try", "try/again"):
             line = lance.dataset(self.location, storage_options=self.options).checkout_version((name, None))
             for entry in line.versions():
@@ -192,7 +192,7 @@ def test_collect_leaves_alone_what_unfinished_work_may_own(careless: Server, wor
 def test_collect_leaves_alone_what_a_job_may_own_that_makes_its_table(
     careless: Server, names: list[str], owns: bool
 ) -> None:
-    """It was asked for when the table was not there, and may be resumed; one without a name may write any table."""
+    """A job queued before the table existed may be resumed; one without a table may write any."""
     store = careless.services.store
     made = store.create_transaction("ingest", None, {"arguments": {}, "table": names}, {})
     table = Table(careless)
@@ -223,7 +223,7 @@ def test_collect_finishes_recorded_commits_before_it_looks(careless: Server, mon
 
 
 def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_between(tmp_path: Path) -> None:
-    """As if another: with a catalog of its own, whose commits it notes as final half a second later."""
+    """Act as another process, which marks its commits as final half a second later."""
     ours, theirs = Server(tmp_path), Server(tmp_path)
     create_table(theirs.ctx, ask(models.CreateTableRequest, id="t"), small(ROWS))
     record, done = ours.services.store.describe_table(("t",)), Event()

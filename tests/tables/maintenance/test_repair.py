@@ -1,4 +1,4 @@
-"""repair: what went round the server is found, told, and put right where that is safe."""
+"""Repair of a table: finds what bypassed the server or was left unfinished, and corrects it where that is safe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def manifest(version: int) -> str:
 
 
 def managed(server: Server, name: str = "t", rows: int = 1) -> TableRecord:
-    """A managed table with as many versions, all of them recorded."""
+    """Create a managed table with so many versions, all recorded and final."""
     store = server.services.store
     location = server.services.storage.new_location((name,))
     for _ in range(rows):
@@ -47,7 +47,7 @@ def managed(server: Server, name: str = "t", rows: int = 1) -> TableRecord:
 
 
 def repaired(server: Server, name: str = "t", *, dry_run: bool = False) -> list[tuple[str, bool]]:
-    """What was found, and whether something was done about it."""
+    """Repair; return the kind of each finding, and whether it was corrected."""
     request = ask(models.RepairTableRequest, id=name, dry_run=dry_run)
     answer = repair.repair_table(server.ctx, request)
     assert all(finding.found.endswith(".") for finding in answer.findings)
@@ -55,7 +55,7 @@ def repaired(server: Server, name: str = "t", *, dry_run: bool = False) -> list[
 
 
 def fully(server: Server, *kinds: str) -> None:
-    """These are found by a dry run, which does nothing; then put right; then nothing is wrong."""
+    """Check that a dry run reports these findings, a repair corrects them, and then nothing is wrong."""
     assert repaired(server, dry_run=True) == [(kind, False) for kind in kinds]
     assert repaired(server) == [(kind, True) for kind in kinds]
     assert repaired(server) == []
@@ -151,7 +151,7 @@ def test_repair_only_tells_what_it_cannot_know(server: Server) -> None:
 
 
 def test_repair_keeps_the_records_while_storage_has_no_version_at_all(server: Server, tmp_path: Path) -> None:
-    """As while a disk is not there, or the versions of a copy are still to come."""
+    """As while a disk is not mounted, or a copy is not complete."""
     record = managed(server, rows=2)
     lance.dataset(record.location).create_branch("try", (None, 2)).insert(ROWS)
     fully(server, "unrecorded versions")
@@ -191,7 +191,7 @@ def test_repair_leaves_staged_manifests_that_are_recorded_while_it_looks(
     taken: list[Path] = []
 
     def recording(files: LocalFiles, folder: str) -> Iterator[FileEntry]:
-        """Each walk finds the next one, which is recorded before the walk ends."""
+        """Record the next staged manifest at the end of each walk."""
         yield from walk(files, folder)
         version = len(taken) + 2
         server.services.store.record_version(NewVersion(record.id, version, str(late[version - 2]), manifest(version)))

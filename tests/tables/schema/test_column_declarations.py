@@ -1,4 +1,4 @@
-"""Code that columns declare: not with rows, and in a staged manifest only by who may run code over the table."""
+"""Code declarations of columns: removed from inserted rows, and in a staged manifest only with `run_udfs`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server(tmp_path: Path) -> Any:
 
 
 def asking(server: Server, *privileges: Privilege) -> Context:
-    """A request of ann's, who has these privileges on t."""
+    """Return the context of ann, who has these privileges on t."""
     number = server.services.store.describe_table(("t",)).id
     server.services.store.grant("principal:ann", TABLE, number, sum(privileges), "test")
     server.services.rights_cache.refresh_next()
@@ -55,7 +55,7 @@ def asking(server: Server, *privileges: Privilege) -> Context:
 
 
 def staged(server: Server, scratch: Path, version: int, metadata: dict[str, str]) -> models.CreateTableVersionRequest:
-    """A version of t that declares code, as a client stages it."""
+    """Stage a version of t that declares code."""
     folder, copy = location(server, "t"), scratch / uuid4().hex
     shutil.copytree(folder, copy)
     lance.dataset(copy).update_field_metadata({"a": metadata})

@@ -1,4 +1,4 @@
-"""Columns: add, alter, drop, metadata; on real tables."""
+"""Columns of real tables: add, alter, drop, metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computed columns: declared in the metadata of their fields, filled by a job; clients' code is bytes to the server."""
+"""Computed columns: declared in the metadata of their fields, filled by a job; the server never unpickles code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DATA = pa.table({"a": [1, 2, 3], "t": ["x", "yy", "zzz"]})
 
 
 class Bomb:
-    """Pickled, it leaves a file behind wherever it is unpickled."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class Bomb:
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Path:
-    """What there is only if somebody has unpickled the code."""
+    """The file that exists only if the code was unpickled."""
     return tmp_path / "unpickled"
 
 
@@ -71,7 +71,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def virtual(trap: Path, **changes: Any) -> dict[str, Any]:
-    """A declaration, as clients send it."""
+    """Return the declaration of a virtual column as clients send it."""
     code = base64.b64encode(pickle.dumps(Bomb(trap))).decode()
     fields = {"input_columns": ["a", "t"], "image": IMAGE, "udf": code, "udf_name": "bomb", "udf_version": "1"}
     return {**fields, "data_type": {"type": "float32"}, **changes}

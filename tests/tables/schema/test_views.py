@@ -1,4 +1,4 @@
-"""Materialized views: tables with their query in their schema, and a job to refresh them."""
+"""Materialized views: their definition in the table, and the job that refreshes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def create(server: Server, name: str = "v", **changes: Any) -> models.CreateMate
 
 
 def films(server: Server) -> str:
-    """The table that the views read; where it lies."""
+    """The location of the table that the views read."""
     server.create("films", pa.table({"year": pa.array([1999], pa.int32())}))
     return server.services.store.describe_table(("films",)).location
 

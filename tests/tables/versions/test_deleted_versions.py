@@ -1,4 +1,4 @@
-"""Versions that BatchDeleteTableVersions took away: nobody hears of them again, and their files go later."""
+"""BatchDeleteTableVersions: deleted versions are not listed, described or read, and their files are removed later."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def delete(server: Server, *ranges: tuple[int, int], **fields: Any) -> int:
 
 
 def listed(server: Server, **fields: Any) -> list[int]:
-    """The versions that a list has, page by page."""
+    """List versions page by page."""
     found: list[int] = []
     token = None
     while True:
@@ -71,7 +71,7 @@ def listed(server: Server, **fields: Any) -> list[int]:
 
 
 def reads(server: Server, version: int) -> dict[str, Callable[[], Any]]:
-    """All that names a version of a table by its number."""
+    """Call every operation that takes a version by its number."""
     ctx = server.ctx
     location = ctx.store.describe_table(("t",)).location
     one = {"id": "t", "version": version}
@@ -92,7 +92,7 @@ def reads(server: Server, version: int) -> dict[str, Callable[[], Any]]:
 
 
 def told(read: Callable[[], Any]) -> type[Exception] | None:
-    """The kind of the error that a call raises."""
+    """Return the type of the error that a call raises."""
     try:
         read()
     except LanceNamespaceError as error:

@@ -176,7 +176,7 @@ def test_tags_that_cannot_be_are_refused(table: Table) -> None:
 def test_tag_that_comes_to_be_while_it_is_written_is_ours_if_it_names_the_same(
     table: Table, monkeypatch: pytest.MonkeyPatch, first: int, refused: bool
 ) -> None:
-    """An object store that is cut off after it has stored a tag is sent it again by Lance, and then has it already."""
+    """Lance sends a tag again if the connection broke after the object store had it, and finds it there."""
     create = Tags.create
 
     def twice(self: Tags, tag: str, target: Any) -> None:

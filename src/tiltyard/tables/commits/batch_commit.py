@@ -16,8 +16,7 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 
-from tiltyard.access.batch_checks import COMMITTING
-from tiltyard.access.create_checks import owner
+from tiltyard.access.lifecycle_needs import BATCH_COMMIT_TABLES, creator_for
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
@@ -114,7 +113,7 @@ def replay_batch_commit(
     return response
 
 
-@operation(needs=COMMITTING, entries="operations", replayed_by=replay_batch_commit)
+@operation(needs=BATCH_COMMIT_TABLES, entries="operations", replayed_by=replay_batch_commit)
 def batch_commit_tables(ctx: Context, request: models.BatchCommitTablesRequest) -> models.BatchCommitTablesResponse:
     """Declare tables, commit versions, delete version records and deregister tables in one transaction, in order.
 
@@ -197,7 +196,7 @@ def _declare(batch: Batch, request: models.DeclareTableRequest) -> Step:
     if not request.location or batch.ctx.store.is_location_reserved(location, batch.ctx.principal.name):
         batch.generated_locations.add(location)
     batch.latest = {key: new for key, new in batch.latest.items() if key[0] != path}  # of one deregistered before
-    managed, creator = new_is_managed(batch.ctx, path, request.properties), owner(batch.ctx, path[:-1])
+    managed, creator = new_is_managed(batch.ctx, path, request.properties), creator_for(batch.ctx, path[:-1])
     parent_id = batch.ctx.resolved_namespace_id(path[:-1])
 
     def step(catalog: UnitOfWork, batch: Batch) -> list[models.CommitTableResult]:

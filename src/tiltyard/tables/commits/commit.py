@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
-from tiltyard.access import Privilege
-from tiltyard.access.batch_checks import BATCH_CREATE_VERSIONS
+from tiltyard.access.lifecycle_needs import BATCH_CREATE_VERSIONS
 from tiltyard.access.needs import on_table
 from tiltyard.model.operations import CommitStep, operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, UnitOfWork, VersionRecord

@@ -1,6 +1,6 @@
 """Validate requests to commit a staged manifest, and record them as versions of the catalog.
 
-A version that storage has already, because somebody committed and bypassed the server, is a conflict. A version that
+A version that storage has already, because a commit bypassed the server, is a conflict. A version that
 storage has lost (a restore by file copy) is none: its record is deleted, so that a new commit can take its number.
 """
 
@@ -153,7 +153,7 @@ def _is_recorded(ctx: Context, new: NewVersion) -> bool:
 def _is_next(ctx: Context, table: TableRecord, new: NewVersion, alone: bool) -> bool:
     """Return whether storage has the version before, and not this one: two lookups, for less than opening a table.
 
-    Right behind a commit of this process there is one lookup at most: if others have taken the name since, finalizing
+    Right after a commit of this process there is one lookup at most: if others have taken the name since, finalizing
     meets it. On a disk, where lookups are quick, the version before is looked up even then: a restore by file copy may
     have removed it.
     """

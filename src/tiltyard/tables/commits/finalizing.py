@@ -160,7 +160,7 @@ def _finalize_error(ctx: Context, commit: Commit, error: Exception) -> Exception
     try:
         ctx.store.describe_version(record.table_id, record.version, record.branch)
     except TableVersionNotFoundError:
-        return TableVersionNotFoundError(f"{version} is gone: somebody deleted its table or its branch meanwhile.")
+        return TableVersionNotFoundError(f"{version} is gone: its table or its branch was deleted meanwhile.")
     return ServiceUnavailableError(f"{version} is committed, and its manifest is not in its place yet: {error}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.create_checks import CLONE_TABLE, owner
+from tiltyard.access.lifecycle_needs import CLONE_TABLE, creator_for
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation
@@ -53,7 +53,7 @@ def _clone(ctx: Context, request: models.CloneTableRequest, path: Id, source_uri
         with lance_errors(source):
             clone = source.deep_clone if request.is_shallow is False else source.shallow_clone
             version = clone(location, source.version, storage.options(location)).version
-        managed, creator = new_is_managed(ctx, path, None), owner(ctx, path[:-1])
+        managed, creator = new_is_managed(ctx, path, None), creator_for(ctx, path[:-1])
         parent_id = ctx.resolved_namespace_id(path[:-1])
 
         def insert(catalog: UnitOfWork) -> TableRecord:

@@ -1,7 +1,7 @@
 """Records of versions in the catalog: which tables have them, and how they compare with the manifests in storage.
 
 A managed table's versions are recorded in the catalog before their manifests get their final names. Records and
-manifests may differ where somebody wrote to storage and bypassed the server.
+manifests may differ where a write to storage bypassed the server.
 """
 
 from __future__ import annotations

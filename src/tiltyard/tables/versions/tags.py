@@ -10,10 +10,10 @@ from lance_namespace.errors import (
     TableTagNotFoundError,
 )
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import check_ref
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading, open_for_writing

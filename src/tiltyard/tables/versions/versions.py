@@ -13,10 +13,10 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import MAIN_BRANCH, check_name, table_id
 from tiltyard.model.operations import CommitStep, operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import is_local

@@ -15,7 +15,7 @@ from bench.rounds import Side
 from bench.servers import Server, tiltyard
 from bench.wire import request
 from tiltyard.config import Settings
-from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.store import open_store, wall_clock
 
 READ = 2
@@ -33,7 +33,7 @@ def _guarded(ground: Ground, placed: Placed, name: str) -> Server:
 def _key(placed: Placed, name: str, *, administrator: bool = False, tables: int = 0, namespace: bool = False) -> str:
     """The key of a new principal, with `read` on the namespace, or on some of its tables, far apart."""
     with open_store(Settings(root=str(placed.root)).database_url) as store:
-        key = create_key(store, wall_clock, name, KeyWish(), administrator=administrator).text
+        key = create_key(store, wall_clock, name, NewKeyOptions(), administrator=administrator).text
         if namespace:
             store.grant(f"principal:{name}", "namespace", store.describe_namespace((NAMESPACE,)).id, READ, "bench")
         for number in np.random.default_rng(SEED).choice(MANY_TABLES, tables, replace=False):

@@ -32,7 +32,7 @@ from tiltyard.api.bodies.uploads import MemoryBody
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
 from tiltyard.context import Context
-from tiltyard.identity import named
+from tiltyard.identity import in_process_principal
 from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.operations import Handler, bound_operations
 from tiltyard.model.principals import EVERYBODY, Principal
@@ -69,7 +69,7 @@ class Namespace(upstream.LanceNamespace):
         self._bound = bound_operations()
         self._services = open_services(load_settings(self._properties))
         try:
-            self._principal = named(self._services.store, principal) if isinstance(principal, str) else principal
+            self._principal = in_process_principal(self._services.store, principal) if isinstance(principal, str) else principal
         except LanceNamespaceError:
             self._services.store.close()
             raise

@@ -18,7 +18,7 @@ from tests.access.matrix import ROWS, documented, served, tried
 from tests.access.scenes import ARROW, GRANTED, Place, Scene, Stage, outcome, send
 from tests.services.secured import Secured, secured_server
 from tiltyard.config import Settings
-from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.spec import operations
 from tiltyard.store import open_store, wall_clock
@@ -48,8 +48,9 @@ def scene(stage: Stage) -> Scene:
 def nobodies(secured: Secured) -> dict[str, httpx.Client]:
     """Those who are not let in, by what is wrong with them."""
     with open_store(Settings(root=str(secured.server.root)).database_url) as store:
-        expired = create_key(store, wall_clock, "owner", KeyWish(expires_at=wall_clock() + 1), administrator=False)
-        revoked = create_key(store, wall_clock, "owner", KeyWish(), administrator=False)
+        soon = NewKeyOptions(expires_at=wall_clock() + 1)
+        expired = create_key(store, wall_clock, "owner", soon, administrator=False)
+        revoked = create_key(store, wall_clock, "owner", NewKeyOptions(), administrator=False)
         store.revoke_key(revoked.record.id)
     time.sleep(0.005)  # the key lives for a millisecond
     keys = {"bad": secured.keys["owner"][:-2] + "xx", "expired": expired.text, "revoked": revoked.text}

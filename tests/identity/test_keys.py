@@ -18,7 +18,7 @@ from tests.services.postgres import PostgresServer
 from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
 from tests.services.wire import check_error
-from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.store import open_store, wall_clock
 
 
@@ -303,5 +303,5 @@ def test_database_that_is_away_refuses_everybody_after_two_seconds(tmp_path: Pat
 
 def test_keys_of_one_catalog_are_none_of_another(tmp_path: Path, secured: Secured) -> None:
     with open_store(f"sqlite:///{tmp_path}/other.db") as store:
-        foreign = create_key(store, wall_clock, "administrator", KeyWish(), administrator=True).text
+        foreign = create_key(store, wall_clock, "administrator", NewKeyOptions(), administrator=True).text
     refused(ask(secured.url, {"x-api-key": foreign}))

@@ -167,11 +167,11 @@ def test_token_of_one_replica_is_good_on_the_other_until_all_are_revoked(
 
 def test_token_ends_after_its_life(tmp_path: Path) -> None:
     """With a life of a minute at least, and half a minute of skew, the clock is what a test has to move."""
-    from tiltyard.identity.tokens import Tokens
+    from tiltyard.identity.tokens import ServerTokens
 
     now = int(time.time() * 1000)
     with open_store(f"sqlite:///{tmp_path}/catalog.db", clock=lambda: now) as store:
-        tokens = Tokens(store, lambda: now, 60)
+        tokens = ServerTokens(store, lambda: now, 60)
         text = tokens.issue("ann", "key").encode()
         kid = str(unsigned(text.decode(), 0)["kid"])
         assert tokens.verify(text, kid).principal == "ann"
@@ -183,18 +183,18 @@ def test_token_ends_after_its_life(tmp_path: Path) -> None:
 
 
 def test_signing_keys_rotate_after_a_day_and_verify_for_as_long_as_their_tokens_live(tmp_path: Path) -> None:
-    from tiltyard.identity.tokens import SIGNS_MS, Tokens
+    from tiltyard.identity.tokens import SIGNING_MS, ServerTokens
 
     now = int(time.time() * 1000)
     with open_store(f"sqlite:///{tmp_path}/catalog.db", clock=lambda: now) as store:
-        tokens = Tokens(store, lambda: now, 900)
-        now += SIGNS_MS - 1
+        tokens = ServerTokens(store, lambda: now, 900)
+        now += SIGNING_MS - 1
         first = tokens.issue("ann", "key")
         now += 10
         last = tokens.issue("ann", "key")
         kids = [str(unsigned(token, 0)["kid"]) for token in (first, last)]
         assert kids[0] == kids[1]  # made by the first issue, so it signs for a day from there
-        now += SIGNS_MS
+        now += SIGNING_MS
         newer = tokens.issue("ann", "key")
         assert unsigned(newer, 0)["kid"] != kids[0]
         with pytest.raises(Exception, match=r"expired|no more"):

@@ -13,7 +13,7 @@ import httpx
 from tests.services.server import SECRETS, ServerProcess
 from tests.services.wire import Wire
 from tiltyard.config import Settings
-from tiltyard.identity.keys import KeyWish, create_key
+from tiltyard.identity.keys import NewKeyOptions, create_key
 from tiltyard.store import open_store, wall_clock
 
 
@@ -45,7 +45,7 @@ def make_keys(database_url: str, *names: str) -> dict[str, str]:
     """Keys made on the database, as `tiltyard key create` does; `administrator` is one."""
     with open_store(database_url) as store:
         return {
-            name: create_key(store, wall_clock, name, KeyWish(), administrator=name == "administrator").text
+            name: create_key(store, wall_clock, name, NewKeyOptions(), administrator=name == "administrator").text
             for name in names
         }
 

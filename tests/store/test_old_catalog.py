@@ -18,7 +18,7 @@ import pytest
 from lance_namespace.errors import TableNotFoundError
 
 import tiltyard
-from tiltyard.identity.keys import proven
+from tiltyard.identity.keys import verify_key
 from tiltyard.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -82,6 +82,6 @@ def test_grants_policies_and_keys_of_an_old_catalog_hold(old_catalog: tuple[str,
         with pytest.raises(TableNotFoundError):
             ann.count_table_rows({"id": ["plain"]})
     store: Store = open_store(old_catalog[1])
-    _, principal = proven(store, KEY.encode(), now_ms=0)
+    _, principal = verify_key(store, KEY.encode(), now_ms=0)
     store.close()
     assert principal.name == "ann"

@@ -70,13 +70,13 @@ class TokenEndpoint:
         try:
             client = _client(headers, _form(headers, body))
             loop = asyncio.get_running_loop()
-            token = await loop.run_in_executor(self._pool, self._authenticator.issue, client.id, client.secret)
+            token = await loop.run_in_executor(self._pool, self._authenticator.issue_token, client.id, client.secret)
         except TokenRefusedError as error:
             return TokenResponse(400, _error(error.word, str(error), ErrorCode.INVALID_INPUT, request_id))
         except UnauthenticatedError as error:
             body = _error("invalid_client", str(error), error.code, request_id)
             return TokenResponse(401, body, BASIC_CHALLENGE)
-        life = self._authenticator.tokens.life
+        life = self._authenticator.tokens.lifetime_seconds
         return TokenResponse(
             200, msgspec.json.encode({"access_token": token, "token_type": "Bearer", "expires_in": life})
         )

@@ -14,7 +14,7 @@ from tiltyard.runtime.clocks import wall_clock
 from tiltyard.runtime.fatal import refuse
 
 if TYPE_CHECKING:
-    from tiltyard.identity.keys import NewKey
+    from tiltyard.identity.keys import CreatedKey
     from tiltyard.store import KeyRecord
 
 DAYS = click.FloatRange(min=0, min_open=True, max=36_500)
@@ -48,11 +48,11 @@ def create(settings: Settings, principal: str, administrator: bool, expires_days
       tiltyard key create ann --root ./data --expires-days 90 --note "the nightly load"
       tiltyard key create --administrator --root ./data
     """
-    from tiltyard.identity.keys import KeyWish, create_key
+    from tiltyard.identity.keys import NewKeyOptions, create_key
 
     with open_database(settings) as store:
-        wish = KeyWish(note, _expiry(expires_days))
-        new_key = create_key(store, wall_clock, principal, wish, administrator=administrator)
+        options = NewKeyOptions(note, _expiry(expires_days))
+        new_key = create_key(store, wall_clock, principal, options, administrator=administrator)
     _print_key(new_key)
 
 
@@ -86,11 +86,11 @@ def rotate(settings: Settings, key_id: str, overlap_hours: float, expires_days: 
     Example:
       tiltyard key rotate 0f3c9a6b12d4e578 --overlap-hours 1 --root ./data
     """
-    from tiltyard.identity.keys import KeyWish, rotate_key
+    from tiltyard.identity.keys import NewKeyOptions, rotate_key
 
     with open_database(settings) as store:
-        wish = KeyWish(expires_at=_expiry(expires_days))
-        new_key = rotate_key(store, wall_clock, key_id, wish, int(overlap_hours * HOUR_MS))
+        options = NewKeyOptions(expires_at=_expiry(expires_days))
+        new_key = rotate_key(store, wall_clock, key_id, options, int(overlap_hours * HOUR_MS))
     _print_key(new_key)
 
 
@@ -106,13 +106,13 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool) -> No
       tiltyard key revoke 0f3c9a6b12d4e578 --root ./data
       tiltyard key revoke --all-tokens --root ./data
     """
-    from tiltyard.identity.keys import existing_key
+    from tiltyard.identity.keys import get_key
 
     if not key_ids and not all_tokens:
         refuse("Name the keys to revoke, or say --all-tokens.")
     with open_database(settings) as store:
         for key_id in key_ids:
-            existing_key(store, key_id)
+            get_key(store, key_id)
         for key_id in key_ids:
             store.revoke_key(key_id)
             click.echo(f"{key_id} is revoked.")
@@ -174,7 +174,7 @@ def alter(settings: Settings, name: str, administrator: bool | None, disabled: b
     click.echo(f"{record.name} is {state}, {'an' if record.administrator else 'no'} administrator.")
 
 
-def _print_key(new_key: NewKey) -> None:
+def _print_key(new_key: CreatedKey) -> None:
     """Print the key alone on standard output, so that a script can read it."""
     click.echo(f"The key {new_key.record.id} of '{new_key.record.principal}', shown this once:", err=True)
     click.echo(new_key.text)

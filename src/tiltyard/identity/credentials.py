@@ -1,4 +1,4 @@
-"""What a caller shows of itself: an API key or a token, in headers or in a body."""
+"""Credentials of a request: an API key or a token, in its headers or in its body."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from lance_namespace.errors import UnauthenticatedError
 
 AUTHORIZATION = b"authorization"
 API_KEY = b"x-api-key"
-LONGEST = 16 << 10
-"""Bytes of a credential: tokens with many groups have a few thousand."""
+MAX_BYTES = 16 << 10
+"""Largest credential: tokens with many groups have a few thousand bytes."""
 
 
-class Kind(StrEnum):
-    """What was shown."""
+class CredentialKind(StrEnum):
+    """What the credentials are."""
 
     KEY = "api key"
-    TOKEN = "token"  # noqa: S105 - the name of a kind, no secret
+    TOKEN = "token"  # noqa: S105 - the name of a kind, not a secret
 
 
-_MARKS = {kind: kind.encode() + b"\0" for kind in Kind}
+_DIGEST_PREFIXES = {kind: kind.encode() + b"\0" for kind in CredentialKind}
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """A key or a token, not looked at yet. `digest` stands for it in memory, so that no secret is kept there.
+    """A key or a token, not verified yet. `digest` identifies it in caches, so that these hold no secret.
 
-    What is printed of it, as in a log line, shows neither.
+    Its repr, as in a log line, shows neither.
     """
 
-    kind: Kind
+    kind: CredentialKind
     text: bytes
     digest: bytes
 
@@ -39,11 +39,11 @@ class Credentials(msgspec.Struct, frozen=True):
         return f"Credentials({self.kind})"
 
     @classmethod
-    def of(cls, kind: Kind, text: bytes) -> Credentials:
-        """Make them. Raises UnauthenticatedError for what is too long to be any."""
-        if len(text) > LONGEST:
-            raise UnauthenticatedError(f"The {kind} has more than {LONGEST} bytes.")
-        return cls(kind, text, hashlib.sha256(_MARKS[kind] + text).digest())
+    def of(cls, kind: CredentialKind, text: bytes) -> Credentials:
+        """Create them from the text of a key or token. Raises UnauthenticatedError if that is too long."""
+        if len(text) > MAX_BYTES:
+            raise UnauthenticatedError(f"The {kind} has more than {MAX_BYTES} bytes.")
+        return cls(kind, text, hashlib.sha256(_DIGEST_PREFIXES[kind] + text).digest())
 
 
 class _Identity(msgspec.Struct):
@@ -51,36 +51,37 @@ class _Identity(msgspec.Struct):
     auth_token: str | None = None
 
 
-class _Identified(msgspec.Struct):
+class _IdentityBody(msgspec.Struct):
     identity: _Identity | None = None
 
 
-_body = msgspec.json.Decoder(_Identified)
+_body_decoder = msgspec.json.Decoder(_IdentityBody)
 
 
 def from_headers(headers: Mapping[bytes, bytes]) -> Credentials | None:
-    """What the headers show (names in lower case); None without any.
+    """Return the credentials in headers (names in lower case); None without any.
 
-    A token wins over a key, since lancedb sends some key always. Raises UnauthenticatedError for another scheme.
+    A token takes precedence over a key, since lancedb always sends some key. Raises UnauthenticatedError for another
+    scheme than Bearer.
     """
     authorization = headers.get(AUTHORIZATION)
     if authorization is not None:
         scheme, _, text = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not text.strip():
             raise UnauthenticatedError("The header Authorization is not 'Bearer <token>': send a token, or x-api-key.")
-        return Credentials.of(Kind.TOKEN, text.strip())
+        return Credentials.of(CredentialKind.TOKEN, text.strip())
     key = headers.get(API_KEY)
-    return None if key is None else Credentials.of(Kind.KEY, key)
+    return None if key is None else Credentials.of(CredentialKind.KEY, key)
 
 
 def from_body(body: bytes) -> Credentials | None:
-    """What the field `identity` of a JSON body shows; None without any, or if it is no such body."""
+    """Return the credentials in the field `identity` of a JSON body; None without any, or if the body is not JSON."""
     try:
-        identity = _body.decode(body).identity if body else None
+        identity = _body_decoder.decode(body).identity if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if identity is None:
         return None
     if identity.auth_token is not None:
-        return Credentials.of(Kind.TOKEN, identity.auth_token.encode())
-    return None if identity.api_key is None else Credentials.of(Kind.KEY, identity.api_key.encode())
+        return Credentials.of(CredentialKind.TOKEN, identity.auth_token.encode())
+    return None if identity.api_key is None else Credentials.of(CredentialKind.KEY, identity.api_key.encode())

@@ -1,7 +1,7 @@
-"""API keys: `tilt_<id>_<secret>`. The id finds the key; the secret, 256 random bits, is known to its holder alone.
+"""API keys: `tilt_<id>_<secret>`. The id finds the record; the secret, 256 random bits, is known to its holder alone.
 
-What is kept is the SHA-256 of the secret. A slow hash, as for passwords, would protect what people choose: nobody
-guesses 256 random bits, however quick the hash is, and a slow one would cost each first use a tenth of a second.
+The catalog has the SHA-256 of the secret. A slow hash, as for passwords, protects secrets that people choose: 256
+random bits cannot be guessed however fast the hash is, and a slow one would cost each first use a tenth of a second.
 """
 
 from __future__ import annotations
@@ -21,95 +21,103 @@ from tiltyard.model.principals import EVERYBODY, SERVER
 if TYPE_CHECKING:
     from tiltyard.store import KeyRecord, PrincipalRecord, Store, UnitOfWork
 
-MARK = "tilt"
-"""How every key begins: so that scanners for secrets know one."""
+PREFIX = "tilt"
+"""How every key begins, so that secret scanners recognize one."""
 ID_BYTES, SECRET_BYTES = 8, 32
-LONGEST_NOTE = 1_000
-FIRST_NAME = "administrator"
-OF_A_PROVIDER = ":"
-"""What parts a provider from the name it gives, in names of principals: so no key's principal is taken for theirs."""
+MAX_NOTE_LENGTH = 1_000
+FIRST_ADMINISTRATOR = "administrator"
+PROVIDER_SEPARATOR = ":"
+"""Between the provider and the name that it gives, in a principal's name; names of principals with keys have none."""
 
-RESERVED = frozenset({EVERYBODY.name, SERVER.name})
+RESERVED_NAMES = frozenset({EVERYBODY.name, SERVER.name})
 
 Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
-class NewKey:
-    """A key as it is shown, once, and its record."""
+class CreatedKey:
+    """A new key: its text, which is shown only once, and its record."""
 
     text: str
     record: KeyRecord
 
 
 @dataclass(frozen=True, slots=True)
-class KeyWish:
-    """What a new key is to be: `note` says what for, `expires_at` (ms since 1970) when it ends, if ever."""
+class NewKeyOptions:
+    """Options of a new key: `note` says what it is for, `expires_at` (ms since 1970) when it expires, if ever."""
 
     note: str = ""
     expires_at: int | None = None
 
 
-def first_key(store: Store) -> str | None:
-    """The key of a new administrator, if there is nobody yet: of several servers that start at once, one gets it."""
+def create_first_key(store: Store) -> str | None:
+    """Create the first administrator and its key; return the key, or None if there are principals already.
+
+    Of several servers that start at once, one gets the key.
+    """
 
     def work(catalog: UnitOfWork) -> str | None:
-        if not catalog.add_first_principal(FIRST_NAME):
+        if not catalog.add_first_principal(FIRST_ADMINISTRATOR):
             return None
-        return _add(catalog, FIRST_NAME, KeyWish("made at the first start")).text
+        return _add_key(catalog, FIRST_ADMINISTRATOR, NewKeyOptions("made at the first start")).text
 
     return store.transact(work)
 
 
-def create_key(store: Store, clock: Clock, principal: str, wish: KeyWish, *, administrator: bool) -> NewKey:
-    """A new key of a principal, who is made if there is none of this name, and made an administrator if so asked.
+def create_key(
+    store: Store, clock: Clock, principal: str, options: NewKeyOptions, *, administrator: bool
+) -> CreatedKey:
+    """Create a key of a principal; create the principal if there is none, and make it an administrator if requested.
 
     Raises InvalidInputError.
     """
-    check_principal(principal)
-    _check_wish(wish, clock)
+    check_principal_name(principal)
+    _check_options(options, clock)
 
-    def work(catalog: UnitOfWork) -> NewKey:
+    def work(catalog: UnitOfWork) -> CreatedKey:
         if not catalog.add_principal(principal, administrator=administrator) and administrator:
             catalog.alter_principal(principal, True, None)
-        return _add(catalog, principal, wish)
+        return _add_key(catalog, principal, options)
 
     return store.transact(work)
 
 
-def rotate_key(store: Store, clock: Clock, id_: str, wish: KeyWish, overlap_ms: int) -> NewKey:
-    """A new key beside the old one, which ends after the overlap. Raises InvalidInputError (none, or a dead one)."""
-    _check_wish(wish, clock)
+def rotate_key(store: Store, clock: Clock, id_: str, options: NewKeyOptions, overlap_ms: int) -> CreatedKey:
+    """Create a key that replaces another, which expires after the overlap.
+
+    Raises InvalidInputError (no such key, or it has ended).
+    """
+    _check_options(options, clock)
     if overlap_ms < 0:
         raise InvalidInputError("The overlap is a time from now: 0 or more.")
 
-    def work(catalog: UnitOfWork) -> NewKey:
-        old = existing_key(catalog, id_)
+    def work(catalog: UnitOfWork) -> CreatedKey:
+        old = get_key(catalog, id_)
         now = clock()
         if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
             raise InvalidInputError(f"The key {id_} has ended: create a new one.")
-        made = _add(catalog, old.principal, KeyWish(wish.note or old.note, wish.expires_at))
+        created = _add_key(catalog, old.principal, NewKeyOptions(options.note or old.note, options.expires_at))
         catalog.expire_key(id_, now + overlap_ms)
-        return made
+        return created
 
     return store.transact(work)
 
 
-def existing_key(store: Store | UnitOfWork, id_: str) -> KeyRecord:
-    """The key of this id. Raises InvalidInputError."""
-    found = store.describe_key(id_)
-    if found is None:
-        raise no_such_key(id_)
-    return found[0]
+def get_key(store: Store | UnitOfWork, id_: str) -> KeyRecord:
+    """Return the key with this id. Raises InvalidInputError."""
+    records = store.describe_key(id_)
+    if records is None:
+        raise key_not_found(id_)
+    return records[0]
 
 
-def no_such_key(id_: str) -> InvalidInputError:
-    """What is raised where there is no key of an id, for the one who asks."""
+def key_not_found(id_: str) -> InvalidInputError:
+    """Create the error for a key that does not exist, or not for this caller."""
     return InvalidInputError(f"There is no key {id_}: the list of keys shows the ids.")
 
 
 def alter_principal(store: Store, name: str, administrator: bool | None, disabled: bool | None) -> PrincipalRecord:
-    """Change what is not None of a principal, who is made if there is none of this name."""
+    """Set the flags of a principal that are not None; create the principal if there is none of this name."""
 
     def work(catalog: UnitOfWork) -> PrincipalRecord:
         catalog.add_principal(name, administrator=False)
@@ -120,17 +128,20 @@ def alter_principal(store: Store, name: str, administrator: bool | None, disable
     return store.transact(work)
 
 
-def proven(store: Store, text: bytes, now_ms: int) -> tuple[KeyRecord, PrincipalRecord]:
-    """The key that a text is, and whose. Raises UnauthenticatedError; says why to those only who hold the secret."""
-    parsed = _parsed(text)
-    found = store.describe_key(parsed[0]) if parsed else None
-    if parsed is None or found is None or not hmac.compare_digest(_hash(parsed[1]), found[0].hash):
+def verify_key(store: Store, text: bytes, now_ms: int) -> tuple[KeyRecord, PrincipalRecord]:
+    """Return the record of an API key, and its principal's.
+
+    Raises UnauthenticatedError, which says that the key was revoked or has expired only if the secret is right.
+    """
+    parsed = _parse_key(text)
+    records = store.describe_key(parsed[0]) if parsed else None
+    if parsed is None or records is None or not hmac.compare_digest(_hash(parsed[1]), records[0].hash):
         raise UnauthenticatedError("This API key is not known here.")
-    require_live(found[0], now_ms)
-    return found
+    require_valid(records[0], now_ms)
+    return records
 
 
-def require_live(key: KeyRecord, now_ms: int) -> None:
+def require_valid(key: KeyRecord, now_ms: int) -> None:
     """Raise UnauthenticatedError if a key was revoked or has expired."""
     if key.revoked_at is not None:
         raise UnauthenticatedError(f"The API key {key.id} was revoked.")
@@ -138,32 +149,32 @@ def require_live(key: KeyRecord, now_ms: int) -> None:
         raise UnauthenticatedError(f"The API key {key.id} has expired.")
 
 
-def check_principal(name: str) -> None:
-    """Raise InvalidInputError for what cannot be the name of a principal with keys."""
+def check_principal_name(name: str) -> None:
+    """Raise InvalidInputError if a name cannot be that of a principal with keys."""
     check_name(name, "principal's name")
-    if name in RESERVED:
+    if name in RESERVED_NAMES:
         raise InvalidInputError(f"'{name}' is what records call callers without a name, or the server: choose another.")
-    if OF_A_PROVIDER in name:
+    if PROVIDER_SEPARATOR in name:
         raise InvalidInputError(f"'{name}' is a name that a provider gives: its tokens, not keys, show who that is.")
 
 
-def _check_wish(wish: KeyWish, clock: Clock) -> None:
-    if len(wish.note) > LONGEST_NOTE:
-        raise InvalidInputError(f"The note has {len(wish.note)} characters: {LONGEST_NOTE} at most.")
-    if wish.expires_at is not None and wish.expires_at <= clock():
+def _check_options(options: NewKeyOptions, clock: Clock) -> None:
+    if len(options.note) > MAX_NOTE_LENGTH:
+        raise InvalidInputError(f"The note has {len(options.note)} characters: {MAX_NOTE_LENGTH} at most.")
+    if options.expires_at is not None and options.expires_at <= clock():
         raise InvalidInputError("The key would be dead at once: let it expire later.")
 
 
-def _add(catalog: UnitOfWork, principal: str, wish: KeyWish) -> NewKey:
+def _add_key(catalog: UnitOfWork, principal: str, options: NewKeyOptions) -> CreatedKey:
     id_, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
-    record = catalog.add_key(id_, principal, _hash(secret), wish.note, wish.expires_at)
-    return NewKey(f"{MARK}_{id_}_{secret}", record)
+    record = catalog.add_key(id_, principal, _hash(secret), options.note, options.expires_at)
+    return CreatedKey(f"{PREFIX}_{id_}_{secret}", record)
 
 
-def _parsed(text: bytes) -> tuple[str, str] | None:
-    """Id and secret; None for what has not the form of a key."""
+def _parse_key(text: bytes) -> tuple[str, str] | None:
+    """Return the id and the secret of a key; None if the text has not the form of one."""
     parts = text.decode("ascii", "replace").split("_", 2)
-    if len(parts) != 3 or parts[0] != MARK or len(parts[1]) != 2 * ID_BYTES:
+    if len(parts) != 3 or parts[0] != PREFIX or len(parts[1]) != 2 * ID_BYTES:
         return None
     return parts[1], parts[2]
 

@@ -1,7 +1,7 @@
 """Tokens of trusted OpenID providers.
 
-What is trusted is said by the settings alone: which issuers, for which audience, by which algorithms, and where their
-keys are. Nothing that a token names is ever fetched or believed before its signature is verified.
+Only the settings say which issuers are trusted, for which audience, with which algorithms, and where their keys are.
+Nothing that a token names is fetched or believed before its signature is verified.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, UnauthenticatedError
 
-from tiltyard.identity.keys import OF_A_PROVIDER
-from tiltyard.identity.tokens import reason
+from tiltyard.identity.keys import PROVIDER_SEPARATOR
+from tiltyard.identity.tokens import refusal_reason
 from tiltyard.model.ids import check_name
 from tiltyard.model.settings.oidc_providers import OidcProvider
 
 log = logging.getLogger("tiltyard.identity")
 
-KEYS_SECONDS = 600.0
-"""How long keys are used before they are fetched again; so a key that a provider takes back ends within twice that."""
+REFRESH_SECONDS = 600.0
+"""How long keys are used before they are fetched again; so a key that a provider withdraws ends within twice that."""
 STALE_SECONDS = 3600.0
 """How long keys are used while they cannot be fetched."""
-PAUSE_SECONDS = 5.0
-"""How long after a fetch that failed there is no other."""
-MOST_FETCHES, IN_SECONDS = 5, 60.0
-"""How often keys are fetched at most, whatever keys are asked for: strangers can name any."""
-FETCH_SECONDS = 5.0
-LARGEST_KEYS = 1 << 20
-LARGEST_GROUPS = 1_000
+RETRY_SECONDS = 5.0
+"""Pause after a failed fetch."""
+MAX_FETCHES, PER_SECONDS = 5, 60.0
+"""How often keys are fetched at most, whatever key ids tokens name: unauthenticated clients can name any."""
+FETCH_TIMEOUT_SECONDS = 5.0
+MAX_KEYS_BYTES = 1 << 20
+MAX_GROUPS = 1_000
 
 Fetch = Callable[[str], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Bearer:
-    """What a provider's token says: the name and the groups, each behind the provider's, and the end (ms)."""
+class ProviderIdentity:
+    """Verified claims of a provider's token: name and groups with the provider's prefix, and the expiry (ms)."""
 
     name: str
     groups: tuple[str, ...]
@@ -56,28 +56,28 @@ class Bearer:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Keys come from where the settings say, and from nowhere else."""
+    """Refuses redirects: keys come only from the URL of the settings."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow nothing: the redirect is the error."""
+        """Return no request, so that the redirect is an error."""
 
 
-def fetch(url: str) -> bytes:
-    """What is at a URL of the settings. Raises OSError."""
+def fetch_url(url: str) -> bytes:
+    """Return the content of a URL of the settings. Raises OSError."""
     try:
-        with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_SECONDS) as answer:
-            found: bytes = answer.read(LARGEST_KEYS + 1)
+        with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_TIMEOUT_SECONDS) as response:
+            content: bytes = response.read(MAX_KEYS_BYTES + 1)
     except HTTPException as error:
         raise OSError(f"no HTTP: {error!r}") from error
-    if len(found) > LARGEST_KEYS:
-        raise OSError(f"more than {LARGEST_KEYS} bytes")
-    return found
+    if len(content) > MAX_KEYS_BYTES:
+        raise OSError(f"more than {MAX_KEYS_BYTES} bytes")
+    return content
 
 
 class ProviderKeys:
-    """The keys of one provider: fetched when they are needed, again when they are old or one is not among them."""
+    """The keys of one provider: fetched when they are needed, and again when they are old or one is missing."""
 
-    def __init__(self, name: str, url: str, get: Fetch = fetch) -> None:
+    def __init__(self, name: str, url: str, get: Fetch = fetch_url) -> None:
         self._name = name
         self._url = url
         self._get = get
@@ -85,75 +85,79 @@ class ProviderKeys:
         self._keys: KeySet | None = None
         self._fetched = 0.0
         self._not_before = 0.0
-        self._recent: deque[float] = deque(maxlen=MOST_FETCHES)
+        self._recent_fetches: deque[float] = deque(maxlen=MAX_FETCHES)
 
     def current(self) -> KeySet:
-        """The keys, not too old. Raises ServiceUnavailableError if there are none and none can be fetched."""
+        """Return the keys, not too old. Raises ServiceUnavailableError if there are none and they cannot be fetched."""
         with self._lock:
-            if self._keys is None or self._age() > KEYS_SECONDS:
-                self._renew()
+            if self._keys is None or self._age() > REFRESH_SECONDS:
+                self._refresh()
             if self._keys is None or self._age() > STALE_SECONDS:
                 raise ServiceUnavailableError(f"The keys of the provider {self._name} cannot be fetched: try again.")
             return self._keys
 
-    def renewed(self, seen: KeySet) -> KeySet:
-        """The keys after one was not found in those `seen`: fetched again, unless that was just done."""
+    def refreshed(self, outdated: KeySet) -> KeySet:
+        """Return the keys after one was missing from `outdated`: fetched again, unless that was just done."""
         with self._lock:
-            if self._keys is seen:
-                self._renew()
-            return self._keys or seen
+            if self._keys is outdated:
+                self._refresh()
+            return self._keys or outdated
 
     def _age(self) -> float:
         return time.monotonic() - self._fetched
 
-    def _renew(self) -> None:
+    def _refresh(self) -> None:
         now = time.monotonic()
         if now < self._not_before:
             return
         try:
             self._keys = KeySet.import_key_set(msgspec.json.decode(self._get(self._url)))
         except (OSError, ValueError, KeyError, TypeError, JoseError) as error:
-            # What is used from here on is the keys that there are, for a bounded time: `current` says how long.
+            # The keys that there are remain in use for a bounded time, which `current` checks.
             log.warning("cannot fetch the keys of the provider %s from %s: %s", self._name, self._url, error)
-            self._not_before = time.monotonic() + PAUSE_SECONDS  # the try itself may have taken long
+            self._not_before = time.monotonic() + RETRY_SECONDS  # read again, since the try itself may have taken long
         else:
             self._fetched = now
-            self._recent.append(now)
-            self._not_before = self._recent[0] + IN_SECONDS if len(self._recent) == MOST_FETCHES else now
+            self._recent_fetches.append(now)
+            self._not_before = (
+                self._recent_fetches[0] + PER_SECONDS if len(self._recent_fetches) == MAX_FETCHES else now
+            )
 
 
 class TrustedProvider:
     """Verifies the tokens of one provider. `clock` gives ms since 1970. Safe to use from threads."""
 
-    def __init__(self, name: str, provider: OidcProvider, clock: Callable[[], int], get: Fetch = fetch) -> None:
+    def __init__(self, name: str, provider: OidcProvider, clock: Callable[[], int], get: Fetch = fetch_url) -> None:
         self._name = name
         self._provider = provider
         self._clock = clock
         self._keys = ProviderKeys(name, provider.jwks_url, get)
-        # A header that nobody knows changes nothing, unless the token calls it critical: then it is refused.
+        # An unknown header is ignored, unless the token marks it as critical: then it is refused.
         self._registry = JWSRegistry(algorithms=provider.algorithms, strict_check_header=False)
 
-    def verify(self, text: bytes) -> Bearer:
-        """What a token says. Raises UnauthenticatedError, ServiceUnavailableError."""
+    def verify(self, text: bytes) -> ProviderIdentity:
+        """Verify a token and return its claims. Raises UnauthenticatedError, ServiceUnavailableError."""
         try:
-            claims = self._signed(text)
+            claims = self._verified_claims(text)
             self._rules().validate(claims)
         except (JoseError, ValueError) as error:
-            raise UnauthenticatedError(f"This token is not valid: {reason(error)}.") from error
-        ends = int((claims["exp"] + self._provider.leeway) * 1000)
-        return Bearer(self._own(claims.get(self._provider.principal_claim)), self._groups(claims), ends)
+            raise UnauthenticatedError(f"This token is not valid: {refusal_reason(error)}.") from error
+        expires_at = int((claims["exp"] + self._provider.leeway) * 1000)
+        return ProviderIdentity(
+            self._prefixed_name(claims.get(self._provider.principal_claim)), self._groups(claims), expires_at
+        )
 
-    def _signed(self, text: bytes) -> dict[str, Any]:
+    def _verified_claims(self, text: bytes) -> dict[str, Any]:
         keys = self._keys.current()
         try:
-            return self._decoded(text, keys)
+            return self._decode(text, keys)
         except InvalidKeyIdError:
-            newer = self._keys.renewed(keys)
+            newer = self._keys.refreshed(keys)
             if newer is keys:
                 raise
-            return self._decoded(text, newer)
+            return self._decode(text, newer)
 
-    def _decoded(self, text: bytes, keys: KeySet) -> dict[str, Any]:
+    def _decode(self, text: bytes, keys: KeySet) -> dict[str, Any]:
         return jwt.decode(text, keys, algorithms=self._provider.algorithms, registry=self._registry).claims
 
     def _rules(self) -> jwt.JWTClaimsRegistry:
@@ -167,20 +171,20 @@ class TrustedProvider:
         )
 
     def _groups(self, claims: Mapping[str, Any]) -> tuple[str, ...]:
-        found = claims.get(self._provider.groups_claim, [])
-        groups = [found] if isinstance(found, str) else found
-        if not isinstance(groups, list) or len(groups) > LARGEST_GROUPS:
+        claim = claims.get(self._provider.groups_claim, [])
+        groups = [claim] if isinstance(claim, str) else claim
+        if not isinstance(groups, list) or len(groups) > MAX_GROUPS:
             self._refuse_claim(self._provider.groups_claim)
-        return tuple(self._own(group) for group in groups)
+        return tuple(self._prefixed_name(group) for group in groups)
 
-    def _own(self, name: object) -> str:
-        """A name as it is known here: behind the provider's, so that no provider's are taken for another's."""
+    def _prefixed_name(self, name: object) -> str:
+        """Return a name prefixed by the provider, so that names of different providers never collide."""
         if not isinstance(name, str):
-            raise UnauthenticatedError(f"The token of {self._name} lacks a name, or a name or group of it is no text.")
+            raise UnauthenticatedError(f"The token of {self._name} has no name, or a name or group that is not a string.")
         try:
-            return f"{self._name}{OF_A_PROVIDER}{check_name(name)}"
+            return f"{self._name}{PROVIDER_SEPARATOR}{check_name(name)}"
         except InvalidInputError as error:
-            raise UnauthenticatedError(f"The token of {self._name} has a name or a group of no use: {error}") from error
+            raise UnauthenticatedError(f"The token of {self._name} has an invalid name or group: {error}") from error
 
     def _refuse_claim(self, claim: str) -> NoReturn:
-        raise UnauthenticatedError(f"The claim '{claim}' of the token is no list of at most {LARGEST_GROUPS} texts.")
+        raise UnauthenticatedError(f"The claim '{claim}' of the token is not a list of at most {MAX_GROUPS} strings.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tiltyard.config import Settings
 from tiltyard.context import Services
-from tiltyard.identity.keys import FIRST_NAME, first_key
+from tiltyard.identity.keys import FIRST_ADMINISTRATOR, create_first_key
 from tiltyard.runtime.fatal import refuse
 
 STRICT_TRANSPORT_SECURITY = ("strict-transport-security", "max-age=31536000")
@@ -63,7 +63,7 @@ def announce_access(services: Services, address: str) -> None:
         return
     if not (services.settings.tls_certificate or services.settings.trusted_proxies or _is_loopback(address)):
         log.warning("keys and tokens go over the network as they are: set tls_certificate, or a proxy that has one")
-    key = first_key(services.store)
+    key = create_first_key(services.store)
     if key is not None:
         print(f"The key of '{FIRST_NAME}', shown this once: {key}", file=sys.stdout, flush=True)
 

@@ -1,4 +1,4 @@
-"""How many rows a scan reads at once, by what they come to."""
+"""Batch sizes of scans, by the decoded size of their rows."""
 
 from __future__ import annotations
 

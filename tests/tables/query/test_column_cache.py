@@ -1,4 +1,4 @@
-"""Rows in memory: what queries answer from there, what it costs to get them there, and when they are not used."""
+"""The column cache: queries that it serves, how columns are loaded into it, and queries that it does not serve."""
 
 from __future__ import annotations
 
@@ -42,45 +42,45 @@ def cache() -> ColumnCache:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
-    """The fragments and columns that were read, one after the other."""
-    seen: list[tuple[int, list[str]]] = []
+    """Return the fragments and columns that were read, in order."""
+    read: list[tuple[int, list[str]]] = []
     read = ColumnCache._read_columns
 
     def noting(self: Any, dataset: Any, fragment: Any, names: list[str], most: int) -> Any:
-        seen.append((fragment.number, names))
+        read.append((fragment.number, names))
         return read(self, dataset, fragment, names, most)
 
     monkeypatch.setattr(ColumnCache, "_read_columns", noting)
-    return seen
+    return read
 
 
-def within(seconds: float, look: Callable[[], CachedRows | None]) -> CachedRows:
-    """What comes in time, asked for again and again."""
+def wait_for(seconds: float, look: Callable[[], CachedRows | None]) -> CachedRows:
+    """Poll until there is a result; return it. Fails after `seconds`."""
     until = time.monotonic() + seconds
-    while (found := look()) is None:
+    while (cached_rows := look()) is None:
         assert time.monotonic() < until, "nothing was read into memory"
         time.sleep(0.01)
-    return found
+    return cached_rows
 
 
 def addresses(*places: tuple[int, int]) -> pa.Array:
     return pa.array([(fragment << 32) | offset for fragment, offset in places], pa.uint64())
 
 
-def held(cache: ColumnCache, dataset: lance.LanceDataset, names: tuple[str, ...] = NAMES) -> CachedRows:
+def load_rows(cache: ColumnCache, dataset: lance.LanceDataset, names: tuple[str, ...] = NAMES) -> CachedRows:
     cache.load(PLACE, dataset, names)
-    found = cache.rows(PLACE, dataset, names)
-    assert found is not None
-    return found
+    cached_rows = cache.rows(PLACE, dataset, names)
+    assert cached_rows is not None
+    return cached_rows
 
 
 def test_rows_come_in_the_order_they_are_asked_for_from_any_fragment(cache: ColumnCache, uri: str) -> None:
-    found = held(cache, lance.dataset(uri))
-    ids, texts = found.take(addresses((2, 5), (0, 7), (2, 5), (1, 199), (0, 0)))
+    cached_rows = load_rows(cache, lance.dataset(uri))
+    ids, texts = cached_rows.take(addresses((2, 5), (0, 7), (2, 5), (1, 199), (0, 0)))
     assert ids.to_pylist() == [405, 7, 405, 399, 0]
     whole = lance.dataset(uri).to_table(columns=["text"])["text"]
     assert texts.to_pylist() == [whole[row].as_py() for row in (405, 7, 405, 399, 0)]
-    assert [column.to_pylist() for column in found.take(addresses())] == [[], []]
+    assert [column.to_pylist() for column in cached_rows.take(addresses())] == [[], []]
 
 
 @pytest.mark.parametrize("place", [(0, 200), (3, 0)])
@@ -88,7 +88,7 @@ def test_an_address_of_no_row_is_an_error_and_no_other_row(
     place: tuple[int, int], cache: ColumnCache, uri: str
 ) -> None:
     with pytest.raises((pa.ArrowIndexError, KeyError)):
-        held(cache, lance.dataset(uri)).take(addresses(place))
+        load_rows(cache, lance.dataset(uri)).take(addresses(place))
 
 
 def test_columns_come_in_once_queries_have_paid_for_them(
@@ -100,39 +100,39 @@ def test_columns_come_in_once_queries_have_paid_for_them(
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(2)] == [None, None]
     assert not reads
     assert cache.rows(PLACE, dataset, NAMES) is None  # the third has paid, and does not wait
-    assert within(30, lambda: cache.rows(PLACE, dataset, NAMES)).take(addresses((1, 0)))[0].to_pylist() == [200]
+    assert wait_for(30, lambda: cache.rows(PLACE, dataset, NAMES)).take(addresses((1, 0)))[0].to_pylist() == [200]
     assert [number for number, _ in reads] == [0, 1, 2]
 
 
 def test_a_new_version_reads_its_new_fragments_alone(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
-    held(cache, lance.dataset(uri))
+    load_rows(cache, lance.dataset(uri))
     reads.clear()
     dataset = lance.write_dataset(rows(10, start=600), uri, mode="append")
-    found = within(30, lambda: cache.rows(PLACE, dataset, NAMES))
+    cached_rows = wait_for(30, lambda: cache.rows(PLACE, dataset, NAMES))
     assert [number for number, _ in reads] == [3]
-    assert found.take(addresses((3, 9), (0, 1)))[0].to_pylist() == [609, 1]
+    assert cached_rows.take(addresses((3, 9), (0, 1)))[0].to_pylist() == [609, 1]
 
 
 def test_deletes_leave_what_is_in_memory_valid(cache: ColumnCache, uri: str, reads: list[Any]) -> None:
-    held(cache, lance.dataset(uri))
+    load_rows(cache, lance.dataset(uri))
     reads.clear()
     lance.dataset(uri).delete("id in (3, 250)")
-    found = cache.rows(PLACE, lance.dataset(uri), NAMES)
-    assert found is not None
+    cached_rows = cache.rows(PLACE, lance.dataset(uri), NAMES)
+    assert cached_rows is not None
     assert not reads
-    assert found.take(addresses((0, 4), (1, 51)))[0].to_pylist() == [4, 251]
+    assert cached_rows.take(addresses((0, 4), (1, 51)))[0].to_pylist() == [4, 251]
 
 
 def test_fragments_with_deleted_rows_are_read_with_them(cache: ColumnCache, uri: str) -> None:
     lance.dataset(uri).delete("id < 150")
-    assert held(cache, lance.dataset(uri)).take(addresses((0, 160), (0, 199)))[0].to_pylist() == [160, 199]
+    assert load_rows(cache, lance.dataset(uri)).take(addresses((0, 160), (0, 199)))[0].to_pylist() == [160, 199]
 
 
 def test_what_no_version_has_any_more_is_let_go_of(cache: ColumnCache, uri: str) -> None:
-    held(cache, lance.dataset(uri))
+    load_rows(cache, lance.dataset(uri))
     before = cache.size
     small = lance.write_dataset(rows(10), uri, mode="overwrite")
-    held(cache, small)
+    load_rows(cache, small)
     assert 0 < cache.size < before / 10
 
 
@@ -140,12 +140,12 @@ def test_columns_that_swap_names_are_not_mixed_up(tmp_path: Path, monkeypatch: p
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(pa.table({"a": [1, 2], "b": [10, 20]}), uri)
     table = Table(uri, monkeypatch)
-    asked: dict[str, Any] = {"columns": {"column_names": ["a", "b"]}}
-    assert table.query(**asked).to_pylist() == [{"a": 1, "b": 10}, {"a": 2, "b": 20}]
+    request: dict[str, Any] = {"columns": {"column_names": ["a", "b"]}}
+    assert table.query(**request).to_pylist() == [{"a": 1, "b": 10}, {"a": 2, "b": 20}]
     lance.dataset(uri).alter_columns({"path": "a", "name": "c"})
     lance.dataset(uri).alter_columns({"path": "b", "name": "a"})
     lance.dataset(uri).alter_columns({"path": "c", "name": "b"})
-    assert table.query(**asked).to_pylist() == [{"a": 10, "b": 1}, {"a": 20, "b": 2}]
+    assert table.query(**request).to_pylist() == [{"a": 10, "b": 1}, {"a": 20, "b": 2}]
 
 
 def _change(uri: str, how: str) -> None:
@@ -231,16 +231,16 @@ def test_all_kinds_of_columns_answer_the_same(batches: int, tmp_path: Path, monk
 
 @pytest.fixture
 def takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows were taken from memory, each time."""
-    seen: list[int] = []
+    """Return the number of rows that each access took from the cache."""
+    taken_rows: list[int] = []
     take = CachedRows.take
 
     def noting(self: CachedRows, addresses: pa.UInt64Array) -> list[pa.Array]:
-        seen.append(len(addresses))
+        taken_rows.append(len(addresses))
         return take(self, addresses)
 
     monkeypatch.setattr(CachedRows, "take", noting)
-    return seen
+    return taken_rows
 
 
 V = {"single_vector": [0.5] * 8}
@@ -263,14 +263,16 @@ NOT_SERVED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("asked", "served"), [*((one, True) for one in SERVED), *((one, False) for one in NOT_SERVED)])
+@pytest.mark.parametrize(
+    ("case", "served"), [*((name, True) for name in SERVED), *((name, False) for name in NOT_SERVED)]
+)
 def test_searches_that_memory_serves(
-    asked: str, served: bool, uri: str, monkeypatch: pytest.MonkeyPatch, takes: list[int]
+    case: str, served: bool, uri: str, monkeypatch: pytest.MonkeyPatch, takes: list[int]
 ) -> None:
     lance.dataset(uri).delete("id = 300")
-    answer = Table(uri, monkeypatch).query(**(SERVED | NOT_SERVED)[asked])
+    answer = Table(uri, monkeypatch).query(**(SERVED | NOT_SERVED)[case])
     assert sum(takes) == (answer.num_rows if served else 0)
-    assert answer.num_rows or asked == "none"
+    assert answer.num_rows or case == "none"
 
 
 def test_blobs_and_extensions_are_left_to_lance(tmp_path: Path, cache: ColumnCache) -> None:
@@ -292,9 +294,9 @@ def test_what_has_no_room_is_not_read_again(uri: str, monkeypatch: pytest.Monkey
     while not cache._tables[PLACE].too_large:
         assert time.monotonic() < until
         time.sleep(0.01)
-    seen = len(reads)
+    reads_before = len(reads)
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(20)] == [None] * 20
-    assert (len(reads), cache.size) == (seen, 0)
+    assert (len(reads), cache.size) == (reads_before, 0)
     with pytest.raises(UnsupportedOperationError, match="page_cache_bytes"):
         cache.load(PLACE, dataset, NAMES)
 
@@ -313,7 +315,7 @@ def test_the_table_that_was_asked_for_last_stays(uri: str) -> None:
 
 
 def test_a_dropped_table_is_forgotten(cache: ColumnCache, uri: str) -> None:
-    held(cache, lance.dataset(uri))
+    load_rows(cache, lance.dataset(uri))
     cache.evict(PLACE[0])
     assert cache.size == 0
 
@@ -354,7 +356,7 @@ def test_what_cannot_be_read_is_said_and_left_to_lance(
     monkeypatch.setattr(column_cache, "monotonic", lambda: now[0])
     assert [cache.rows(PLACE, dataset, NAMES) for _ in range(5)] == [None] * 5
     now[0] += column_cache._RETRY_SECONDS
-    within(30, lambda: cache.rows(PLACE, dataset, NAMES))
+    wait_for(30, lambda: cache.rows(PLACE, dataset, NAMES))
 
 
 def test_a_closed_cache_reads_nothing(cache: ColumnCache, uri: str, reads: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Queries by text, and by text and vector at once."""
+"""Full-text queries, alone and together with vectors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FOX_ANYWHERE = ids(lambda row: has(TEXT, "fox")(row) or has(TITLE, "fox")(row))
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("query", "expected"),
     [
         (words("fox"), FOX_ANYWHERE),
         (words("fox", "text"), ids(has(TEXT, "fox"))),
@@ -94,14 +94,14 @@ FOX_ANYWHERE = ids(lambda row: has(TEXT, "fox")(row) or has(TITLE, "fox")(row))
         ),
     ],
 )
-def test_query_by_text_finds_the_rows_that_hold_it(asked: dict[str, Any], expected: set[int], table: Table) -> None:
-    assert set(table.ids(full_text_query=asked, k=NO_LIMIT)) == expected
+def test_query_by_text_finds_the_rows_that_hold_it(query: dict[str, Any], expected: set[int], table: Table) -> None:
+    assert set(table.ids(full_text_query=query, k=NO_LIMIT)) == expected
 
 
 def test_query_by_text_and_offset_gives_k_rows_after_it(table: Table) -> None:
-    asked = {"full_text_query": words("fox dog", "text")}
-    scores = table.query(**asked, k=NO_LIMIT)["_score"].to_pylist()
-    assert table.query(**asked, k=7, offset=5)["_score"].to_pylist() == scores[5:12]
+    query = {"full_text_query": words("fox dog", "text")}
+    scores = table.query(**query, k=NO_LIMIT)["_score"].to_pylist()
+    assert table.query(**query, k=7, offset=5)["_score"].to_pylist() == scores[5:12]
 
 
 def test_query_by_text_of_no_rows_has_a_schema_and_no_rows(table: Table) -> None:
@@ -118,8 +118,8 @@ def test_query_by_phrase_over_several_columns_finds_it_in_any(tmp_path: Path, mo
     dataset = lance.write_dataset(DATA, str(tmp_path / "t.lance"))
     for column in ("text", "title"):
         dataset.create_scalar_index(column, "INVERTED", with_position=True, remove_stop_words=False, stem=False)
-    found = Table(dataset.uri, monkeypatch).ids(full_text_query=structured(phrase={"terms": "lazy dog"}), k=NO_LIMIT)
-    assert set(found) == ids(lambda row: "lazy dog" in TEXT[row] or "lazy dog" in TITLE[row])
+    matches = Table(dataset.uri, monkeypatch).ids(full_text_query=structured(phrase={"terms": "lazy dog"}), k=NO_LIMIT)
+    assert set(matches) == ids(lambda row: "lazy dog" in TEXT[row] or "lazy dog" in TITLE[row])
 
 
 def test_query_by_text_without_an_index_asks_for_one_or_for_columns(
@@ -133,7 +133,7 @@ def test_query_by_text_without_an_index_asks_for_one_or_for_columns(
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("query", "message"),
     [
         ({}, "needs a string_query or a structured_query"),
         (words("fox") | structured(match={"terms": "fox"}), "not both"),
@@ -150,10 +150,10 @@ def test_query_by_text_without_an_index_asks_for_one_or_for_columns(
     ],
 )
 def test_query_by_text_that_cannot_be_meant_is_an_invalid_input(
-    asked: dict[str, Any], message: str, table: Table
+    query: dict[str, Any], message: str, table: Table
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        table.query(full_text_query=asked)
+        table.query(full_text_query=query)
 
 
 def test_query_by_text_nested_too_deep_is_an_invalid_input(table: Table) -> None:
@@ -186,14 +186,14 @@ def test_query_by_vector_and_text_ranks_the_rows_the_text_finds(text: dict[str, 
 def test_query_by_vector_and_text_without_prefilter_ranks_first(table: Table) -> None:
     vector = {"vector": {"single_vector": V}}
     nearest, matching = table.ids(**vector, k=20), ids(has(TEXT, "fox"))
-    found = table.ids(**vector, full_text_query=words("fox", "text"), k=20, prefilter=False)
-    assert found == [row for row in nearest if row in matching]
+    ranked = table.ids(**vector, full_text_query=words("fox", "text"), k=20, prefilter=False)
+    assert ranked == [row for row in nearest if row in matching]
 
 
 def test_query_by_several_vectors_and_text_ranks_for_each(table: Table) -> None:
     both = [V, [0.125] * 8]
     text = {"full_text_query": words("fox", "text"), "k": 3}
-    found = table.query(vector={"multi_vector": both}, **text)
-    assert found["query_index"].to_pylist() == [0] * 3 + [1] * 3
+    result = table.query(vector={"multi_vector": both}, **text)
+    assert result["query_index"].to_pylist() == [0] * 3 + [1] * 3
     apart = [table.ids(vector={"single_vector": vector}, **text) for vector in both]
-    assert found["id"].to_pylist() == apart[0] + apart[1]
+    assert result["id"].to_pylist() == apart[0] + apart[1]

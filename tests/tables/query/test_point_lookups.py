@@ -1,4 +1,4 @@
-"""Look-ups: which queries are such, what they answer, and that slow ones go back to a thread."""
+"""Point look-ups: which queries qualify, their responses, and that slow ones run in a thread again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS = pa.table(
 
 @pytest.fixture
 def table(server: Server) -> lance.LanceDataset:
-    """Four fragments, three indexed columns, all rows in memory."""
+    """Return a table of four fragments with three indexed columns, all rows in the column cache."""
     dataset = server.create("t", ROWS, max_rows_per_file=1500)
     for name, kind in (("id", "BTREE"), ("kind", "BITMAP"), ("few", "BTREE")):
         dataset.create_scalar_index(name, kind)
@@ -43,17 +43,17 @@ def table(server: Server) -> lance.LanceDataset:
 
 def prewarm(server: Server) -> None:
     prewarm_table_page_cache(server.ctx, ask(models.PrewarmTablePageCacheRequest, id="t"))
-    found(server, filter="id = 0")  # a first query makes the view of what is kept
+    query_rows(server, filter="id = 0")  # the first query selects the cached columns
 
 
 def query(**fields: Any) -> models.QueryTableRequest:
-    asked: models.QueryTableRequest = ask(models.QueryTableRequest, **{"id": "t", "vector": None, "k": 10} | fields)
-    return asked
+    request: models.QueryTableRequest = ask(models.QueryTableRequest, **{"id": "t", "vector": None, "k": 10} | fields)
+    return request
 
 
-def found(server: Server, *, at_once: bool = False, **fields: Any) -> list[dict[str, Any]]:
-    """What a query answers, in a thread or as on the event loop."""
-    ctx = point_lookup_inline(server.ctx, query(**fields)) if at_once else server.ctx
+def query_rows(server: Server, *, inline: bool = False, **fields: Any) -> list[dict[str, Any]]:
+    """Return the rows of a query, as in a thread or, `inline`, as on the event loop."""
+    ctx = point_lookup_inline(server.ctx, query(**fields)) if inline else server.ctx
     assert ctx is not None, "no look-up"
     answer = query_table(ctx, query(**fields))
     rows: list[dict[str, Any]] = pa.Table.from_batches(answer.batches, answer.schema).to_pylist()
@@ -87,21 +87,21 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", LOOKUPS, ids=str)
+@pytest.mark.parametrize("fields", LOOKUPS, ids=str)
 @pytest.mark.usefixtures("table")
-def test_look_up_answers_what_a_scan_finds(asked: dict[str, Any], server: Server) -> None:
-    column, _, value = asked["filter"].replace(" ", "").partition("=")
-    wanted = value.strip("'") if column == "kind" else int(value)
-    expected = [row for row in ROWS.to_pylist() if row[column] == wanted][: asked.get("k", 10)]
-    for at_once in (True, False):
-        rows = found(server, at_once=at_once, **asked)
+def test_look_up_answers_what_a_scan_finds(fields: dict[str, Any], server: Server) -> None:
+    column, _, value = fields["filter"].replace(" ", "").partition("=")
+    key = value.strip("'") if column == "kind" else int(value)
+    expected = [row for row in ROWS.to_pylist() if row[column] == key][: fields.get("k", 10)]
+    for inline in (True, False):
+        rows = query_rows(server, inline=inline, **fields)
         assert [{name: row[name] for name in ROWS.schema.names} for row in rows] == expected
 
 
-@pytest.mark.parametrize("asked", OTHERS, ids=str)
+@pytest.mark.parametrize("fields", OTHERS, ids=str)
 @pytest.mark.usefixtures("table")
-def test_other_queries_take_a_thread(asked: dict[str, Any], server: Server) -> None:
-    assert point_lookup_inline(server.ctx, query(**asked)) is None
+def test_other_queries_take_a_thread(fields: dict[str, Any], server: Server) -> None:
+    assert point_lookup_inline(server.ctx, query(**fields)) is None
 
 
 def test_rows_that_are_not_in_memory_take_a_thread(server: Server) -> None:
@@ -110,17 +110,17 @@ def test_rows_that_are_not_in_memory_take_a_thread(server: Server) -> None:
 
 
 def test_commit_is_seen_and_rows_outside_the_index_take_a_thread(server: Server, table: lance.LanceDataset) -> None:
-    asked = {"filter": "id = 50000"}
-    assert found(server, at_once=True, **asked) == []
+    fields = {"filter": "id = 50000"}
+    assert query_rows(server, inline=True, **fields) == []
     fresh = {"id": [50000], "kind": ["k"], "few": [1], "free": [1]}
     lance.write_dataset(pa.table(fresh), table.uri, mode="append")
-    assert point_lookup_inline(server.ctx, query(**asked)) is None
-    assert [row["id"] for row in found(server, **asked)] == [50000]
+    assert point_lookup_inline(server.ctx, query(**fields)) is None
+    assert [row["id"] for row in query_rows(server, **fields)] == [50000]
     prewarm(server)
-    assert point_lookup_inline(server.ctx, query(**asked)) is None
+    assert point_lookup_inline(server.ctx, query(**fields)) is None
     server.open("t").optimize.optimize_indices()
-    found(server, **asked)
-    assert [row["id"] for row in found(server, at_once=True, **asked)] == [50000]
+    query_rows(server, **fields)
+    assert [row["id"] for row in query_rows(server, inline=True, **fields)] == [50000]
 
 
 def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Server, table: lance.LanceDataset) -> None:
@@ -129,9 +129,9 @@ def test_limit_is_left_out_until_a_value_is_seen_to_have_many_rows(server: Serve
     for column, value, stays in (("few", "333", True), ("kind", "'k1'", False)):
         expression = f"{column} = {value}"
         assert unlimited_lookup(dataset, expression) is not None
-        assert len(found(server, filter=expression, k=2)) == 2
+        assert len(query_rows(server, filter=expression, k=2)) == 2
         assert (unlimited_lookup(dataset, expression) is not None) is stays
-        assert len(found(server, filter=expression, k=2)) == 2
+        assert len(query_rows(server, filter=expression, k=2)) == 2
     assert unlimited_lookup(dataset, "free = 5") is None
     assert unlimited_lookup(dataset, "id > 5") is None
 
@@ -141,10 +141,10 @@ def test_slow_look_ups_take_a_thread_for_a_while(server: Server, monkeypatch: py
     now = [100.0]
     monkeypatch.setattr(point_lookups, "monotonic", lambda: now[0])
     monkeypatch.setattr(point_lookups, "SLOW_SECONDS", 0.0)
-    assert len(found(server, at_once=True, filter="id = 7")) == 1
+    assert len(query_rows(server, inline=True, filter="id = 7")) == 1
     assert point_lookup_inline(server.ctx, query(filter="id = 7")) is None
     now[0] += PAUSE_SECONDS
-    assert len(found(server, at_once=True, filter="id = 7")) == 1
+    assert len(query_rows(server, inline=True, filter="id = 7")) == 1
 
 
 def test_pace_is_an_average() -> None:

@@ -1,4 +1,4 @@
-"""Queries by vector and filter, their plans, counts, and what is refused."""
+"""Queries by vector and filter, their plans, counts, and refused requests."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def written(tmp_path: Path, data: pa.Table, monkeypatch: pytest.MonkeyPatch) -> 
 # Which rows
 
 
-@pytest.mark.parametrize("asked", [{}, {"vector": ONE}, {"vector": TWO}, {"vector": {"single_vector": []}}])
-def test_query_of_no_rows_has_a_schema_and_no_rows(asked: dict[str, Any], table: Table) -> None:
-    some, none = table.query(k=2, **asked), table.query(k=0, **asked)
+@pytest.mark.parametrize("fields", [{}, {"vector": ONE}, {"vector": TWO}, {"vector": {"single_vector": []}}])
+def test_query_of_no_rows_has_a_schema_and_no_rows(fields: dict[str, Any], table: Table) -> None:
+    some, none = table.query(k=2, **fields), table.query(k=0, **fields)
     assert none.num_rows == 0
     assert none.schema == some.schema
 
@@ -62,22 +62,22 @@ def test_query_with_an_empty_vector_is_a_scan(vector: dict[str, Any], table: Tab
     assert table.ids(vector=vector, k=3) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("asked", [{"vector": ONE}, {"vector": ONE, "bypass_vector_index": True}])
-def test_query_with_an_offset_gives_k_rows_after_it(asked: dict[str, Any], table: Table) -> None:
+@pytest.mark.parametrize("fields", [{"vector": ONE}, {"vector": ONE, "bypass_vector_index": True}])
+def test_query_with_an_offset_gives_k_rows_after_it(fields: dict[str, Any], table: Table) -> None:
     exact = {"nprobes": 4}
-    assert table.ids(k=5, offset=7, **asked, **exact) == table.ids(k=12, **asked, **exact)[7:]
+    assert table.ids(k=5, offset=7, **fields, **exact) == table.ids(k=12, **fields, **exact)[7:]
 
 
 def test_query_with_several_vectors_and_an_offset_gives_k_rows_for_each(table: Table) -> None:
-    found = table.query(vector=TWO, k=5, offset=2, columns=ID)
-    assert found.schema.field(0) == pa.field("query_index", pa.int32(), nullable=False)
-    assert found["query_index"].to_pylist() == [0] * 5 + [1] * 5
+    result = table.query(vector=TWO, k=5, offset=2, columns=ID)
+    assert result.schema.field(0) == pa.field("query_index", pa.int32(), nullable=False)
+    assert result["query_index"].to_pylist() == [0] * 5 + [1] * 5
     apart = [table.ids(vector={"single_vector": vector}, k=5, offset=2) for vector in TWO["multi_vector"]]
-    assert found["id"].to_pylist() == apart[0] + apart[1]
+    assert result["id"].to_pylist() == apart[0] + apart[1]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"k": NO_LIMIT},
         {"k": 2**40},
@@ -87,10 +87,10 @@ def test_query_with_several_vectors_and_an_offset_gives_k_rows_for_each(table: T
         {"k": 3, "vector": {"single_vector": V[:6]}, "vector_column": "half", "ef": 2**40},
     ],
 )
-def test_query_beyond_the_rows_there_are_asks_lance_for_no_more(asked: dict[str, Any], table: Table) -> None:
-    """Each of these would make Lance allocate more than there is, and abort the process."""
-    found = table.ids(**{"vector": ONE} | asked)
-    assert len(found) == min(asked["k"], 597 - asked.get("offset", 0))
+def test_query_beyond_the_rows_there_are_asks_lance_for_no_more(fields: dict[str, Any], table: Table) -> None:
+    """Each of these would make Lance allocate more memory than there is, and abort the process."""
+    result = table.ids(**{"vector": ONE} | fields)
+    assert len(result) == min(fields["k"], 597 - fields.get("offset", 0))
 
 
 def test_query_of_an_empty_table_has_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,9 @@ def test_query_without_prefilter_given_filters_before_the_search(table: Table) -
 
 
 def test_query_ordered_by_a_column_not_shown_is_in_its_order(table: Table) -> None:
-    found = table.query(columns={"column_names": ["grp"]}, order_by=[{"column_name": "id", "ascending": False}], k=3)
-    assert found.schema.names == ["grp"]
-    assert found["grp"].to_pylist() == [599 % 5, 598 % 5, 597 % 5]
+    result = table.query(columns={"column_names": ["grp"]}, order_by=[{"column_name": "id", "ascending": False}], k=3)
+    assert result.schema.names == ["grp"]
+    assert result["grp"].to_pylist() == [599 % 5, 598 % 5, 597 % 5]
 
 
 def test_query_ordered_by_a_nested_column_is_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_query_ordered_by_a_nested_column_is_in_its_order(tmp_path: Path, monkey
 
 
 def test_query_by_row_offset_counts_live_rows(table: Table) -> None:
-    asked = {"filter": "_rowoffset IN (0, 3, 4)", "k": NO_LIMIT}
-    assert table.query(columns={"column_aliases": {"at": "_rowoffset", "i": "id"}}, **asked).to_pydict() == {
+    fields = {"filter": "_rowoffset IN (0, 3, 4)", "k": NO_LIMIT}
+    assert table.query(columns={"column_aliases": {"at": "_rowoffset", "i": "id"}}, **fields).to_pydict() == {
         "at": [0, 3, 4],
         "i": [0, 4, 5],
     }
@@ -149,8 +149,8 @@ def test_query_by_int8_vector_is_as_near_as_numpy_says(table: Table) -> None:
     data = lance.dataset(table.uri).to_table(["id", "small"])
     values = np.array(data["small"].to_pylist(), dtype=np.int64)
     distances = ((values - np.array([100, -100])) ** 2).sum(axis=1)
-    found = table.query(vector={"single_vector": [100, -100]}, columns=ID, k=5, filter="id >= 0", offset=1)
-    assert found["_distance"].to_pylist() == sorted(distances.tolist())[1:6]
+    result = table.query(vector={"single_vector": [100, -100]}, columns=ID, k=5, filter="id >= 0", offset=1)
+    assert result["_distance"].to_pylist() == sorted(distances.tolist())[1:6]
 
 
 def test_query_without_a_column_takes_the_only_one_of_that_dimension(table: Table) -> None:
@@ -171,7 +171,7 @@ def test_query_by_a_column_with_a_difficult_name_finds_it(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("fields", "message"),
     [
         ({"vector": {"single_vector": [1.0] * 9}}, r"no column holds vectors of 9 dimensions.*vec \(8\), half \(6\)"),
         (
@@ -216,9 +216,9 @@ def test_query_by_a_column_with_a_difficult_name_finds_it(tmp_path: Path, monkey
         ({"filter": "_rowoffset < 5"}, r"_rowoffset IN \(0, 1"),
     ],
 )
-def test_query_that_cannot_be_meant_is_an_invalid_input(asked: dict[str, Any], message: str, table: Table) -> None:
+def test_query_that_cannot_be_meant_is_an_invalid_input(fields: dict[str, Any], message: str, table: Table) -> None:
     with pytest.raises(InvalidInputError, match=f"(?is){message}"):
-        table.query(**asked)
+        table.query(**fields)
 
 
 def test_query_that_fits_several_columns_is_an_invalid_input_that_names_them(
@@ -239,7 +239,7 @@ def test_query_by_vector_without_a_vector_column_is_an_invalid_input(
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"columns": {"column_names": ["id", "nope"]}},
         {"columns": {"column_aliases": {"x": "nope + 1"}}},
@@ -249,9 +249,9 @@ def test_query_by_vector_without_a_vector_column_is_an_invalid_input(
         {"vector": ONE, "columns": {"column_names": ["nope"]}},
     ],
 )
-def test_query_of_an_unknown_column_names_those_there_are(asked: dict[str, Any], table: Table) -> None:
+def test_query_of_an_unknown_column_names_those_there_are(fields: dict[str, Any], table: Table) -> None:
     with pytest.raises(TableColumnNotFoundError, match=r"No column 'nope'\. This table has: id, grp, text"):
-        table.query(**asked)
+        table.query(**fields)
 
 
 def test_query_with_a_column_called_query_index_refuses_several_vectors(
@@ -309,9 +309,9 @@ def test_explain_of_a_bad_query_is_refused_as_the_query_is(table: Table) -> None
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_analyze_says_how_a_query_did_run(wrapped: bool, table: Table) -> None:
     query = {"vector": ONE, "k": 3, "columns": ID}
-    found = table.analyze(**({"query": query} if wrapped else query))
-    assert "AnalyzeExec" in found
-    assert "output_rows=3" in found
+    result = table.analyze(**({"query": query} if wrapped else query))
+    assert "AnalyzeExec" in result
+    assert "output_rows=3" in result
 
 
 def test_analyze_without_a_query_is_an_invalid_input(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""The same query by lancedb on its local table, and by ours: the same schema, the same rows."""
+"""The same query on lancedb's local table and on the server: the same schema, the same rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROBES = {"nprobes": 20, "minimum_nprobes": 20, "maximum_nprobes": 20}
 Search = Any
 
 
-def one(vector: list[float], **more: Any) -> dict[str, Any]:
+def single(vector: list[float], **more: Any) -> dict[str, Any]:
     return {"vector": {"single_vector": vector}} | PROBES | more
 
 
@@ -132,62 +132,65 @@ SCANS: dict[str, Case] = {
 }
 
 VECTORS: dict[str, Case] = {
-    "plain": (near, one(V, vector_column="vec")),
-    "found": (lambda t: t.search(V), one(V)),
-    "limit_offset": (lambda t: near(t).limit(4).offset(3), one(V, k=4, offset=3)),
-    "no_limit": (lambda t: near(t).bypass_vector_index().limit(400), one(V, k=NO_LIMIT, bypass_vector_index=True)),
-    "columns": (lambda t: near(t).select(["id"]), one(V, columns=named("id"))),
+    "plain": (near, single(V, vector_column="vec")),
+    "found": (lambda t: t.search(V), single(V)),
+    "limit_offset": (lambda t: near(t).limit(4).offset(3), single(V, k=4, offset=3)),
+    "no_limit": (lambda t: near(t).bypass_vector_index().limit(400), single(V, k=NO_LIMIT, bypass_vector_index=True)),
+    "columns": (lambda t: near(t).select(["id"]), single(V, columns=named("id"))),
     "columns_row_id": (
         lambda t: near(t).select(["id"]).with_row_id(True),
-        one(V, columns=named("id"), with_row_id=True),
+        single(V, columns=named("id"), with_row_id=True),
     ),
-    "distance_first": (lambda t: near(t).select(["_distance", "id"]), one(V, columns=named("_distance", "id"))),
-    "row_id": (lambda t: near(t).with_row_id(True), one(V, with_row_id=True)),
-    "aliases": (lambda t: near(t).select({"x": "id * 2"}), one(V, columns={"column_aliases": {"x": "id * 2"}})),
+    "distance_first": (lambda t: near(t).select(["_distance", "id"]), single(V, columns=named("_distance", "id"))),
+    "row_id": (lambda t: near(t).with_row_id(True), single(V, with_row_id=True)),
+    "aliases": (lambda t: near(t).select({"x": "id * 2"}), single(V, columns={"column_aliases": {"x": "id * 2"}})),
     "alias_of_distance": (
         lambda t: near(t).select({"near": "1 - _distance"}),
-        one(V, columns={"column_aliases": {"near": "1 - _distance"}}),
+        single(V, columns={"column_aliases": {"near": "1 - _distance"}}),
     ),
-    "filter": (lambda t: near(t).where("id > 100"), one(V, filter="id > 100", prefilter=True)),
-    "filter_by_default_before": (lambda t: near(t).where("id > 100"), one(V, filter="id > 100")),
-    "filter_after": (lambda t: near(t).where("id > 100", prefilter=False), one(V, filter="id > 100", prefilter=False)),
+    "filter": (lambda t: near(t).where("id > 100"), single(V, filter="id > 100", prefilter=True)),
+    "filter_by_default_before": (lambda t: near(t).where("id > 100"), single(V, filter="id > 100")),
+    "filter_after": (
+        lambda t: near(t).where("id > 100", prefilter=False),
+        single(V, filter="id > 100", prefilter=False),
+    ),
     "filter_after_offset": (
         lambda t: near(t).where("id > 100", prefilter=False).limit(6).offset(2),
-        one(V, filter="id > 100", prefilter=False, k=6, offset=2),
+        single(V, filter="id > 100", prefilter=False, k=6, offset=2),
     ),
-    "filter_row_id": (lambda t: near(t).where("_rowid in (5, 7, 8)"), one(V, filter="_rowid in (5, 7, 8)")),
-    "cosine": (lambda t: near(t).distance_type("cosine"), one(V, distance_type="Cosine")),
-    "dot": (lambda t: near(t).distance_type("dot"), one(V, distance_type="DOT")),
-    "l2": (lambda t: near(t).distance_type("l2"), one(V, distance_type="L2")),
+    "filter_row_id": (lambda t: near(t).where("_rowid in (5, 7, 8)"), single(V, filter="_rowid in (5, 7, 8)")),
+    "cosine": (lambda t: near(t).distance_type("cosine"), single(V, distance_type="Cosine")),
+    "dot": (lambda t: near(t).distance_type("dot"), single(V, distance_type="DOT")),
+    "l2": (lambda t: near(t).distance_type("l2"), single(V, distance_type="L2")),
     "bounds": (
         lambda t: near(t).bypass_vector_index().distance_range(0.5, 0.9),
-        one(V, lower_bound=0.5, upper_bound=0.9, bypass_vector_index=True),
+        single(V, lower_bound=0.5, upper_bound=0.9, bypass_vector_index=True),
     ),
-    "lower_bound": (lambda t: near(t).distance_range(lower_bound=0.75), one(V, lower_bound=0.75)),
-    "upper_bound": (lambda t: near(t).distance_range(upper_bound=0.5), one(V, upper_bound=0.5)),
-    "bypass": (lambda t: near(t).bypass_vector_index(), one(V, bypass_vector_index=True)),
-    "refine": (lambda t: near(t).refine_factor(5), one(V, refine_factor=5)),
+    "lower_bound": (lambda t: near(t).distance_range(lower_bound=0.75), single(V, lower_bound=0.75)),
+    "upper_bound": (lambda t: near(t).distance_range(upper_bound=0.5), single(V, upper_bound=0.5)),
+    "bypass": (lambda t: near(t).bypass_vector_index(), single(V, bypass_vector_index=True)),
+    "refine": (lambda t: near(t).refine_factor(5), single(V, refine_factor=5)),
     "nprobes": (lambda t: near(t).nprobes(1), {"vector": {"single_vector": V}, "nprobes": 1}),
     "probe_bounds": (
         lambda t: near(t).minimum_nprobes(1).maximum_nprobes(2),
-        one(V, nprobes=7, minimum_nprobes=1, maximum_nprobes=2),
+        single(V, nprobes=7, minimum_nprobes=1, maximum_nprobes=2),
     ),
     "probe_without_maximum": (
         lambda t: near(t).minimum_nprobes(1).maximum_nprobes(0),
-        one(V, minimum_nprobes=1, maximum_nprobes=0),
+        single(V, minimum_nprobes=1, maximum_nprobes=0),
     ),
-    "ef": (lambda t: near(t).ef(50), one(V, ef=50)),
-    "fast_search": (lambda t: near(t).fast_search().limit(300), one(V, fast_search=True, k=300)),
+    "ef": (lambda t: near(t).ef(50), single(V, ef=50)),
+    "fast_search": (lambda t: near(t).fast_search().limit(300), single(V, fast_search=True, k=300)),
     "order": (
         lambda t: near(t).order_by([ColumnOrdering(column_name="id", ascending=False)]),
-        one(V, order_by=[{"column_name": "id", "ascending": False}]),
+        single(V, order_by=[{"column_name": "id", "ascending": False}]),
     ),
-    "half": (lambda t: near(t, V[:6], "half"), one(V[:6], vector_column="half")),
-    "double": (lambda t: near(t, V[:5], "double"), one(V[:5], vector_column="double")),
-    "bits": (lambda t: near(t, [1.0, 2.0, 200.0, 4.0], "bits"), one([1, 2, 200, 4], vector_column="bits")),
+    "half": (lambda t: near(t, V[:6], "half"), single(V[:6], vector_column="half")),
+    "double": (lambda t: near(t, V[:5], "double"), single(V[:5], vector_column="double")),
+    "bits": (lambda t: near(t, [1.0, 2.0, 200.0, 4.0], "bits"), single([1, 2, 200, 4], vector_column="bits")),
     "bits_hamming": (
         lambda t: near(t, [1.0, 2.0, 200.0, 4.0], "bits").distance_type("hamming"),
-        one([1, 2, 200, 4], vector_column="bits", distance_type="hamming"),
+        single([1, 2, 200, 4], vector_column="bits", distance_type="hamming"),
     ),
     "multi": (lambda t: near(t, [V, W]).limit(4), {"vector": {"multi_vector": [V, W]}, "k": 4} | PROBES),
     "multi_offset_columns": (
@@ -200,7 +203,7 @@ VECTORS: dict[str, Case] = {
     ),
     "several_one": (
         lambda t: near(t, V[:3], "several").distance_type("cosine"),
-        one(V[:3], vector_column="several", distance_type="cosine"),
+        single(V[:3], vector_column="several", distance_type="cosine"),
     ),
     "several_many": (
         lambda t: near(t, [V[:3], W[:3]], "several").distance_type("cosine").limit(5).offset(1),
@@ -347,7 +350,7 @@ def ours(local: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
 
 
 def in_order(answer: pa.Table) -> pa.Table:
-    """lancedb answers several vectors in any order; rows of the same score come in any, too."""
+    """lancedb returns several vectors in any order, and rows of equal score, too."""
     keys = [name for name in ("query_index", "_distance", "_score") if name in answer.schema.names]
     return answer.sort_by(
         [(name, "ascending") for name in [*keys, *(n for n in ("id", "x") if n in answer.schema.names)]]
@@ -359,7 +362,7 @@ def test_query_answers_as_lancedb_does(case: Case, local: Any, ours: Table) -> N
     theirs, request = case
     expected, answer = theirs(local).to_arrow(), ours.query(**request)
     if request.get("fast_search"):
-        expected = expected.drop_columns("_rowid")  # nobody asked for it
+        expected = expected.drop_columns("_rowid")  # not requested
     assert answer.schema.equals(expected.schema, check_metadata=True)
     if "_distance" in answer.schema.names or "_score" in answer.schema.names:
         answer, expected = in_order(answer), in_order(expected)

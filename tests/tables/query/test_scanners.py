@@ -1,4 +1,4 @@
-"""Scanners made the short way are the scanners that pylance makes."""
+"""Scanners created without pylance's builder equal those that it creates."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ VEC = {"column": "vec", "q": pa.array(np.full(8, 0.5, np.float32)), "k": 3}
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> lance.LanceDataset:
     """Some rows with an IVF_PQ on `vec` and a BTREE on `id`."""
-    made = lance.write_dataset(rows(300), str(tmp_path_factory.mktemp("scanners") / "t.lance"))
-    made.create_index("vec", "IVF_PQ", num_partitions=2, num_sub_vectors=4)
-    made.create_scalar_index("id", "BTREE")
-    return made
+    written = lance.write_dataset(rows(300), str(tmp_path_factory.mktemp("scanners") / "t.lance"))
+    written.create_index("vec", "IVF_PQ", num_partitions=2, num_sub_vectors=4)
+    written.create_scalar_index("id", "BTREE")
+    return written
 
 
 @pytest.fixture
-def public(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pylance whose own scanner takes other options."""
+def public_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the native scanner of pylance look as if it had other options."""
     monkeypatch.setattr(scanners, "_native_scanner_accepts", lambda native: False)
 
 
@@ -56,7 +56,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
 ]
 
 
-def seen(scanner: LanceScanner) -> tuple[str, pa.Table]:
+def plan_and_rows(scanner: LanceScanner) -> tuple[str, pa.Table]:
     return scanner.explain_plan(verbose=True), scanner.to_table()
 
 
@@ -64,9 +64,9 @@ def seen(scanner: LanceScanner) -> tuple[str, pa.Table]:
 def test_make_scanner_short_or_public_plans_and_answers_the_same(
     case: tuple[dict[str, Any], dict[str, Any] | None], dataset: lance.LanceDataset, request: pytest.FixtureRequest
 ) -> None:
-    short = seen(make_scanner(dataset, *case))
-    request.getfixturevalue("public")
-    assert short == seen(make_scanner(dataset, *case))
+    short = plan_and_rows(make_scanner(dataset, *case))
+    request.getfixturevalue("public_scanner")
+    assert short == plan_and_rows(make_scanner(dataset, *case))
 
 
 def test_make_scanner_with_this_pylance_takes_the_short_way(dataset: lance.LanceDataset) -> None:
@@ -80,7 +80,7 @@ def test_make_scanner_of_an_unknown_column_names_it(dataset: lance.LanceDataset)
 
 
 def test_make_scanner_of_options_with_objects_leaves_them_to_pylance(tmp_path: Path) -> None:
-    made = lance.write_dataset(pa.table({"a": [2, 1]}), str(tmp_path / "t.lance"))
-    ordered = make_scanner(made, {"order_by": [ColumnOrdering("a")]}).to_table()
+    written = lance.write_dataset(pa.table({"a": [2, 1]}), str(tmp_path / "t.lance"))
+    ordered = make_scanner(written, {"order_by": [ColumnOrdering("a")]}).to_table()
     assert ordered["a"].to_pylist() == [1, 2]
-    assert make_scanner(made, {"columns": {"b": "a + 1"}}).to_table()["b"].to_pylist() == [3, 2]
+    assert make_scanner(written, {"columns": {"b": "a + 1"}}).to_table()["b"].to_pylist() == [3, 2]

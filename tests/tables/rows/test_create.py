@@ -1,4 +1,4 @@
-"""CreateTable in each mode, at each kind of place, whole and broken."""
+"""CreateTable in each mode, at each kind of location, with whole and with broken bodies."""
 
 from __future__ import annotations
 
@@ -101,16 +101,16 @@ def test_create_table_overwrite_broken_off_keeps_the_old_rows(server: Server) ->
 
 @pytest.mark.parametrize("there", [True, False], ids=["overwritten", "declared"])
 def test_create_table_over_another_keeps_the_properties_of_the_server(server: Server, *, there: bool) -> None:
-    own, body = {"tiltyard.managed_versioning": "true"}, small(rows(1))
+    server_properties, body = {"tiltyard.managed_versioning": "true"}, small(rows(1))
     server.declare("t")
-    server.ctx.store.set_table_properties(server.ctx.store.describe_table(("t",)).id, own)
+    server.ctx.store.set_table_properties(server.ctx.store.describe_table(("t",)).id, server_properties)
     if there:
         create(server, small(rows(1)), properties={"a": "b"})
     with pytest.raises(errors.InvalidInputError, match=r"'tiltyard\.managed_versioning' is the server's to set"):
         create(server, body, mode="Overwrite", properties={"tiltyard.managed_versioning": "false"})
-    response = create(server, small(rows(1)), mode="Overwrite", properties={"c": "d", **own})
-    assert response.properties == {"c": "d", **own}
-    assert create(server, small(rows(1)), mode="Overwrite").properties == own
+    response = create(server, small(rows(1)), mode="Overwrite", properties={"c": "d", **server_properties})
+    assert response.properties == {"c": "d", **server_properties}
+    assert create(server, small(rows(1)), mode="Overwrite").properties == server_properties
 
 
 def test_create_table_unknown_parent_reads_no_body(server: Server) -> None:

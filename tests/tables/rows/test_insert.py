@@ -1,4 +1,4 @@
-"""InsertIntoTable: what fits, what does not, and many at once."""
+"""InsertIntoTable: rows that fit the schema, rows that do not, and concurrent inserts."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_insert_columns_that_do_not_fit_are_named(
 
 def test_insert_other_types_are_cast_as_lancedb_does(server: Server) -> None:
     server.create("t", rows(1))
-    given = pa.table(
+    columns = pa.table(
         {
             "v": pa.array([[1.0, 2.0, 3.0, 4.0]], pa.list_(pa.float64())),
             "name": pa.array(["x"], pa.large_string()).dictionary_encode(),
             "id": pa.array([7], pa.uint8()),
         }
     )
-    insert(server, small(given))
+    insert(server, small(columns))
     assert server.open("t").to_table().to_pylist()[1] == {"id": 7, "name": "x", "v": [1.0, 2.0, 3.0, 4.0]}
 
 
@@ -126,14 +126,14 @@ def test_insert_missing_columns_are_null(server: Server, body: Callable[[pa.Tabl
 
 
 @pytest.mark.parametrize("body", [small, Streamed])
-@pytest.mark.parametrize("given", [{"id": pa.array([None], pa.int64())}, {"other": pa.array([1])}])
+@pytest.mark.parametrize("columns", [{"id": pa.array([None], pa.int64())}, {"other": pa.array([1])}])
 def test_insert_null_in_a_required_column_is_refused(
-    server: Server, body: Callable[[pa.Table], ArrowBody], given: dict[str, pa.Array]
+    server: Server, body: Callable[[pa.Table], ArrowBody], columns: dict[str, pa.Array]
 ) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("other", pa.int64())])
     server.create("t", pa.table({"id": [1], "other": [1]}, schema))
     with pytest.raises(errors.TableSchemaValidationError, match="'id'"):
-        insert(server, body(pa.table(given)))
+        insert(server, body(pa.table(columns)))
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
@@ -230,7 +230,7 @@ def _overwrite(location: str, table: pa.Table) -> None:
 
 @pytest.mark.parametrize("managed", [False, True])
 @pytest.mark.parametrize(
-    ("change", "left"),
+    ("change", "expected_ids"),
     [
         (lambda at: lance.write_dataset(rows(1, 7), at, mode="append"), [0, 1, 7, 5]),
         (lambda at: _overwrite(at, rows(1, 7)), [7, 5]),
@@ -248,10 +248,10 @@ def test_insert_into_a_table_changed_after_its_rows_were_written_comes_before_or
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[str], Any],
-    left: list[int] | None,
+    expected_ids: list[int] | None,
     managed: bool,
 ) -> None:
-    """Rows are written before it is one's turn to commit; `left` None: they do not fit any more."""
+    """Rows are written before their commit gets the lock; `expected_ids` is None if they no longer fit the schema."""
     if managed:
         server.declare("t", managed=True)
         insert(server, small(rows(2)))
@@ -262,27 +262,31 @@ def test_insert_into_a_table_changed_after_its_rows_were_written_comes_before_or
 
     def write(storage: Storage, table: pa.Table, dataset: lance.LanceDataset) -> Any:
         written = writing.write_rows(storage, table, dataset)
-        for one in changes:
-            one(location)
+        for apply_change in changes:
+            apply_change(location)
         return written
 
     monkeypatch.setattr(append_queue, "write_rows", write)
-    if left is None:
+    if expected_ids is None:
         with pytest.raises(errors.TableSchemaValidationError):
             insert(server, small(rows(1, 5)))
     else:
         response = insert(server, small(rows(1, 5)))
         assert response.version == server.open("t").version
-        assert server.open("t").to_table()["id"].to_pylist() == left
+        assert server.open("t").to_table()["id"].to_pylist() == expected_ids
     if managed:  # no version ever had rows that could not be read
-        shown = [lance.dataset(location, version=one["version"]).to_table() for one in server.open("t").versions()]
+        shown = [
+            lance.dataset(location, version=version["version"]).to_table() for version in server.open("t").versions()
+        ]
         assert not any(table["id"].null_count for table in shown if "id" in table.schema.names)
     used = {file.path for version in server.open("t").versions() for file in _files(location, version["version"])}
     assert {path.name for path in data_files(server)} == used
 
 
 def _files(location: str, version: int) -> Iterable[Any]:
-    return [file for one in lance.dataset(location, version=version).get_fragments() for file in one.data_files()]
+    return [
+        file for fragment in lance.dataset(location, version=version).get_fragments() for file in fragment.data_files()
+    ]
 
 
 def test_insert_whose_turn_does_not_come_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:

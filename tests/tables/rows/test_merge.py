@@ -1,4 +1,4 @@
-"""MergeInsertIntoTable with every parameter, and many merges of one key at once."""
+"""MergeInsertIntoTable with every parameter, and concurrent merges of one key."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_merge_delete_by_source_with_filter(server: Server) -> None:
 
 def test_merge_on_several_columns_matches_all_of_them(server: Server) -> None:
     server.create("t", pa.table({"id": [1, 1], "g": ["a", "b"], "x": [1, 2]}))
-    given = pa.table({"id": [1, 2], "g": ["b", "b"], "x": [20, 30]})
+    source = pa.table({"id": [1, 2], "g": ["b", "b"], "x": [20, 30]})
     response = merge(
-        server, small(given), on=["id", "g"], when_matched_update_all=True, when_not_matched_insert_all=True
+        server, small(source), on=["id", "g"], when_matched_update_all=True, when_not_matched_insert_all=True
     )
     assert counts(response) == (1, 1, 0)
     assert sorted(server.open("t").to_table()["x"].to_pylist()) == [1, 20, 30]
@@ -94,8 +94,8 @@ def test_merge_some_columns_updates_those(server: Server) -> None:
 def test_merge_with_and_without_an_index_is_the_same(server: Server) -> None:
     server.create("t", rows(100)).create_scalar_index("id", "BTREE")
     for use_index in (True, False, None):
-        given = merge(server, small(renamed(5)), when_matched_update_all=True, use_index=use_index, timeout="1m30s")
-        assert counts(given) == (0, 1, 0)
+        response = merge(server, small(renamed(5)), when_matched_update_all=True, use_index=use_index, timeout="1m30s")
+        assert counts(response) == (0, 1, 0)
 
 
 @BODIES

@@ -1,4 +1,4 @@
-"""What Arrow calls the inner fields of lists and maps never matters for rows that come in."""
+"""Inner field names of lists and maps: rows are accepted whatever names their writer gives them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tiltyard.model.arrow_bodies import ArrowBody
 PLACE = pa.struct([("x", pa.int64())])
 
 
-def named(array: str, key: str, value: str) -> pa.Schema:
-    """One schema, with the inner names of one writer or another."""
+def schema_with_names(array: str, key: str, value: str) -> pa.Schema:
+    """Return the schema with the inner field names of a writer."""
     texts = pa.list_(pa.field(array, pa.string()))
     labels = pa.map_(pa.field(key, pa.string(), nullable=False), pa.field(value, texts))
     return pa.schema(
@@ -54,32 +54,32 @@ def table(schema: pa.Schema, *keys: int) -> pa.Table:
 
 
 def through_parquet(rows: pa.Table) -> pa.Table:
-    """The rows as pyarrow reads them from a file: entries of a map are named like its column."""
+    """Return the rows as pyarrow reads them from Parquet: the entries of a map have the name of its column."""
     sink = io.BytesIO()
     pq.write_table(rows, sink)
     return pq.read_table(sink)
 
 
-ARROW = named("item", "key", "value")
-OTHER = named("element", "k", "v")
+ARROW = schema_with_names("item", "key", "value")
+OTHER = schema_with_names("element", "k", "v")
 
 
 @pytest.mark.parametrize("body", [small, Streamed])
-@pytest.mark.parametrize(("there", "given"), [(ARROW, OTHER), (OTHER, ARROW)])
+@pytest.mark.parametrize(("existing", "incoming"), [(ARROW, OTHER), (OTHER, ARROW)])
 def test_every_way_in_takes_rows_with_other_inner_names(
-    server: Server, body: Callable[[pa.Table], ArrowBody], there: pa.Schema, given: pa.Schema
+    server: Server, body: Callable[[pa.Table], ArrowBody], existing: pa.Schema, incoming: pa.Schema
 ) -> None:
-    server.create("t", through_parquet(table(there, 0)))
+    server.create("t", through_parquet(table(existing, 0)))
     stored = server.open("t").schema
-    insert(server, body(table(given, 1)))
+    insert(server, body(table(incoming, 1)))
     upload = begin_upload(server)
-    insert(server, body(table(given, 2)), upload_id=upload, upload_part_id="a")
+    insert(server, body(table(incoming, 2)), upload_id=upload, upload_part_id="a")
     complete_upload(server, upload)
-    merge(server, body(table(given, 2, 3)), when_matched_update_all=True, when_not_matched_insert_all=True)
-    merge(server, body(through_parquet(table(given, 4))), when_not_matched_insert_all=True)
-    found = server.open("t")
-    assert sorted(found.to_table().to_pylist(), key=lambda row: row["id"]) == table(there, *range(5)).to_pylist()
-    assert found.schema.equals(stored, check_metadata=True), "the table keeps its own names"
+    merge(server, body(table(incoming, 2, 3)), when_matched_update_all=True, when_not_matched_insert_all=True)
+    merge(server, body(through_parquet(table(incoming, 4))), when_not_matched_insert_all=True)
+    dataset = server.open("t")
+    assert sorted(dataset.to_table().to_pylist(), key=lambda row: row["id"]) == table(existing, *range(5)).to_pylist()
+    assert dataset.schema.equals(stored, check_metadata=True), "the table keeps its own names"
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,48 @@ def test_history_with_three_gigabytes_in_it_is_not_read(victim: ServerProcess, p
     client.http.close()
 
 
+@pytest.mark.parametrize("kind", ["a link", "a link to a folder", "a folder", "a pipe"])
+def test_history_with_three_gigabytes_behind_another_name_is_not_read(
+    victim: ServerProcess, tmp_path: Path, kind: str
+) -> None:
+    client = Client(victim.url, managed=False)
+    for _ in range(20):
+        assert client.post("insert", stream(ROWS)).status_code == 200
+    manifest, elsewhere = client.final(5), tmp_path / "elsewhere"
+    large = sparse(elsewhere / manifest.name, 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
+    if kind == "a link":
+        manifest.unlink()
+        manifest.symlink_to(large)
+    elif kind == "a link to a folder":
+        (manifest.parent / "more").symlink_to(elsewhere)
+    elif kind == "a folder":
+        sparse(manifest.parent / "more" / manifest.name, 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
+    else:
+        manifest.unlink()
+        os.mkfifo(manifest)
+    answer = client.post("version/list", {})
+    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    assert client.post("count_rows", {}).json() == 63
+    client.http.close()
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to a folder", "a pipe"])
+def test_tag_behind_another_name_is_not_read(client: Client, tmp_path: Path, kind: str) -> None:
+    tags = client.folder / "_refs" / "tags"
+    sparse(client.folder / "_refs" / "nothing", 1).unlink()
+    tags.mkdir()
+    large = sparse(tmp_path / "elsewhere" / "large.json", 3 * GIB)
+    if kind == "a link":
+        (tags / "large.json").symlink_to(large)
+    elif kind == "a link to a folder":
+        (tags / "more").symlink_to(large.parent)
+    else:
+        os.mkfifo(tags / "large.json")
+    answer = client.post("tags/list", {})
+    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    assert client.post("count_rows", {}).text == "3"
+
+
 @pytest.mark.parametrize("kind", ["tags", "branches"])
 def test_tag_or_branch_of_three_gigabytes_is_not_read(client: Client, kind: str) -> None:
     sparse(client.folder / "_refs" / "nothing", 1).unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat as modes
 from contextlib import suppress
@@ -83,6 +84,12 @@ class Files(Protocol):
     def walk(self, folder: str) -> Iterator[FileEntry]:
         """Iterate over all files below a folder, in no order; none if it is missing."""
 
+    def walk_targets(self, folder: str, name: re.Pattern[str]) -> Iterator[FileEntry]:
+        """Iterate over the files below a folder whose names match, as a reader finds them who follows symbolic links.
+
+        Raises InvalidInputError for a link to a folder, and for a pipe or the like, whose reading might never end.
+        """
+
     def list_first_files(self, folder: str) -> dict[str, int | None]:
         """List the first files of a folder in name order, or all if that costs no more; with sizes if known."""
 
@@ -152,6 +159,17 @@ class LocalFiles:
                     status = path.lstat()
                     relative = path.relative_to(folder).as_posix()
                     yield FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def walk_targets(self, folder: str, name: re.Pattern[str]) -> Iterator[FileEntry]:
+        for parent, folders, names in os.walk(folder):
+            for linked in filter(os.path.islink, (f"{parent}/{child}" for child in folders)):
+                raise InvalidInputError(f"{linked.rpartition('/')[2]} is a link to a folder: put the files there.")
+            for path in (f"{parent}/{file}" for file in names if name.match(file)):
+                with suppress(FileNotFoundError):
+                    status = os.stat(path)  # noqa: PTH116  # a history may have a hundred thousand manifests
+                    if not modes.S_ISREG(status.st_mode):
+                        raise InvalidInputError(f"{path.rpartition('/')[2]} is no file: put one there.")
+                    yield FileEntry(path[len(folder) + 1 :], status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list_first_files(self, folder: str) -> dict[str, int | None]:
         return dict.fromkeys(self.list_names(folder))

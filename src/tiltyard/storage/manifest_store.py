@@ -39,6 +39,7 @@ T = TypeVar("T")
 _LARGE_BYTES = 1 << 20
 """Larger manifests are checked one at a time."""
 _TRANSACTION = re.compile(r"^[\w.-]+\.txn$")
+_ANY_NAME = re.compile("")
 _MANIFEST = re.compile(r"^d?\d+\.manifest(?:[-.][\w.-]+)?$")
 
 
@@ -130,9 +131,8 @@ class ManifestStore:
         folders = (folder, FINAL_NAME), (f"{folder.removesuffix('_versions')}_transactions", _TRANSACTION)
         with lance_errors(location):
             for parent, pattern in folders:
-                for entry in self._files(location).walk(parent):
-                    if pattern.match(entry.path):
-                        check_size(entry.path, entry.size, self._max_bytes)
+                for entry in self._files(location).walk_targets(parent, pattern):
+                    check_size(entry.path, entry.size, self._max_bytes)
 
     def check_references(self, location: str) -> None:
         """Check the total size of the files of a table's tags and branches, before Lance reads all of them.
@@ -141,7 +141,8 @@ class ManifestStore:
         """
         folder = f"{location}/_refs"
         with lance_errors(location):
-            check_size(folder, sum(entry.size for entry in self._files(location).walk(folder)), self._max_bytes)
+            entries = self._files(location).walk_targets(folder, _ANY_NAME)
+            check_size(folder, sum(entry.size for entry in entries), self._max_bytes)
 
     def _check_transaction(self, location: str, manifest: str, name: str) -> None:
         """Check the size of the transaction file that a manifest names, before Lance reads all of it.

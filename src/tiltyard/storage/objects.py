@@ -12,6 +12,7 @@ from tiltyard.model.object_stores import open_object_store
 from tiltyard.storage.files import LARGEST_FILE, FileContent, FileEntry, FileStat, check_size
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterable, Iterator, Mapping
 
 _DELETE_BATCH = 1000
@@ -50,6 +51,9 @@ class ObjectFiles:
             for entry in page:
                 modified = int(entry["last_modified"].timestamp() * 1000)
                 yield FileEntry(entry["path"].removeprefix(prefix), entry["size"], modified)
+
+    def walk_targets(self, folder: str, name: re.Pattern[str]) -> Iterator[FileEntry]:
+        return (entry for entry in self.walk(folder) if name.match(entry.path.rpartition("/")[2]))
 
     def list_first_files(self, folder: str) -> dict[str, int | None]:
         """List one page; see Files."""

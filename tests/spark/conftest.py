@@ -12,7 +12,7 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.spark.toys import install
-from tiltyard.pipeline.catalog_client import Connection, connection
+from tiltyard.pipeline.catalog_client import CatalogConnection, connection
 from tiltyard.pipeline.session import spark_session
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def catalog(served: ServerProcess) -> Connection:
+def catalog(served: ServerProcess) -> CatalogConnection:
     """How to reach that server."""
     return connection(served.url)
 

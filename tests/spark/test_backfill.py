@@ -12,7 +12,12 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError, UnsupportedOperationError
+from lance_namespace.errors import (
+    InvalidInputError,
+    ServiceUnavailableError,
+    TableColumnNotFoundError,
+    UnsupportedOperationError,
+)
 from pyspark import cloudpickle
 
 from tests.services.server import ServerProcess
@@ -22,7 +27,7 @@ from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaratio
 from tiltyard.model.table_history import read_transactions
 from tiltyard.pipeline.backfill import job as backfilling
 from tiltyard.pipeline.backfill.job import backfill
-from tiltyard.pipeline.catalog_client import Connection, Table, connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, Table, connection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.user_functions import UserFunction
 from tiltyard.pipeline.writing.commit import JobTable
@@ -39,7 +44,7 @@ def rows(ids: range | list[int]) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogConnection]:
     """A server that lets clients declare code."""
     server = ServerProcess(tmp_path_factory.mktemp("declared"), environ={"TILTYARD_UDFS": "true"})
     yield connection(server.url)
@@ -52,7 +57,7 @@ def name(fresh: Fresh) -> str:
 
 
 @pytest.fixture
-def found(catalog: Connection, name: str) -> Table:
+def found(catalog: CatalogConnection, name: str) -> Table:
     """A table of four fragments."""
     made = table(catalog, name)
     client = made.client
@@ -78,7 +83,7 @@ def doubles(*ids: range) -> dict[int, int | None]:
 
 
 def test_backfill_of_a_declared_column_fills_it_once(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
     declare(found, counting)
@@ -94,7 +99,7 @@ def test_backfill_of_a_declared_column_fills_it_once(
 
 
 def test_backfill_after_appends_and_a_compaction_computes_what_is_missing(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
     declare(found, counting)
@@ -111,7 +116,7 @@ def test_backfill_after_appends_and_a_compaction_computes_what_is_missing(
 
 
 def test_backfill_after_an_update_of_the_inputs_computes_those_rows(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
     declare(found, counting)
@@ -124,7 +129,7 @@ def test_backfill_after_an_update_of_the_inputs_computes_those_rows(
 
 
 def test_backfill_of_a_new_version_of_the_code_computes_all(
-    spark: SparkSession, catalog: Connection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
 ) -> None:
     backfill(LocalRun(), catalog, spark, name, "z", udf="tests.spark.functions:doubled", inputs=["x"], type="int64")
     assert values(found, "z") == doubles(range(1000))
@@ -141,7 +146,7 @@ def test_identity_of_code_is_what_files_of_earlier_releases_are_named_by() -> No
 
 @pytest.mark.parametrize("step", ["fail", "wait"])
 def test_backfill_that_fails_or_is_canceled_leaves_no_column_of_its_own_without_values(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path, step: str
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path, step: str
 ) -> None:
     late, run = Late(tmp_path), LocalRun()
     given: dict[str, Any] = {"udf": late.write(), "inputs": ["x"], "type": "int64"}
@@ -162,8 +167,25 @@ def test_backfill_that_fails_or_is_canceled_leaves_no_column_of_its_own_without_
         assert values(found) == doubles(range(1000))
 
 
+@pytest.mark.parametrize("canceled", [False, True])
+def test_backfill_that_ends_with_an_outage_drops_its_empty_column_unless_the_job_may_be_anothers(
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, canceled: bool
+) -> None:
+    run = LocalRun()
+
+    def run_tasks(*_: Any, **__: Any) -> None:
+        if canceled:
+            run.canceled.set()  # as a run hears of another driver
+        raise ServiceUnavailableError("The catalog is away.")
+
+    monkeypatch.setattr(backfilling, "run_tasks", run_tasks)
+    with pytest.raises(ServiceUnavailableError):
+        backfill(run, catalog, spark, name, "y", udf="tests.spark.functions:doubled", inputs=["x"], type="int64")
+    assert found.dataset().schema.names == (["id", "x", "y"] if canceled else ["id", "x"])
+
+
 def test_backfill_that_fails_keeps_a_column_with_values_and_one_that_was_there(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found.dataset().add_columns(pa.field("there", pa.int64()))
     with pytest.raises(InvalidInputError, match="no idea"):
@@ -181,7 +203,7 @@ def test_backfill_that_fails_keeps_a_column_with_values_and_one_that_was_there(
 
 
 def test_backfill_where_leaves_other_rows_and_later_the_rest(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
     declare(found, counting)
@@ -194,7 +216,7 @@ def test_backfill_where_leaves_other_rows_and_later_the_rest(
 
 
 def test_backfill_of_an_expression_needs_no_code(
-    spark: SparkSession, catalog: Connection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
 ) -> None:
     found.dataset().add_columns(pa.field("e", pa.int64(), metadata=ExpressionDeclaration("x * 2").metadata()))
     found.dataset().delete("id = 5")
@@ -203,7 +225,7 @@ def test_backfill_of_an_expression_needs_no_code(
 
 
 def test_backfill_of_vectors_and_lists_keeps_their_types(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
 ) -> None:
     code = tmp_path / "code.py"
     code.write_text(
@@ -225,7 +247,7 @@ def test_backfill_of_vectors_and_lists_keeps_their_types(
 @pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact", "column"])
 def test_backfill_overtaken_by_another_writer_is_rebased(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     found: Table,
     name: str,
     tmp_path: Path,
@@ -271,7 +293,7 @@ def test_backfill_overtaken_by_another_writer_is_rebased(
 
 
 def test_backfill_whose_worker_is_killed_fills_all(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
 ) -> None:
     declare(found, Counting(tmp_path, kill=True))
     backfill(LocalRun(), catalog, spark, name, "y")
@@ -282,7 +304,7 @@ def test_backfill_whose_worker_is_killed_fills_all(
 
 def test_backfill_canceled_keeps_its_checkpoints(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     found: Table,
     name: str,
     tmp_path: Path,
@@ -310,7 +332,9 @@ def test_backfill_canceled_keeps_its_checkpoints(
     assert values(found) == doubles(range(1000))
 
 
-def test_backfill_that_cannot_be_says_why(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:
+def test_backfill_that_cannot_be_says_why(
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+) -> None:
     failing = "tests.spark.functions:failing"
     with pytest.raises(InvalidInputError, match="ValueError: no idea"):
         backfill(LocalRun(), catalog, spark, name, "y", udf=failing, inputs=["x"], type="int64")

@@ -15,7 +15,7 @@ from lance_namespace.errors import (
 )
 
 from tests.spark.views import contents, numbers, write
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
@@ -39,27 +39,27 @@ class Watched(CatalogRun):
 
 
 @pytest.fixture
-def films(catalog: Connection, fresh: Fresh) -> str:
+def films(catalog: CatalogConnection, fresh: Fresh) -> str:
     name = fresh("films")
     write(catalog, name, numbers(0, 10))
     return name
 
 
-def rename(catalog: Connection, old: str, new: str) -> None:
+def rename(catalog: CatalogConnection, old: str, new: str) -> None:
     catalog.client().rename_table(upstream.RenameTableRequest(id=[old], new_table_name=new))
 
 
-def exchange(catalog: Connection, name: str, new: str) -> None:
+def exchange(catalog: CatalogConnection, name: str, new: str) -> None:
     """Give the table another name, and its name to another table."""
     rename(catalog, name, new)
     write(catalog, name, numbers(100, 110))
 
 
-def queued(catalog: Connection, name: str) -> str:
+def queued(catalog: CatalogConnection, name: str) -> str:
     return submit_job(OperationClient(catalog), find_job("delete"), {"table": name, "where": "id % 2 = 1"}).id
 
 
-def driven(catalog: Connection, job_id: str, happens: Callable[[], None] | None = None) -> dict[str, str] | None:
+def driven(catalog: CatalogConnection, job_id: str, happens: Callable[[], None] | None = None) -> dict[str, str] | None:
     """The figures of a job, driven here, without Spark: it is small."""
     owner, calls = new_owner(), OperationClient(catalog)
     job: QueuedJob = claim_job(calls, job_id, owner)
@@ -71,11 +71,11 @@ def driven(catalog: Connection, job_id: str, happens: Callable[[], None] | None 
         run.close()
 
 
-def status(catalog: Connection, job_id: str) -> str:
+def status(catalog: CatalogConnection, job_id: str) -> str:
     return str(OperationClient(catalog).call("DescribeJob", id=[job_id])["job"]["status"])
 
 
-def test_job_whose_table_is_renamed_while_it_waits_is_of_that_table(catalog: Connection, films: str) -> None:
+def test_job_whose_table_is_renamed_while_it_waits_is_of_that_table(catalog: CatalogConnection, films: str) -> None:
     job_id, movies = queued(catalog, films), f"{films}_renamed"
     exchange(catalog, films, movies)
     assert (driven(catalog, job_id) or {})["rows"] == "5"
@@ -84,7 +84,7 @@ def test_job_whose_table_is_renamed_while_it_waits_is_of_that_table(catalog: Con
 
 
 def test_job_whose_table_is_renamed_while_it_runs_stops_and_goes_on_under_the_new_name(
-    catalog: Connection, films: str
+    catalog: CatalogConnection, films: str
 ) -> None:
     job_id, movies = queued(catalog, films), f"{films}_renamed"
     with pytest.raises(ConcurrentModificationError, match="renamed or dropped meanwhile"):
@@ -97,7 +97,7 @@ def test_job_whose_table_is_renamed_while_it_runs_stops_and_goes_on_under_the_ne
 
 
 def test_job_whose_table_is_dropped_while_it_waits_touches_no_other_of_its_name(
-    catalog: Connection, films: str
+    catalog: CatalogConnection, films: str
 ) -> None:
     job_id = queued(catalog, films)
     catalog.client().drop_table(upstream.DropTableRequest(id=[films]))
@@ -109,7 +109,7 @@ def test_job_whose_table_is_dropped_while_it_waits_touches_no_other_of_its_name(
     assert contents(catalog, films).equals(numbers(100, 110))
 
 
-def test_land_again_where_the_table_is_another_by_now_is_refused(catalog: Connection, fresh: Fresh) -> None:
+def test_land_again_where_the_table_is_another_by_now_is_refused(catalog: CatalogConnection, fresh: Fresh) -> None:
     name, run = fresh("made"), LocalRun()
     declared = prepare_target(run, table(catalog, name), WriteMode.CREATE)
     assert prepare_target(run, table(catalog, name), WriteMode.CREATE).location == declared.location

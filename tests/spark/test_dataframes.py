@@ -14,7 +14,7 @@ from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.type_names import parse_type
+from tiltyard.pipeline.sources.type_syntax import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check
@@ -23,12 +23,14 @@ from tiltyard.pipeline.writing.target_table import WriteMode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
 
 
-def test_write_frame_of_a_join_is_its_rows_with_vectors(spark: SparkSession, catalog: Connection, fresh: Fresh) -> None:
+def test_write_frame_of_a_join_is_its_rows_with_vectors(
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh
+) -> None:
     table = table_of(catalog, fresh("joined"))
     left = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
     frame = left.join(spark.range(500, 2000), "id")
@@ -44,7 +46,7 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(spark: SparkSession, cat
 
 
 def test_write_frame_through_a_udf_makes_its_columns(
-    spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     module = tmp_path / "own.py"
     module.write_text(
@@ -57,7 +59,7 @@ def test_write_frame_through_a_udf_makes_its_columns(
 
 
 def test_write_frame_that_fails_its_check_or_is_canceled_leaves_nothing(
-    spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     table = table_of(catalog, fresh("nothing"))
     with pytest.raises(InvalidInputError, match="rows > 10: 10 rows"):

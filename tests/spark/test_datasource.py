@@ -19,7 +19,7 @@ from tiltyard.pipeline.catalog_client import table as table_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
 
@@ -41,7 +41,7 @@ def read(spark: SparkSession, served: ServerProcess) -> Callable[..., DataFrame]
 
 
 @pytest.fixture
-def put(catalog: Connection) -> Callable[..., lance.LanceDataset]:
+def put(catalog: CatalogConnection) -> Callable[..., lance.LanceDataset]:
     """Write a table with plain pylance."""
 
     def call(name: str, table: pa.Table, **options: Any) -> lance.LanceDataset:
@@ -52,7 +52,7 @@ def put(catalog: Connection) -> Callable[..., lance.LanceDataset]:
     return call
 
 
-def plain(catalog: Connection, name: str) -> pa.Table:
+def plain(catalog: CatalogConnection, name: str) -> pa.Table:
     """The table, read by plain pylance."""
     return lance.dataset(table_of(catalog, name).location().uri).to_table()
 
@@ -79,7 +79,7 @@ def test_read_what_spark_cannot_hold_is_an_error_that_names_the_column(
 
 
 def test_write_a_column_whose_name_could_not_be_read_again_is_refused_and_leaves_no_table(
-    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh
+    spark: SparkSession, write: Any, catalog: CatalogConnection, fresh: Fresh
 ) -> None:
     name = fresh("dotted")
     for column in ("a.b", "a`b"):
@@ -89,7 +89,7 @@ def test_write_a_column_whose_name_could_not_be_read_again_is_refused_and_leaves
 
 
 def test_write_a_value_that_the_column_cannot_hold_is_an_error_and_nothing_is_added(
-    spark: SparkSession, put: Any, write: Any, catalog: Connection, fresh: Fresh
+    spark: SparkSession, put: Any, write: Any, catalog: CatalogConnection, fresh: Fresh
 ) -> None:
     name = fresh("narrow")
     put(name, pa.table({"v": pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))}))
@@ -108,7 +108,7 @@ def test_read_in_partitions_sees_all_rows_and_filters_do_not_stick(put: Any, rea
 
 
 def test_read_version_tag_branch_filter_and_columns_are_those_of_lance(
-    put: Any, read: Any, catalog: Connection, fresh: Fresh
+    put: Any, read: Any, catalog: CatalogConnection, fresh: Fresh
 ) -> None:
     name = fresh("versions")
     put(name, numbers(3))
@@ -161,7 +161,7 @@ def test_read_with_options_that_cannot_be_is_refused(
 
 
 def test_write_append_and_overwrite_are_one_version_each(
-    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh
+    spark: SparkSession, write: Any, catalog: CatalogConnection, fresh: Fresh
 ) -> None:
     name = fresh("written")
     frame = spark.range(100).repartition(4)
@@ -176,7 +176,7 @@ def test_write_append_and_overwrite_are_one_version_each(
 
 
 def test_write_task_that_fails_at_first_adds_nothing_twice(
-    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, write: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, mark = fresh("retried"), tmp_path / "failed"
 
@@ -191,7 +191,7 @@ def test_write_task_that_fails_at_first_adds_nothing_twice(
 
 
 def test_stream_batch_that_is_committed_again_is_there_once(
-    spark: SparkSession, served: ServerProcess, catalog: Connection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, files = fresh("stream"), tmp_path / "files"
 

@@ -28,7 +28,7 @@ from tiltyard.pipeline.writing.commit import JobTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
 VECTOR = pa.list_(pa.float32(), 2)
@@ -45,7 +45,7 @@ def rows(ids: range | list[int], value: str) -> pa.Table:
 
 
 @pytest.fixture
-def found(catalog: Connection, fresh: Fresh) -> Table:
+def found(catalog: CatalogConnection, fresh: Fresh) -> Table:
     """A table of 100 rows in four fragments."""
     made = table_of(catalog, fresh("upserted"))
     lance.write_dataset(rows(range(100), "old"), namespace_client=made.client, table_id=made.id, max_rows_per_file=25)
@@ -109,7 +109,7 @@ def test_write_on_a_key_that_cannot_be_changes_nothing_and_leaves_nothing(
 
 
 def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
-    spark: SparkSession, write: Any, catalog: Connection, fresh: Fresh
+    spark: SparkSession, write: Any, catalog: CatalogConnection, fresh: Fresh
 ) -> None:
     name = fresh("missing")
     for _ in range(2):  # not even a name is left
@@ -118,7 +118,7 @@ def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
 
 
 def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
-    spark: SparkSession, served: ServerProcess, write: Any, found: Table, catalog: Connection, tmp_path: Path
+    spark: SparkSession, served: ServerProcess, write: Any, found: Table, catalog: CatalogConnection, tmp_path: Path
 ) -> None:
     pq.write_table(rows(range(90, 140), "job"), tmp_path / "job.parquet")
     ended = threading.Event()

@@ -17,7 +17,7 @@ from lance_namespace.errors import InvalidInputError
 from tests.services.server import ServerProcess
 from tests.spark.toys import drivers, noted
 from tests.spark.watching import all_steps, transaction, wait_for
-from tiltyard.access import Privilege
+from tiltyard.model.privileges import Privilege
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import submit_job
 from tiltyard.pipeline.jobs import find_job

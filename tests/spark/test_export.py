@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.services.server import ServerProcess
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 ROWS = pa.table(
     {
@@ -37,7 +37,7 @@ ROWS = pa.table(
 
 
 @pytest.fixture
-def films(catalog: Connection, fresh: Callable[[str], str]) -> str:
+def films(catalog: CatalogConnection, fresh: Callable[[str], str]) -> str:
     """A table of ten fragments."""
     found = table_of(catalog, fresh("films"))
     lance.write_dataset(ROWS, namespace_client=found.client, table_id=found.id, max_rows_per_file=10)
@@ -56,7 +56,7 @@ class Appending(LocalRun):
 
 
 def test_export_to_parquet_is_the_rows_of_one_version(
-    spark: SparkSession, catalog: Connection, films: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, films: str, tmp_path: Path
 ) -> None:
     run, found = Appending(), table_of(catalog, films)
     run.append = lambda: lance.write_dataset(ROWS, namespace_client=found.client, table_id=found.id, mode="append")
@@ -72,7 +72,7 @@ def test_export_to_parquet_is_the_rows_of_one_version(
 
 
 def test_export_of_some_rows_and_columns_by_tag_is_those(
-    spark: SparkSession, catalog: Connection, films: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, films: str, tmp_path: Path
 ) -> None:
     dataset = table_of(catalog, films).dataset()
     dataset.tags.create("first", 1)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.sent import Sent, clients_imported, recorded
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.delete import job as deleting
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.jobs import find_job
@@ -41,7 +41,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     fresh: Callable[[str], str],
     tmp_path: Path,
     sent: Sent,

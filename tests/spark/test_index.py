@@ -13,7 +13,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.catalog_client import Connection, Table, connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, Table, connection, table
 from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
 from tiltyard.pipeline.indexes.job import index
@@ -51,7 +51,7 @@ def name(fresh: Fresh) -> str:
 
 
 @pytest.fixture
-def found(catalog: Connection, name: str) -> Table:
+def found(catalog: CatalogConnection, name: str) -> Table:
     """A table of four fragments."""
     made = table(catalog, name)
     client = made.client
@@ -64,7 +64,7 @@ def described(found: Table, name: str) -> Any:
 
 
 def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
-    spark: SparkSession, catalog: Connection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
 ) -> None:
     plain = found.dataset().to_table()
     plain = plain.append_column("a.b", plain["kind"])
@@ -113,7 +113,7 @@ def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
 )
 def test_index_of_scalars_answers_like_none(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     found: Table,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,7 +130,7 @@ def test_index_of_scalars_answers_like_none(
     assert there.to_table(filter=condition).sort_by("id").equals(expected)
 
 
-def test_index_of_text_finds_words(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:
+def test_index_of_text_finds_words(spark: SparkSession, catalog: CatalogConnection, found: Table, name: str) -> None:
     index(LocalRun(), catalog, spark, name, "text", "FTS", parameters={"with_position": "true", "language": "English"})
     hits = found.dataset().to_table(full_text_query="word17", columns=["id"])
     assert sorted(hits["id"].to_pylist()) == [number for number in range(ROWS) if number % 40 == 17]
@@ -148,7 +148,7 @@ def test_index_of_text_finds_words(spark: SparkSession, catalog: Connection, fou
     ],
 )
 def test_index_of_vectors_finds_the_nearest(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, kind: str, parameters: dict[str, str]
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, kind: str, parameters: dict[str, str]
 ) -> None:
     figures = index(LocalRun(), catalog, spark, name, "vector", kind, parameters=parameters)
     assert figures["rows"] == ROWS
@@ -163,7 +163,7 @@ def test_index_of_vectors_finds_the_nearest(
 
 
 def test_index_that_is_there_is_replaced_only_if_told(
-    spark: SparkSession, catalog: Connection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
 ) -> None:
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
     before = described(found, "id_idx").segments[0].uuid
@@ -181,7 +181,12 @@ def test_index_that_is_there_is_replaced_only_if_told(
 
 @pytest.mark.parametrize("writer", ["append", "delete", "compact"])
 def test_index_beside_another_writer_is_whole(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, writer: str
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    found: Table,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: str,
 ) -> None:
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
         "append": lambda there: there.insert(rows(range(5000, 5010))),
@@ -204,7 +209,12 @@ def test_index_beside_another_writer_is_whole(
 
 @pytest.mark.parametrize("here", [True, False], ids=["threads", "tasks"])
 def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, here: bool
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    found: Table,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    here: bool,
 ) -> None:
     if not here:
         monkeypatch.setattr(optimizing, "MAX_BYTES_IN_DRIVER", 0)
@@ -224,7 +234,12 @@ def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
 
 @pytest.mark.parametrize("writer", ["append", "delete", "index"])
 def test_optimize_beside_another_writer_loses_nothing(
-    spark: SparkSession, catalog: Connection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, writer: str
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    found: Table,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: str,
 ) -> None:
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
         "append": lambda there: there.insert(rows(range(5000, 5010))),
@@ -250,7 +265,7 @@ def test_optimize_beside_another_writer_loses_nothing(
 
 
 def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone(
-    spark: SparkSession, catalog: Connection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
 ) -> None:
     calls = OperationClient(catalog)
     asked = {"table": name, "column": "id"}
@@ -276,7 +291,9 @@ def test_optimize_sees_the_job_that_changes_its_table_on_a_later_page(spark: Spa
     server.stop()
 
 
-def test_optimize_with_days_to_keep_asks_gc(spark: SparkSession, catalog: Connection, found: Table, name: str) -> None:
+def test_optimize_with_days_to_keep_asks_gc(
+    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+) -> None:
     figures = optimize(LocalRun(), catalog, spark, name, keep_versions_days=7)
     assert figures["gc"]
     assert found.dataset().count_rows() == ROWS

@@ -11,7 +11,7 @@ import pytest
 from tiltyard.pipeline.indexes.checkpoint import IndexCheckpoint
 from tiltyard.pipeline.indexes.tasks import IndexModel
 from tiltyard.pipeline.runs import LocalRun
-from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.version_diff import fragments_by_id
 
 MODEL = IndexModel("_indices/trained", 1, 0)
@@ -26,7 +26,7 @@ def dataset(tmp_path: Path) -> lance.LanceDataset:
 @pytest.fixture
 def checkpoint(dataset: lance.LanceDataset) -> IndexCheckpoint:
     """The checkpoint of a run that has built a segment without a model, and one with."""
-    location = TableLocation(dataset.uri, {}, Connection("none", ()), ("t",))
+    location = TableLocation(dataset.uri, {}, CatalogConnection("none", ()), ("t",))
     checkpoint = IndexCheckpoint.of(LocalRun(), location, dataset, "id")
     for fragments, model in (([0, 1], None), ([2], MODEL)):
         built = dataset.create_index_uncommitted("id", "BTREE", name="i", replace=True, fragment_ids=fragments)

@@ -26,7 +26,7 @@ from tiltyard.pipeline.sources import discovery
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
 
@@ -51,14 +51,14 @@ def rows(count: int, first: int = 0) -> pa.Table:
     return pa.table({"id": ids, "text": [f"row {number}" for number in ids], "vector": vectors})
 
 
-def stored(catalog: Connection, name: str) -> pa.Table:
+def stored(catalog: CatalogConnection, name: str) -> pa.Table:
     """The table, read by plain pylance."""
     found = table_of(catalog, name)
     return lance.dataset(found.location().uri).to_table()
 
 
 @pytest.fixture
-def put(catalog: Connection, spark: SparkSession) -> Callable[..., Any]:
+def put(catalog: CatalogConnection, spark: SparkSession) -> Callable[..., Any]:
     """Run an ingest; its figures."""
 
     def call(source: Path | str, name: str, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def put(catalog: Connection, spark: SparkSession) -> Callable[..., Any]:
 
 
 def test_ingest_parquet_shards_is_all_rows_in_order_and_one_version(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("parquet")
     for shard in range(3):
@@ -103,7 +103,7 @@ def _write(kind: str, folder: Path, table: pa.Table) -> Path:
 
 @pytest.mark.parametrize("kind", ["feather", "arrows", "lance", "jsonl", "jsonl.gz", "csv", "tsv"])
 def test_ingest_other_formats_are_the_same_rows(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, kind: str
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, kind: str
 ) -> None:
     name = fresh("format")
     file = _write(kind, tmp_path, rows(500))
@@ -114,7 +114,7 @@ def test_ingest_other_formats_are_the_same_rows(
 
 
 def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "MAX_FILES_IN_DRIVER", 1)
     name = fresh("differ")
@@ -136,7 +136,7 @@ def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
 
 
 def test_ingest_text_is_told_with_the_types_that_were_guessed_and_added_in_those_of_the_table(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("guessed")
     (tmp_path / "1.csv").write_text("id,zip,at\n1,01234,2013-01-31T10:00:00+02:00\n")
@@ -149,7 +149,9 @@ def test_ingest_text_is_told_with_the_types_that_were_guessed_and_added_in_those
     assert str(stored(catalog, name)["at"][0].as_py()) == "2013-01-31 10:00:00+02:00"
 
 
-def test_ingest_split_of_a_data_set_is_that_split(put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path) -> None:
+def test_ingest_split_of_a_data_set_is_that_split(
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
+) -> None:
     name = fresh("split")
     (tmp_path / "data").mkdir()
     for number, split in enumerate(["train", "test"]):
@@ -160,7 +162,7 @@ def test_ingest_split_of_a_data_set_is_that_split(put: Any, catalog: Connection,
 
 
 def test_ingest_image_folder_with_metadata_is_images_and_rejects(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, folder = fresh("images"), tmp_path / "images"
     folder.mkdir()
@@ -178,7 +180,7 @@ def test_ingest_image_folder_with_metadata_is_images_and_rejects(
 
 
 def test_ingest_csv_with_bad_rows_puts_them_aside_with_the_reason(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, file = fresh("bad"), tmp_path / "rows.csv"
     file.write_text("id,score\n" + "".join(f"{n},{n / 2}\n" for n in range(100)) + "x,1.0\n7\n101,oops\n102,51.0\n")
@@ -191,7 +193,7 @@ def test_ingest_csv_with_bad_rows_puts_them_aside_with_the_reason(
 
 
 def test_ingest_bad_row_without_a_place_for_it_publishes_nothing(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, file = fresh("bad"), tmp_path / "rows.csv"
     file.write_text("id\n1\n2\nx\n")
@@ -214,7 +216,7 @@ def lengths(batch):
 
 
 def test_ingest_udf_on_the_way_makes_the_columns_and_its_failures_are_rows(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("udf")
     pq.write_table(rows(50), tmp_path / "rows.parquet")
@@ -223,7 +225,9 @@ def test_ingest_udf_on_the_way_makes_the_columns_and_its_failures_are_rows(
     assert stored(catalog, name).to_pylist() == [{"key": n, "length": len(f"row {n}")} for n in range(50) if n != 7]
 
 
-def test_ingest_append_maps_and_casts_to_the_table(put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path) -> None:
+def test_ingest_append_maps_and_casts_to_the_table(
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
+) -> None:
     name = fresh("append")
     pq.write_table(rows(10), tmp_path / "first.parquet")
     put(tmp_path / "first.parquet", name)
@@ -239,7 +243,7 @@ def test_ingest_append_maps_and_casts_to_the_table(put: Any, catalog: Connection
 
 
 def test_ingest_create_of_a_table_that_is_there_is_refused_and_overwrite_is_not(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("modes")
     pq.write_table(rows(10), tmp_path / "rows.parquet")
@@ -258,7 +262,7 @@ CHECKS = ["rows >= 21", "not_null(text)", "between(id, 0, 18)", "unique(id)", "u
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_ingest_check_that_fails_publishes_nothing_and_leaves_no_file(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path, check: str
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, check: str
 ) -> None:
     name = fresh("check")
     pq.write_table(rows(19), tmp_path / "first.parquet")
@@ -275,7 +279,7 @@ def test_ingest_check_that_fails_publishes_nothing_and_leaves_no_file(
 
 
 def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_again(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("resumed")
     for shard in range(4):
@@ -293,7 +297,7 @@ def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_
 
 
 def test_ingest_that_is_resumed_writes_anew_what_was_kept_and_is_gone(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("gone")
     for shard in range(4):
@@ -309,7 +313,7 @@ def test_ingest_that_is_resumed_writes_anew_what_was_kept_and_is_gone(
 
 
 def test_ingest_tried_again_after_its_commit_adds_nothing(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, run = fresh("again"), LocalRun()
     pq.write_table(rows(10), tmp_path / "rows.parquet")
@@ -321,7 +325,7 @@ def test_ingest_tried_again_after_its_commit_adds_nothing(
 
 
 def test_ingest_appends_at_the_same_time_are_all_there_once(
-    put: Any, catalog: Connection, fresh: Fresh, tmp_path: Path
+    put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("together")
     for part in range(3):

@@ -13,7 +13,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
-from tiltyard.pipeline.catalog_client import Connection, Table, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.ingest.job import ingest
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.task_errors import RefusedError
@@ -49,7 +49,7 @@ ARROWS, OTHERS = named("key", "value", "item"), named("k", "v", "element")
 
 @pytest.fixture
 def made(
-    spark: SparkSession, catalog: Connection, fresh: Callable[[str], str], tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, fresh: Callable[[str], str], tmp_path: Path
 ) -> Callable[[str], Table]:
     """A table of ten rows from Parquet, by a job or by plain pylance."""
 
@@ -68,7 +68,7 @@ def made(
 
 @pytest.mark.parametrize("how", ["job", "parquet", "memory"])
 def test_table_with_maps_takes_appends_and_upserts_of_any_file(
-    spark: SparkSession, served: ServerProcess, catalog: Connection, made: Any, tmp_path: Path, how: str
+    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, made: Any, tmp_path: Path, how: str
 ) -> None:
     found = made(how)
     path, name = str(tmp_path / "more.parquet"), str(found)
@@ -91,7 +91,7 @@ def test_table_with_maps_takes_appends_and_upserts_of_any_file(
 
 
 def test_field_of_a_struct_that_the_table_lacks_is_an_error_and_not_left_out(
-    spark: SparkSession, catalog: Connection, made: Any, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, made: Any, tmp_path: Path
 ) -> None:
     found = made("job")
     inside = pa.array([{"tags": ["a"], "words": None, "more": 1}])

@@ -18,7 +18,7 @@ from lance.optimize import Compaction
 from tests.services.server import ServerProcess
 from tests.spark.dying import LEASE_MS, ROWS_PER_SEGMENT
 from tests.spark.test_index import DIMENSION, ROWS, rows
-from tiltyard.pipeline.catalog_client import Connection, Table, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.indexes import job as indexing
 from tiltyard.pipeline.indexes import segments
@@ -34,7 +34,7 @@ VECTORS: Mapping[str, Any] = {"column": "vector", "type": "IVF_FLAT", "parameter
 
 
 @pytest.fixture
-def found(catalog: Connection, fresh: Callable[[str], str]) -> Table:
+def found(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
     """A table of four fragments."""
     made = table(catalog, fresh("resumed"))
     options = {"namespace_client": made.client, "table_id": made.id, "max_rows_per_file": ROWS_PER_SEGMENT}
@@ -121,7 +121,7 @@ def test_optimize_whose_driver_was_killed_rewrites_only_what_is_left(
 
 
 def test_index_beside_a_compaction_builds_only_what_was_replaced(
-    spark: SparkSession, catalog: Connection, found: Table, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, catalog: CatalogConnection, found: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
     commit = indexing._commit_segments

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tiltyard.cli import main
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ def texts(rows):
 
 
 @pytest.fixture(scope="module")
-def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lance.LanceDataset]:
+def films(catalog: CatalogConnection, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lance.LanceDataset]:
     """The table, and a folder with its source and code, in which commands are given."""
     folder = tmp_path_factory.mktemp("mistakes")
     vectors = pa.array([[float(n), 0.5] for n in range(20)], pa.list_(pa.float32(), 2))
@@ -90,7 +90,7 @@ def films(catalog: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ],
 )
 def test_job_that_is_asked_for_wrongly_says_so_in_a_sentence_and_changes_nothing(
-    spark: SparkSession, catalog: Connection, films: lance.LanceDataset, line: str, told: str
+    spark: SparkSession, catalog: CatalogConnection, films: lance.LanceDataset, line: str, told: str
 ) -> None:
     uri = dict(catalog.properties)["uri"]
     done = CliRunner().invoke(main, ["job", *shlex.split(line), "--uri", uri])

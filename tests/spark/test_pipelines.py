@@ -18,7 +18,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
 from tiltyard.cli import main
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.plans import job, publication
 from tiltyard.pipeline.plans.plan_file import read_plan
 from tiltyard.pipeline.runs import LocalRun
@@ -69,19 +69,19 @@ def laid_out(folder: Path, names: tuple[str, str], *, first: int = 0, mode: str 
     return file
 
 
-def run_here(run: LocalRun, catalog: Connection, spark: SparkSession, file: Path) -> dict[str, Any]:
+def run_here(run: LocalRun, catalog: CatalogConnection, spark: SparkSession, file: Path) -> dict[str, Any]:
     """Drive a pipeline with a run of our own."""
     plan = read_plan(file, {})
     told = msgspec.json.encode(plan).decode()
     return dict(job.pipeline(run, catalog, spark, told, udf=plan.functions))
 
 
-def opened(catalog: Connection, name: str, version: int | str | None = None) -> lance.LanceDataset:
+def opened(catalog: CatalogConnection, name: str, version: int | str | None = None) -> lance.LanceDataset:
     """A table as plain pylance sees it."""
     return lance.dataset(namespace_client=catalog.client(), table_id=[name], version=version)
 
 
-def check_tables(catalog: Connection, names: tuple[str, str], documents: int) -> None:
+def check_tables(catalog: CatalogConnection, names: tuple[str, str], documents: int) -> None:
     """Documents and chunks agree, value by value, and all their rows are in the indexes."""
     rows = opened(catalog, names[0]).to_table().sort_by("id")
     assert rows.to_pydict() == {
@@ -104,7 +104,7 @@ def names(fresh: Callable[[str], str]) -> tuple[str, str]:
 
 
 def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_one_transaction(
-    spark: SparkSession, served: ServerProcess, catalog: Connection, tmp_path: Path, names: tuple[str, str]
+    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
 ) -> None:
     file = laid_out(tmp_path, names)
     done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
@@ -125,7 +125,7 @@ def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_
 
 
 def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no_name(
-    spark: SparkSession, catalog: Connection, tmp_path: Path, names: tuple[str, str]
+    spark: SparkSession, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
 ) -> None:
     file = laid_out(tmp_path, names)
     file.write_text(file.read_text().replace("udf: embed.py:embed", 'udf: embed.py:embed\n    check: ["rows >= 1000"]'))
@@ -136,7 +136,7 @@ def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no
 
 
 def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
-    spark: SparkSession, catalog: Connection, tmp_path: Path, names: tuple[str, str]
+    spark: SparkSession, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
 ) -> None:
     run, file = LocalRun(), laid_out(tmp_path, names)
     plan = file.read_text()
@@ -150,7 +150,7 @@ def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
 
 def test_pipeline_that_others_overtake_publishes_on_top_of_them(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     tmp_path: Path,
     names: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_pipeline_that_others_overtake_publishes_on_top_of_them(
 @pytest.mark.parametrize("late", [False, True], ids=["before_publishing", "after_publishing"])
 def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     tmp_path: Path,
     names: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -205,7 +205,7 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
 
 
 def test_pipeline_that_calls_code_which_it_was_not_given_leave_for_is_refused(
-    spark: SparkSession, catalog: Connection
+    spark: SparkSession, catalog: CatalogConnection
 ) -> None:
     plan = json.dumps({"tables": {"any": {"files": "any.parquet", "udf": "os:getcwd"}}})
     with pytest.raises(InvalidInputError, match="calls os:getcwd, which --udf does not name"):

@@ -13,7 +13,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tests.spark.views import contents, create_view, numbers, write
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
 
@@ -27,12 +27,12 @@ COUNTS = pa.schema([("id", pa.int64()), ("rows", pa.int64())])
 
 
 @pytest.fixture
-def refreshed(spark: SparkSession, catalog: Connection) -> Refreshed:
+def refreshed(spark: SparkSession, catalog: CatalogConnection) -> Refreshed:
     """Refreshes a view here; its figures."""
     return lambda name, **given: refresh(LocalRun(), catalog, spark, name, **given)
 
 
-def dataset(catalog: Connection, name: str) -> lance.LanceDataset:
+def dataset(catalog: CatalogConnection, name: str) -> lance.LanceDataset:
     return table(catalog, name).dataset()
 
 
@@ -43,7 +43,7 @@ def even(first: int, end: int) -> pa.Table:
     return kept.set_column(1, "text", pc.utf8_upper(kept["text"]))
 
 
-def films(catalog: Connection, fresh: Fresh, rows: int = 100) -> tuple[str, str]:
+def films(catalog: CatalogConnection, fresh: Fresh, rows: int = 100) -> tuple[str, str]:
     """A table, and a view of its even rows."""
     source, view = fresh("source"), fresh("view")
     write(catalog, source, numbers(0, rows))
@@ -52,7 +52,7 @@ def films(catalog: Connection, fresh: Fresh, rows: int = 100) -> tuple[str, str]
 
 
 def test_refresh_after_appends_adds_their_rows_alone_in_one_commit(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = films(catalog, fresh)
     first = refreshed(view)
@@ -72,7 +72,7 @@ def test_refresh_after_appends_adds_their_rows_alone_in_one_commit(
 
 @pytest.mark.parametrize("change", ["delete", "update", "drop column", "overwrite"])
 def test_refresh_after_rows_changed_makes_all_anew_and_says_why(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed, change: str
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed, change: str
 ) -> None:
     source, view = films(catalog, fresh)
     refreshed(view)
@@ -97,7 +97,7 @@ def test_refresh_after_rows_changed_makes_all_anew_and_says_why(
 
 
 def test_refresh_after_compaction_follows_the_rows_as_long_as_old_and_new_stay_apart(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = films(catalog, fresh)
     write(catalog, source, numbers(100, 110), "append")
@@ -126,7 +126,7 @@ def test_refresh_after_compaction_follows_the_rows_as_long_as_old_and_new_stay_a
     ],
 )
 def test_refresh_of_a_query_that_needs_all_rows_is_full_and_is_what_spark_says(
-    spark: SparkSession, catalog: Connection, fresh: Fresh, refreshed: Refreshed, query: str
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed, query: str
 ) -> None:
     source, view = fresh("source"), fresh("view")
     write(catalog, source, numbers(0, 10))
@@ -157,7 +157,7 @@ def test_refresh_of_a_query_that_needs_all_rows_is_full_and_is_what_spark_says(
     ],
 )
 def test_refresh_of_several_tables_row_by_row_adds_the_new_rows_of_each(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed, query: str
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed, query: str
 ) -> None:
     one, other, view = fresh("one"), fresh("other"), fresh("view")
     write(catalog, one, numbers(0, 10))
@@ -174,7 +174,7 @@ def test_refresh_of_several_tables_row_by_row_adds_the_new_rows_of_each(
 
 
 def test_refresh_keeps_types_and_vectors_and_reads_only_columns_that_are_needed(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = fresh("source"), fresh("view")
     schema = pa.schema(
@@ -195,7 +195,7 @@ def test_refresh_keeps_types_and_vectors_and_reads_only_columns_that_are_needed(
     assert found.schema.field("vector").metadata == {b"unit": b"1"}
 
 
-def test_refresh_full_keeps_indexes_of_the_view(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+def test_refresh_full_keeps_indexes_of_the_view(catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed) -> None:
     source, view = films(catalog, fresh)
     refreshed(view)
     dataset(catalog, view).create_scalar_index("id", "BTREE")
@@ -207,7 +207,7 @@ def test_refresh_full_keeps_indexes_of_the_view(catalog: Connection, fresh: Fres
 
 
 def test_refresh_of_a_view_that_others_wrote_to_makes_it_what_its_query_says(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     _, view = films(catalog, fresh)
     refreshed(view)
@@ -217,7 +217,9 @@ def test_refresh_of_a_view_that_others_wrote_to_makes_it_what_its_query_says(
     assert contents(catalog, view).equals(even(0, 100))
 
 
-def test_refresh_with_a_source_version_is_of_that_one(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+def test_refresh_with_a_source_version_is_of_that_one(
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
+) -> None:
     source, view = films(catalog, fresh)
     write(catalog, source, numbers(100, 110), "append")
     assert json.loads(refreshed(view, source_version=1)["sources"]) == {source: 1}
@@ -228,14 +230,16 @@ def test_refresh_with_a_source_version_is_of_that_one(catalog: Connection, fresh
 
 
 def test_refresh_with_rows_per_fragment_makes_files_of_so_many(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     _, view = films(catalog, fresh)
     refreshed(view, rows_per_fragment=20)
     assert [part.count_rows() for part in dataset(catalog, view).get_fragments()] == [20, 20, 10]
 
 
-def test_refresh_full_on_demand_makes_all_rows_anew(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+def test_refresh_full_on_demand_makes_all_rows_anew(
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
+) -> None:
     _, view = films(catalog, fresh)
     refreshed(view)
     assert (refreshed(view, full=True)["mode"], dataset(catalog, view).version) == ("full", 3)
@@ -252,7 +256,7 @@ def test_refresh_full_on_demand_makes_all_rows_anew(catalog: Connection, fresh: 
     ],
 )
 def test_refresh_of_what_does_more_than_read_or_fits_not_changes_nothing(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed, query: str, message: str
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed, query: str, message: str
 ) -> None:
     source, view = fresh("source"), fresh("view")
     write(catalog, source, numbers(0, 3))
@@ -265,7 +269,7 @@ def test_refresh_of_what_does_more_than_read_or_fits_not_changes_nothing(
 
 
 def test_refresh_of_a_table_that_was_exchanged_is_refused(
-    catalog: Connection, fresh: Fresh, refreshed: Refreshed
+    catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = films(catalog, fresh)
     with pytest.raises(PermissionDeniedError, match="Another table is called"):
@@ -273,7 +277,7 @@ def test_refresh_of_a_table_that_was_exchanged_is_refused(
     assert dataset(catalog, view).version == 1
 
 
-def test_refresh_of_no_view_says_so(catalog: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+def test_refresh_of_no_view_says_so(catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed) -> None:
     name = fresh("table")
     write(catalog, name, pa.table({"id": [1]}))
     with pytest.raises(InvalidInputError, match="no materialized view"):

@@ -16,7 +16,7 @@ from tests.services.server import ServerProcess
 from tests.spark.sent import clients_imported, recorded
 from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
 from tiltyard.model.jobs import UDFS
-from tiltyard.pipeline.catalog_client import Connection, connection
+from tiltyard.pipeline.catalog_client import CatalogConnection, connection
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
 
@@ -31,7 +31,7 @@ TOTALS = pa.schema([("id", pa.int64()), ("count", pa.int32()), ("sum", pa.int64(
 
 
 @pytest.fixture(scope="module")
-def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogConnection]:
     """A server that lets clients declare code."""
     server = ServerProcess(tmp_path_factory.mktemp("coded"), environ={"TILTYARD_UDFS": "true"})
     yield connection(server.url)
@@ -39,13 +39,13 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def refreshed(spark: SparkSession, coded: Connection) -> Refreshed:
+def refreshed(spark: SparkSession, coded: CatalogConnection) -> Refreshed:
     """Refreshes a view here; its figures."""
     return lambda name, **given: refresh(LocalRun(), coded, spark, name, **given)
 
 
 def test_refresh_with_code_sends_workers_nothing_that_imports_the_client(
-    coded: Connection, fresh: Fresh, refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, view = chunked(coded, fresh)
     sent = recorded(monkeypatch)
@@ -64,11 +64,11 @@ def two_words(first: int, end: int) -> list[dict[str, Any]]:
     return [{"id": number, "word": word, "number": location} for number, (location, word) in rows]
 
 
-def rows_of(coded: Connection, view: str) -> list[dict[str, Any]]:
+def rows_of(coded: CatalogConnection, view: str) -> list[dict[str, Any]]:
     return sorted(contents(coded, view).to_pylist(), key=lambda row: (row["id"], row["number"]))
 
 
-def chunked(coded: Connection, fresh: Fresh, rows: int = 20) -> tuple[str, str]:
+def chunked(coded: CatalogConnection, fresh: Fresh, rows: int = 20) -> tuple[str, str]:
     source, view = fresh("source"), fresh("view")
     write(coded, source, numbers(0, rows))
     code = spec("chunker", words, ["id", "text"])
@@ -77,7 +77,7 @@ def chunked(coded: Connection, fresh: Fresh, rows: int = 20) -> tuple[str, str]:
 
 
 def test_refresh_of_a_chunker_makes_rows_of_new_rows_alone_and_takes_other_columns_along(
-    coded: Connection, fresh: Fresh, refreshed: Refreshed
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = chunked(coded, fresh)
     assert (refreshed(view)["rows"], rows_of(coded, view)) == (38, two_words(0, 20))
@@ -88,7 +88,7 @@ def test_refresh_of_a_chunker_makes_rows_of_new_rows_alone_and_takes_other_colum
     assert refreshed(view)["mode"] == "unchanged"
 
 
-def test_refresh_of_a_chunker_of_whole_batches(coded: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+def test_refresh_of_a_chunker_of_whole_batches(coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed) -> None:
     source, view = fresh("source"), fresh("view")
     write(coded, source, numbers(0, 5))
     code = spec("chunker", whole, ["text"], batch=True)
@@ -99,7 +99,7 @@ def test_refresh_of_a_chunker_of_whole_batches(coded: Connection, fresh: Fresh, 
 
 
 def test_refresh_with_an_output_limit_caps_the_view_and_later_makes_up_for_it(
-    coded: Connection, fresh: Fresh, refreshed: Refreshed
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = chunked(coded, fresh)
     assert refreshed(view, output_limit=7)["rows"] == 7
@@ -117,7 +117,7 @@ def test_refresh_with_an_output_limit_caps_the_view_and_later_makes_up_for_it(
 
 @pytest.mark.parametrize("by", ["group", None])
 def test_refresh_of_a_udtf_gives_it_all_rows_of_a_group_at_once(
-    coded: Connection, fresh: Fresh, refreshed: Refreshed, by: str | None
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed, by: str | None
 ) -> None:
     source, view = fresh("source"), fresh("view")
     write(coded, source, numbers(0, 500))
@@ -139,7 +139,7 @@ def test_refresh_of_a_udtf_gives_it_all_rows_of_a_group_at_once(
 
 
 def test_refresh_whose_code_fails_names_it_and_changes_nothing(
-    coded: Connection, fresh: Fresh, refreshed: Refreshed
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed
 ) -> None:
     source, view = fresh("source"), fresh("view")
     write(coded, source, numbers(0, 5))
@@ -151,7 +151,7 @@ def test_refresh_whose_code_fails_names_it_and_changes_nothing(
 
 
 def test_refresh_where_code_of_clients_is_off_is_refused_before_any_is_loaded(
-    coded: Connection, fresh: Fresh, refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, view = chunked(coded, fresh)
     monkeypatch.setenv(UDFS, "off")
@@ -159,7 +159,9 @@ def test_refresh_where_code_of_clients_is_off_is_refused_before_any_is_loaded(
         refreshed(view)
 
 
-def test_refresh_of_a_view_remembers_what_it_was_made_of(coded: Connection, fresh: Fresh, refreshed: Refreshed) -> None:
+def test_refresh_of_a_view_remembers_what_it_was_made_of(
+    coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed
+) -> None:
     source, view = chunked(coded, fresh)
     write(coded, source, numbers(20, 25), "append")
     refreshed(view)

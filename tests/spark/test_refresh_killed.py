@@ -19,7 +19,7 @@ from tests.services.server import ServerProcess
 from tests.spark.dying import ROWS_PER_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tests.spark.watching import wait_for
-from tiltyard.pipeline.catalog_client import Connection, connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
 from tiltyard.pipeline.operation_client import OperationClient
@@ -41,11 +41,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def killable(server: ServerProcess) -> Connection:
+def killable(server: ServerProcess) -> CatalogConnection:
     return connection(server.url)
 
 
-def of_three_fragments(catalog: Connection, fresh: Fresh, query: str, **code: Any) -> tuple[str, str]:
+def of_three_fragments(catalog: CatalogConnection, fresh: Fresh, query: str, **code: Any) -> tuple[str, str]:
     """A table of three fragments, and a view of it."""
     source, view = fresh("source"), fresh("view")
     for first in range(0, 3 * ROWS_PER_PART, ROWS_PER_PART):
@@ -54,7 +54,7 @@ def of_three_fragments(catalog: Connection, fresh: Fresh, query: str, **code: An
     return source, view
 
 
-def asked(catalog: Connection, view: str) -> str:
+def asked(catalog: CatalogConnection, view: str) -> str:
     """The id of a refresh that upstream's own operation has queued."""
     request = upstream.RefreshMaterializedViewRequest(id=[view])
     return str(catalog.client().refresh_materialized_view(request).job_id)
@@ -71,7 +71,7 @@ class Noting(CatalogRun):
         self.noted.append(key)
 
 
-def driven(catalog: Connection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
+def driven(catalog: CatalogConnection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
     """Drive a job here to its end: its figures, and what was kept meanwhile."""
     calls, owner = OperationClient(catalog), new_owner()
     told = claim_job(calls, job_id, owner)
@@ -81,7 +81,7 @@ def driven(catalog: Connection, spark: SparkSession, job_id: str) -> tuple[dict[
 
 
 def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
-    spark: SparkSession, server: ServerProcess, killable: Connection, environ: dict[str, str], fresh: Fresh
+    spark: SparkSession, server: ServerProcess, killable: CatalogConnection, environ: dict[str, str], fresh: Fresh
 ) -> None:
     source, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}")
     job_id = asked(killable, view)
@@ -100,7 +100,7 @@ def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
 
 
 def test_refresh_whose_python_worker_is_killed_has_each_row_once(
-    spark: SparkSession, killable: Connection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, killable: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     code = spec("chunker", partial(dying, str(tmp_path)), ["id", "text"])
     _, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}", kind="chunker", udtf_spec=code)
@@ -110,7 +110,7 @@ def test_refresh_whose_python_worker_is_killed_has_each_row_once(
 
 
 def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_the_view(
-    spark: SparkSession, killable: Connection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, killable: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     code = spec("chunker", partial(held, str(tmp_path)), ["id", "text"])
     _, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}", kind="chunker", udtf_spec=code)

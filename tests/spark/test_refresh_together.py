@@ -11,7 +11,7 @@ import lance
 import pytest
 
 from tests.spark.views import contents, create_view, numbers, write
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.views import planning
 from tiltyard.pipeline.views.job import refresh
@@ -39,7 +39,7 @@ class Watched(LocalRun):
 
 
 @pytest.fixture
-def view(catalog: Connection, fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
+def view(catalog: CatalogConnection, fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
     """A view of a table of three fragments, each of which is a part."""
     monkeypatch.setattr(planning, "ROWS_PER_PART", 10)
     source, name = fresh("source"), fresh("view")
@@ -49,16 +49,16 @@ def view(catalog: Connection, fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
-def source_of(catalog: Connection, view: str) -> str:
+def source_of(catalog: CatalogConnection, view: str) -> str:
     return dataset(catalog, view).schema.metadata[b"tiltyard.view.query"].decode().split()[-1]
 
 
-def dataset(catalog: Connection, name: str) -> lance.LanceDataset:
+def dataset(catalog: CatalogConnection, name: str) -> lance.LanceDataset:
     return table(catalog, name).dataset()
 
 
 def test_refresh_while_others_append_has_each_row_once_in_the_end(
-    spark: SparkSession, catalog: Connection, view: str
+    spark: SparkSession, catalog: CatalogConnection, view: str
 ) -> None:
     source, done = source_of(catalog, view), threading.Event()
     appended = 30
@@ -80,7 +80,9 @@ def test_refresh_while_others_append_has_each_row_once_in_the_end(
     assert contents(catalog, view).equals(numbers(0, appended))
 
 
-def test_refreshes_at_once_make_one_commit_for_each_change(spark: SparkSession, catalog: Connection, view: str) -> None:
+def test_refreshes_at_once_make_one_commit_for_each_change(
+    spark: SparkSession, catalog: CatalogConnection, view: str
+) -> None:
     for change in range(2):
         with ThreadPoolExecutor(3) as pool:
             figures = list(pool.map(lambda _: refresh(LocalRun(), catalog, spark, view), range(3)))
@@ -91,7 +93,7 @@ def test_refreshes_at_once_make_one_commit_for_each_change(spark: SparkSession, 
 
 
 def test_refresh_that_is_resumed_makes_only_what_is_left_of_the_versions_it_began_with(
-    spark: SparkSession, catalog: Connection, view: str
+    spark: SparkSession, catalog: CatalogConnection, view: str
 ) -> None:
     def die() -> None:
         raise RunCanceledError(run.id)
@@ -109,7 +111,7 @@ def test_refresh_that_is_resumed_makes_only_what_is_left_of_the_versions_it_bega
 
 
 def test_refresh_whose_view_others_write_meanwhile_begins_again(
-    spark: SparkSession, catalog: Connection, view: str
+    spark: SparkSession, catalog: CatalogConnection, view: str
 ) -> None:
     run = Watched(lambda: write(catalog, view, numbers(1000, 1001), "append"))
     figures = refresh(run, catalog, spark, view)
@@ -118,7 +120,7 @@ def test_refresh_whose_view_others_write_meanwhile_begins_again(
 
 
 def test_refresh_while_the_view_is_indexed_and_compacted_goes_on(
-    spark: SparkSession, catalog: Connection, view: str
+    spark: SparkSession, catalog: CatalogConnection, view: str
 ) -> None:
     refresh(LocalRun(), catalog, spark, view)
     write(catalog, source_of(catalog, view), numbers(30, 40), "append")
@@ -132,7 +134,7 @@ def test_refresh_while_the_view_is_indexed_and_compacted_goes_on(
     assert contents(catalog, view).equals(numbers(0, 40))
 
 
-def test_refresh_that_is_canceled_commits_nothing(spark: SparkSession, catalog: Connection, view: str) -> None:
+def test_refresh_that_is_canceled_commits_nothing(spark: SparkSession, catalog: CatalogConnection, view: str) -> None:
     run = Watched(lambda: None)
     run.happens = run.canceled.set
     with pytest.raises(RunCanceledError):

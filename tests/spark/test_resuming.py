@@ -22,7 +22,7 @@ from tiltyard.pipeline.upsert.job import upsert
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
 ROWS, FIRST = 400, 250
@@ -78,7 +78,7 @@ def rows(first: int, value: str) -> pa.Table:
 
 @pytest.fixture(params=["ingest", "upsert"])
 def work(
-    request: pytest.FixtureRequest, spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path
+    request: pytest.FixtureRequest, spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> Callable[..., Any]:
     """Bring the rows of two files, a task each, into a table through a function; `work.table` and `work.expected`."""
     found = table_of(catalog, fresh(request.param))

@@ -28,12 +28,12 @@ from tiltyard.pipeline.writing.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 Fresh = Callable[[str], str]
 
 
-def plain(catalog: Connection, name: str) -> pa.Table:
+def plain(catalog: CatalogConnection, name: str) -> pa.Table:
     """The table, read by plain pylance."""
     return lance.dataset(table_of(catalog, name).location().uri).to_table()
 
@@ -46,7 +46,7 @@ def same(found: pa.Table, expected: pa.Table) -> None:
 
 
 @pytest.fixture
-def given(catalog: Connection, fresh: Fresh) -> str:
+def given(catalog: CatalogConnection, fresh: Fresh) -> str:
     """A table with every type, written by plain pylance."""
     found = table_of(catalog, fresh("types"))
     lance.write_dataset(every_type(), namespace_client=found.client, table_id=found.id)
@@ -61,7 +61,7 @@ def frame(spark: SparkSession, served: ServerProcess, given: str) -> DataFrame:
 
 @pytest.mark.parametrize("kind", ["feather", "parquet", "lance"])
 def test_ingest_of_files_keeps_every_type_and_value(
-    spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path, kind: str
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, kind: str
 ) -> None:
     file, table, name = tmp_path / f"rows.{kind}", every_type(), fresh("types")
     if kind == "feather":
@@ -75,14 +75,14 @@ def test_ingest_of_files_keeps_every_type_and_value(
     same(plain(catalog, name), table)
 
 
-def test_write_frame_keeps_every_type_and_value(catalog: Connection, frame: DataFrame, fresh: Fresh) -> None:
+def test_write_frame_keeps_every_type_and_value(catalog: CatalogConnection, frame: DataFrame, fresh: Fresh) -> None:
     name = fresh("types")
     write_frame(LocalRun(), frame, table_of(catalog, name), WriteOptions())
     same(plain(catalog, name), every_type())
 
 
 def test_data_source_read_and_write_keep_every_type_and_value(
-    served: ServerProcess, catalog: Connection, frame: DataFrame, fresh: Fresh
+    served: ServerProcess, catalog: CatalogConnection, frame: DataFrame, fresh: Fresh
 ) -> None:
     name = fresh("types")
     frame.write.format("tiltyard").options(uri=served.url, table=name).mode("append").save()
@@ -108,7 +108,7 @@ def test_data_source_read_has_the_values_in_spark(frame: DataFrame) -> None:
     ids=str,
 )
 def test_ingest_of_a_type_that_lance_lacks_names_the_column_and_makes_no_table(
-    spark: SparkSession, catalog: Connection, fresh: Fresh, tmp_path: Path, dtype: pa.DataType
+    spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path, dtype: pa.DataType
 ) -> None:
     file, name = tmp_path / "rows.feather", fresh("odd")
     pyarrow.feather.write_feather(pa.table({"n": [1], "odd_one": pa.nulls(1, dtype)}), file, compression="uncompressed")
@@ -120,7 +120,7 @@ def test_ingest_of_a_type_that_lance_lacks_names_the_column_and_makes_no_table(
 
 @pytest.mark.parametrize("way", ["frame", "source"])
 def test_write_of_a_type_that_arrow_lacks_names_the_column_and_makes_no_table(
-    spark: SparkSession, served: ServerProcess, catalog: Connection, fresh: Fresh, way: str
+    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, fresh: Fresh, way: str
 ) -> None:
     name, odd = fresh("odd"), spark.sql("SELECT 1 AS n, make_ym_interval(1, 2) AS odd_one")
     writer = odd.write.format("tiltyard").options(uri=served.url, table=name).mode("append")

@@ -25,7 +25,7 @@ from tiltyard.pipeline.upsert.job import upsert
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 OLD, UPSERTED, DELETED, APPENDED = range(2000), range(1900, 2100), range(300, 340), 10_000
 
@@ -37,7 +37,7 @@ def rows(ids: range | list[int], value: str) -> pa.Table:
 
 
 @pytest.fixture
-def found(catalog: Connection, fresh: Callable[[str], str]) -> Table:
+def found(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
     """A table of eight fragments with a column that is computed later."""
     made = table_of(catalog, fresh("together"))
     lance.write_dataset(rows(OLD, "old"), namespace_client=made.client, table_id=made.id, max_rows_per_file=250)
@@ -46,7 +46,7 @@ def found(catalog: Connection, fresh: Callable[[str], str]) -> Table:
 
 
 def test_jobs_and_writers_at_once_leave_each_row_once_with_its_values(
-    spark: SparkSession, catalog: Connection, found: Table, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, found: Table, tmp_path: Path
 ) -> None:
     name, ended = str(found), threading.Event()
     pq.write_table(rows(UPSERTED, "new"), tmp_path / "changed.parquet")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.catalog_client import Connection, Table, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.delete.job import delete
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.upsert import job as upserting
@@ -34,7 +34,7 @@ def rows(ids: range | list[int], value: str) -> pa.Table:
     return pa.table({"id": found, "half": ["ab"[i % 2] for i in found], "v": [value] * len(found)})
 
 
-def made(catalog: Connection, name: str, ids: range) -> Table:
+def made(catalog: CatalogConnection, name: str, ids: range) -> Table:
     """A table of several fragments."""
     found = table(catalog, name)
     lance.write_dataset(rows(ids, "old"), namespace_client=found.client, table_id=found.id, max_rows_per_file=300)
@@ -64,7 +64,7 @@ def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("on", [["id"], ["id", "half"]])
 def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, on: list[str]
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, on: list[str]
 ) -> None:
     found = made(catalog, name, range(1000))
     pq.write_table(rows(range(900, 1100), "new"), tmp_path / "changed.parquet", row_group_size=50)
@@ -78,7 +78,7 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("on", [["id"], ["id", "half"]])
 def test_upsert_of_keys_that_the_table_has_more_than_once_counts_each_key_once(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, on: list[str]
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, on: list[str]
 ) -> None:
     found = made(catalog, name, range(400))
     lance.write_dataset(rows(range(100), "twin"), namespace_client=found.client, table_id=found.id, mode="append")
@@ -92,7 +92,7 @@ def test_upsert_of_keys_that_the_table_has_more_than_once_counts_each_key_once(
 
 
 def test_upsert_of_a_relative_path_means_the_drivers_folder(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upserting, "MAX_BYTES_IN_DRIVER", 0)  # tasks have another working directory
     found = made(catalog, name, range(10))
@@ -103,7 +103,7 @@ def test_upsert_of_a_relative_path_means_the_drivers_folder(
 
 
 def test_upsert_all_rows_of_a_fragment_removes_it(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
     found = made(catalog, name, range(600))
     pq.write_table(rows(range(600), "new"), tmp_path / "all.parquet")
@@ -124,7 +124,13 @@ def test_upsert_all_rows_of_a_fragment_removes_it(
     ids=["twice", "null", "column", "key"],
 )
 def test_upsert_of_what_cannot_be_changes_nothing_and_leaves_nothing(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path, source: pa.Table, on: list[str], reason: str
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    name: str,
+    tmp_path: Path,
+    source: pa.Table,
+    on: list[str],
+    reason: str,
 ) -> None:
     found = made(catalog, name, range(10))
     pq.write_table(source, tmp_path / "bad.parquet")
@@ -134,7 +140,9 @@ def test_upsert_of_what_cannot_be_changes_nothing_and_leaves_nothing(
     assert len(list((Path(found.location().uri) / "data").iterdir())) == 1
 
 
-def test_upsert_canceled_changes_nothing(spark: SparkSession, catalog: Connection, name: str, tmp_path: Path) -> None:
+def test_upsert_canceled_changes_nothing(
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
+) -> None:
     found = made(catalog, name, range(10))
     pq.write_table(rows(range(10), "new"), tmp_path / "new.parquet")
     run = LocalRun()
@@ -154,7 +162,7 @@ class StoppingRun(LocalRun):
 
 
 def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
     found = made(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
@@ -177,7 +185,7 @@ def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
 
 
 def test_upsert_run_again_after_its_commit_is_done_once(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
     found = made(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
@@ -209,7 +217,7 @@ def beside(work: Callable[[int], Any]) -> Iterator[None]:
 
 
 def test_upsert_several_of_the_same_new_keys_at_once_inserts_each_once(
-    spark: SparkSession, catalog: Connection, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
     found = made(catalog, name, range(100))
     for number in range(4):
@@ -234,7 +242,7 @@ def test_upsert_several_of_the_same_new_keys_at_once_inserts_each_once(
 @pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact"])
 def test_upsert_overtaken_by_another_writer_keeps_both(
     spark: SparkSession,
-    catalog: Connection,
+    catalog: CatalogConnection,
     name: str,
     tmp_path: Path,
     writer: str,
@@ -277,7 +285,7 @@ def test_upsert_overtaken_by_another_writer_keeps_both(
     assert there == wanted
 
 
-def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: Connection, name: str) -> None:
+def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: CatalogConnection, name: str) -> None:
     found = made(catalog, name, range(1000))
     figures = delete(LocalRun(), catalog, spark, name, where="id >= 250 and id < 650")
     assert figures == {"version": 2, "rows": 400}
@@ -288,7 +296,7 @@ def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: 
 
 
 def test_delete_beside_writers_leaves_none_that_was_there(
-    spark: SparkSession, catalog: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, catalog: CatalogConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = made(catalog, name, range(1000))
     once = iter([lambda there: there.insert(rows([2000, 1], "theirs")), lambda there: there.delete("id = 700")])

@@ -10,7 +10,7 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.datasource.fragment_frames import read_frame
 from tiltyard.pipeline.sql.isolated_session import isolate_session
-from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only, needed_columns, why_not_incremental
 from tiltyard.pipeline.writing.fragments import FragmentRows
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("vector", pa.list_(pa.float32(), 2))])
-NOWHERE = FragmentRows(TableLocation("/nowhere", {}, Connection("rest", ()), ("films",)), 0)
+NOWHERE = FragmentRows(TableLocation("/nowhere", {}, CatalogConnection("rest", ()), ("films",)), 0)
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ import pyarrow as pa
 from lance_namespace import CreateMaterializedViewRequest
 from pyspark import cloudpickle
 
-from tiltyard.pipeline.catalog_client import Connection, table
+from tiltyard.pipeline.catalog_client import CatalogConnection, table
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
 
-def write(catalog: Connection, name: str, rows: pa.Table, mode: str = "create") -> None:
+def write(catalog: CatalogConnection, name: str, rows: pa.Table, mode: str = "create") -> None:
     """Rows into a table, by stock pylance."""
     lance.write_dataset(rows, namespace_client=catalog.client(), table_id=[name], mode=mode)
 
@@ -32,7 +32,7 @@ def numbers(first: int, end: int) -> pa.Table:
     return pa.table({"id": range(first, end), "text": [f"row {number}" for number in range(first, end)]}, SCHEMA)
 
 
-def create_view(catalog: Connection, name: str, query: str, schema: pa.Schema = SCHEMA, **fields: Any) -> None:
+def create_view(catalog: CatalogConnection, name: str, query: str, schema: pa.Schema = SCHEMA, **fields: Any) -> None:
     """A view, by upstream's own operation."""
     given = {"kind": "query", "source_query": query, **fields}
     output = base64.b64encode(schema.serialize().to_pybytes()).decode()
@@ -46,7 +46,7 @@ def spec(kind: str, function: Callable[..., Any], inputs: list[str] | None, **fi
     return {**told, "udtf": base64.b64encode(envelope).decode(), "udtf_sha": hashlib.sha256(envelope).hexdigest()}
 
 
-def contents(catalog: Connection, name: str, key: str = "id") -> pa.Table:
+def contents(catalog: CatalogConnection, name: str, key: str = "id") -> pa.Table:
     """A table's rows, by plain pylance from its files."""
     location = table(catalog, name).location()
     return lance.dataset(location.uri).to_table().sort_by(key).replace_schema_metadata(None)

@@ -44,7 +44,7 @@ from tiltyard.runtime.fatal import refuse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 FIRST_CALL_SECONDS = 5.0
 """How long a command retries a server that does not answer, before it has begun anything."""
@@ -73,7 +73,7 @@ class Target:
     remote: str | None = None
     conf: tuple[str, ...] = ()
 
-    def connection(self) -> Connection:
+    def connection(self) -> CatalogConnection:
         """Return the connection to the catalog."""
         return connection(self.uri, parse_pairs(self.properties), parse_pairs(self.storage))
 

@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.pipeline.table_location import Connection, Pairs, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection, Pairs, TableLocation
 
 TWIN = "tiltyard.namespace.Namespace"
 
@@ -28,7 +28,7 @@ TWIN = "tiltyard.namespace.Namespace"
 class Table:
     """A table of a catalog, by its id. It can be pickled."""
 
-    connection: Connection
+    connection: CatalogConnection
     path: tuple[str, ...]
 
     @property
@@ -137,20 +137,20 @@ def _checkout(dataset: lance.LanceDataset, version: Any, missing: Exception) -> 
 
 def connection(
     uri: str, properties: Mapping[str, str] | None = None, storage: Mapping[str, str] | None = None
-) -> Connection:
+) -> CatalogConnection:
     """Describe the connection to a catalog: `http(s)://…` is a server, all else the root of a catalog in this process.
 
     `properties` are those of the client (`header.Authorization`, `db`, …).
     """
     all_properties = dict(properties or {})
     if uri.startswith(("http://", "https://")):
-        return Connection("rest", _to_pairs({"uri": uri, **all_properties}), _to_pairs(storage or {}))
-    return Connection(TWIN, _to_pairs({"root": uri, "jobs": "0", **all_properties}), _to_pairs(storage or {}))
+        return CatalogConnection("rest", _to_pairs({"uri": uri, **all_properties}), _to_pairs(storage or {}))
+    return CatalogConnection(TWIN, _to_pairs({"root": uri, "jobs": "0", **all_properties}), _to_pairs(storage or {}))
 
 
-def table(where: Connection | str, name: str | tuple[str, ...]) -> Table:
+def table(where: CatalogConnection | str, name: str | tuple[str, ...]) -> Table:
     """Return a table by its id (`films`, `library$books`). Raises InvalidInputError."""
-    catalog = where if isinstance(where, Connection) else connection(where)
+    catalog = where if isinstance(where, CatalogConnection) else connection(where)
     path = parse_id(name, DEFAULT_DELIMITER) if isinstance(name, str) else name
     if not path:
         raise InvalidInputError("Name a table.")

@@ -6,7 +6,7 @@ To register one, name its module in `tiltyard.model.jobs.PIPELINE_JOBS` (another
     @job("export")
     def export(
         run: Run,
-        catalog: Connection,
+        catalog: CatalogConnection,
         spark: SparkSession,
         table: Annotated[str, "The table to read."],
         destination: Annotated[str, "The folder to write, local or of an object store."],

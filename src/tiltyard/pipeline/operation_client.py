@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from tiltyard.model.spec import operations
 
 if TYPE_CHECKING:
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 RESPONSE_TIMEOUT = 60.0
 RETRY_SECONDS = 120.0
@@ -35,7 +35,7 @@ _TLS_FILES = {"cert_file": "cert_file", "key_file": "key_file", "ssl_ca_cert": "
 class OperationClient:
     """Calls the operations of a catalog by name, with mappings for requests and responses."""
 
-    def __init__(self, where: Connection, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, where: CatalogConnection, retry_seconds: float = RETRY_SECONDS) -> None:
         """Create a client of a catalog; requests that get no answer are retried for `retry_seconds`."""
         self.connection = where
         self._retry_seconds = retry_seconds

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiltyard.model.settings.spark_properties import to_java_properties
-from tiltyard.pipeline.driver.private_variables import withhold_variables
+from tiltyard.pipeline.private_variables import withhold_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from tiltyard.pipeline.driver.private_variables import set_task_variables, variables_for_tasks
+from tiltyard.pipeline.private_variables import set_task_variables, variables_for_tasks
 from tiltyard.pipeline.session import is_connect, task_slots
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.runtime.allocator import retain_freed_memory

@@ -33,7 +33,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class CatalogConnection:
     """A description of a namespace client: it can be pickled, and each process connects once.
 
     `implementation` and `properties` are the arguments of `lance_namespace.connect`; `storage` are the client's own
@@ -71,7 +71,7 @@ class TableLocation:
 
     uri: str
     options: Mapping[str, str]
-    connection: Connection
+    connection: CatalogConnection
     table: tuple[str, ...]
 
     @property

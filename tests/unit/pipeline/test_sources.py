@@ -25,7 +25,7 @@ from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode, common_type
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
 from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
-from tiltyard.pipeline.sources.type_names import format_type, parse_type
+from tiltyard.pipeline.sources.type_syntax import format_type, parse_type
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 

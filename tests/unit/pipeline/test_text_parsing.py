@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiltyard.pipeline.sources.csv_records import Dialect, make_csv_parser, parse_records, read_record_blocks
+from tiltyard.pipeline.sources.csv_records import CsvDialect, make_csv_parser, parse_records, read_record_blocks
 from tiltyard.pipeline.sources.discovery import group_pieces
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, make_json_parser, parse_json_lines, profile_json
 from tiltyard.pipeline.sources.readers import Piece
 from tiltyard.pipeline.sources.text_blocks import RejectedRow, read_line_blocks
-from tiltyard.pipeline.sources.type_names import parse_type
+from tiltyard.pipeline.sources.type_syntax import parse_type
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.quality_checks import parse_check
 
@@ -38,7 +38,7 @@ def test_blocks_of_any_ranges_are_each_line_once(lines: list[bytes], ended: bool
 def test_parse_invalid_lines_are_rejected_alone() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     [block] = read_record_blocks([b"1,x\nno,y\n3\n4,z\n"], ",")
-    parsed = list(parse_records(block, make_csv_parser(schema.names, schema, Dialect())))
+    parsed = list(parse_records(block, make_csv_parser(schema.names, schema, CsvDialect())))
     assert [(part.row, part.line) for part in parsed if isinstance(part, RejectedRow)] == [("no,y", 2), ("3", 3)]
     assert [row for part in parsed if isinstance(part, pa.Table) for row in part.to_pylist()] == [
         {"a": 1, "b": "x"},

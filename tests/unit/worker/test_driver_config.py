@@ -17,7 +17,7 @@ from tiltyard.model.settings.spark_properties import (
     check_spark_properties,
     to_java_properties,
 )
-from tiltyard.pipeline.driver import private_variables as driver
+from tiltyard.pipeline import private_variables as driver
 from tiltyard.worker.driver_config import (
     driver_environment,
     driver_orders,

@@ -46,9 +46,9 @@ from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import delete_files
-from tiltyard.pipeline.sources.type_names import parse_type
+from tiltyard.pipeline.sources.type_syntax import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction, parse_user_function
 from tiltyard.pipeline.version_diff import field_ids, fragments_by_id, group_fragments
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable, check_column_list
@@ -69,7 +69,7 @@ MAX_ROUNDS = 20
 @job("backfill")
 def backfill(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
     column: Annotated[str, "The column to fill: one that is declared as computed, or any with --udf."],

@@ -81,16 +81,20 @@ class NewColumn:
         """Drop the column again if the block fails, or is canceled, before any value was committed."""
         try:
             yield
-        except ServiceUnavailableError:
-            raise  # the job is tried again; without the catalog nothing can be dropped
-        except Exception:
-            self._drop_if_empty()
+        except Exception as error:
+            self._drop_if_empty(may_be_replaced=isinstance(error, ServiceUnavailableError))
             raise
 
-    def _drop_if_empty(self) -> None:
+    def _drop_if_empty(self, *, may_be_replaced: bool) -> None:
+        """Drop the column if it has no values; log why it could not be.
+
+        `may_be_replaced` after an outage, in which another driver may have claimed the job: then the column is its.
+        """
         if self.fields is None:
             return
         try:
+            if may_be_replaced:
+                self.run.check()
             if self._drop():
                 with suppress(RunCanceledError):  # a canceled run is not resumed
                     self.run.save_checkpoint(_CHECKPOINT_KEY, "null")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tiltyard.pipeline.datasource.reader import group_by_rows
 from tiltyard.pipeline.datasource.spark_types import batch_schema, cast_for_spark, spark_schema
-from tiltyard.pipeline.driver.private_variables import set_task_variables
+from tiltyard.pipeline.private_variables import set_task_variables
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import task_variables
 from tiltyard.pipeline.table_location import TableLocation

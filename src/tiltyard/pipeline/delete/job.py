@@ -22,7 +22,7 @@ from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
-from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import clean_message
 from tiltyard.pipeline.version_diff import diff_fragments, fragments_by_id, fragments_with_new_rows, group_fragments
 from tiltyard.pipeline.writing.commit import CommitConflictError, JobTable
@@ -40,7 +40,7 @@ _CHECKPOINT_KEY = "delete"
 @job("delete")
 def delete(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table to delete from."],
     *,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.jobs import RegisteredJob
     from tiltyard.pipeline.runs import Run
-    from tiltyard.pipeline.table_location import Connection
+    from tiltyard.pipeline.table_location import CatalogConnection
 
 log = logging.getLogger("tiltyard.pipeline")
 
@@ -62,7 +62,7 @@ class QueuedJob:
             arguments = {**arguments, "table": display(tuple(job["table"]))}
         return cls(job["id"], job["name"], arguments, spark, job["attempts"], job["status"], location)
 
-    def execute(self, run: Run, catalog: Connection, spark: SparkSession | None) -> Mapping[str, object]:
+    def execute(self, run: Run, catalog: CatalogConnection, spark: SparkSession | None) -> Mapping[str, object]:
         """Run the job's function, on no other table than its own; return the last figures. Raises what it raises."""
         job = find_job(self.name)
         arguments = job.validate(self.arguments)

@@ -28,10 +28,10 @@ from lance_namespace.errors import LanceNamespaceError
 from tiltyard.model.jobs import DRIVER, FORMER_ORDERS, ORDERS_FILE, UDFS
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive_job
-from tiltyard.pipeline.driver.private_variables import adopt_variables
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
 from tiltyard.pipeline.jobs import check_client_code_allowed, find_job
 from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.pipeline.private_variables import adopt_variables
 from tiltyard.pipeline.session import describe_application, spark_session
 from tiltyard.pipeline.spark_tasks import tune_allocator
 

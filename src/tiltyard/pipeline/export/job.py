@@ -17,7 +17,7 @@ from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.filesystem import absolute_path, list_files, write_file
 from tiltyard.pipeline.spark_tasks import run_tasks
-from tiltyard.pipeline.table_location import Connection, check_no_blobs
+from tiltyard.pipeline.table_location import CatalogConnection, check_no_blobs
 from tiltyard.pipeline.task_errors import RefusedError, clean_message
 from tiltyard.pipeline.version_diff import group_fragments
 
@@ -32,7 +32,7 @@ _CHECKPOINT_KEY = "version"
 @job("export")
 def export(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table to read."],
     destination: Annotated[str, "The folder to write, local or of an object store; it has to be empty."],

@@ -26,7 +26,7 @@ from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_inde
 from tiltyard.pipeline.indexes.tasks import IndexSpec, block_size
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 
 if TYPE_CHECKING:
     import lance
@@ -42,7 +42,7 @@ _CHECKPOINT_KEY = "index"
 @job("index")
 def index(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
     column: Annotated[str, "The column to index; one within a struct by its path (author.name)."],

@@ -28,9 +28,9 @@ from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
 from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
-from tiltyard.pipeline.sources.type_names import parse_type
+from tiltyard.pipeline.sources.type_syntax import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE, delete_fragment_files, fragment_files_exist
@@ -49,7 +49,7 @@ WITHDRAWN = "withdrawn"
 @job("ingest")
 def ingest(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
     table: Annotated[str, "The table to write."],

@@ -27,7 +27,7 @@ from tiltyard.pipeline.optimize.tasks import CompactFragments, ExtendIndex
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.filesystem import file_exists
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 
 if TYPE_CHECKING:
     import lance
@@ -44,7 +44,7 @@ _CHANGING_JOBS = ("backfill", "delete", "index", "upsert")
 @job("optimize")
 def optimize(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
     *,

@@ -30,7 +30,7 @@ from tiltyard.pipeline.plans.rows import (
 )
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sql.isolated_session import isolate_session
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.writing.options import count_written
 from tiltyard.publishing import PublishConflictError
 
@@ -45,7 +45,7 @@ _MAX_ATTEMPTS = 3
 @job("pipeline")
 def pipeline(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     plan: Annotated[str, "The plan, as JSON: `tiltyard pipeline run` makes it of a file."],
     *,
@@ -73,7 +73,7 @@ def pipeline(
     return _run_attempt(run, catalog, spark, parsed)
 
 
-def _run_attempt(run: Run, catalog: Connection, spark: SparkSession, plan: Plan) -> Mapping[str, object]:
+def _run_attempt(run: Run, catalog: CatalogConnection, spark: SparkSession, plan: Plan) -> Mapping[str, object]:
     """Run one attempt, or resume the last one."""
     publication = json.loads(run.checkpoints().get(_PUBLICATION_KEY, "null"))
     attempt = publication["attempt"] if publication else 1
@@ -99,7 +99,7 @@ def _run_attempt(run: Run, catalog: Connection, spark: SparkSession, plan: Plan)
 
 
 def _write_tables(
-    run: Run, attempt: int, catalog: Connection, spark: SparkSession, plan: Plan, steps: _StepCounter
+    run: Run, attempt: int, catalog: CatalogConnection, spark: SparkSession, plan: Plan, steps: _StepCounter
 ) -> list[WrittenTable]:
     """Write the rows of all tables; each is a view for the queries of those after it."""
     tables: list[WrittenTable] = []

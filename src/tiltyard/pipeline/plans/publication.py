@@ -20,7 +20,7 @@ from tiltyard.pipeline.indexes.job import validate_spec
 from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
 from tiltyard.pipeline.plans.model import IndexPlan
 from tiltyard.pipeline.plans.rows import WrittenTable
-from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.commit import RUN_PROPERTY, find_run_version
 from tiltyard.pipeline.writing.target_table import WriteMode, commit_first_version
@@ -54,7 +54,7 @@ class StagedTableLocation(TableLocation):
 
 def publish_tables(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     tables: Sequence[WrittenTable],
     bases: Mapping[str, int],

@@ -21,7 +21,7 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
 from tiltyard.pipeline.sql.isolated_session import quote_identifier
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist
 from tiltyard.pipeline.writing.options import check_written
@@ -94,7 +94,12 @@ class WrittenTable:
 
 
 def write_table(
-    run: TableRun, catalog: Connection, spark: SparkSession, name: str, plan: TablePlan, readable: Collection[str]
+    run: TableRun,
+    catalog: CatalogConnection,
+    spark: SparkSession,
+    name: str,
+    plan: TablePlan,
+    readable: Collection[str],
 ) -> WrittenTable:
     """Write and check the rows of a table, unless an earlier driver finished them in this attempt.
 
@@ -112,7 +117,7 @@ def write_table(
     return table
 
 
-def load_written_table(run: TableRun, catalog: Connection, name: str, plan: TablePlan) -> WrittenTable | None:
+def load_written_table(run: TableRun, catalog: CatalogConnection, name: str, plan: TablePlan) -> WrittenTable | None:
     """Return a table that this run has written; None if it was withdrawn.
 
     It tells whether the table was published: if not, its files may be deleted by now.
@@ -134,7 +139,7 @@ def _load_checkpoint(run: TableRun, name: str, plan: TablePlan, target: TargetTa
 
 def _write_rows(
     run: TableRun,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     name: str,
     plan: TablePlan,
@@ -167,7 +172,7 @@ def discard_tables(tables: Iterable[WrittenTable]) -> None:
 
 
 @contextmanager
-def readable_views(catalog: Connection, spark: SparkSession, plan: Plan) -> Iterator[dict[str, DataFrame]]:
+def readable_views(catalog: CatalogConnection, spark: SparkSession, plan: Plan) -> Iterator[dict[str, DataFrame]]:
     """Create views of the tables that the plan reads, for the block, each at its newest version."""
     views: dict[str, DataFrame] = {}
     try:

@@ -29,7 +29,7 @@ Parser = Callable[[bytes], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class CsvDialect:
     """How CSV is written: the delimiter, and the unquoted texts that mean null besides the empty one."""
 
     delimiter: str = ","
@@ -142,7 +142,7 @@ def read_header(head: bytes, delimiter: str, path: str) -> tuple[tuple[str, ...]
     return tuple(names), end
 
 
-def infer_csv_schema(data: bytes, names: Sequence[str], dialect: Dialect) -> pa.Schema:
+def infer_csv_schema(data: bytes, names: Sequence[str], dialect: CsvDialect) -> pa.Schema:
     """Infer the types of columns from whole records without the header; null for columns without a value."""
     parse_options = pyarrow.csv.ParseOptions(
         delimiter=dialect.delimiter, invalid_row_handler=lambda row: "skip", ignore_empty_lines=len(names) > 1
@@ -166,7 +166,7 @@ def _infer_column_type(values: pa.Array) -> pa.DataType:
 
 
 def make_csv_parser(
-    names: Sequence[str], schema: pa.Schema, dialect: Dialect, inferred: Collection[str] = ()
+    names: Sequence[str], schema: pa.Schema, dialect: CsvDialect, inferred: Collection[str] = ()
 ) -> Parser:
     """Make a parser of records with these columns; it returns those columns that the schema has.
 
@@ -224,7 +224,7 @@ def _read_options(data: bytes, names: Sequence[str]) -> pyarrow.csv.ReadOptions:
     return pyarrow.csv.ReadOptions(column_names=list(names), use_threads=False, block_size=len(data) + 1)
 
 
-def _convert_options(types: dict[str, pa.DataType], dialect: Dialect) -> pyarrow.csv.ConvertOptions:
+def _convert_options(types: dict[str, pa.DataType], dialect: CsvDialect) -> pyarrow.csv.ConvertOptions:
     return pyarrow.csv.ConvertOptions(
         column_types=types,
         include_columns=list(types),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import lance
 import pyarrow as pa
 
-from tiltyard.pipeline.sources.csv_records import Dialect
+from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
 from tiltyard.pipeline.sources.inspection import HEAD_BYTES, RANGE_BYTES, InspectedFile, InspectionTask, dialect_by_name
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
@@ -181,7 +181,7 @@ def _files_of_split(files: Sequence[FileInfo], options: SourceOptions) -> list[F
 
 def _file_source(format_: Format, files: Sequence[FileInfo], options: SourceOptions, inspect: Inspector) -> Source:
     """Merge the schemas of files of one format, with the columns of their folders."""
-    dialect = Dialect(options.delimiter, options.nulls) if options.delimiter else None
+    dialect = CsvDialect(options.delimiter, options.nulls) if options.delimiter else None
     task = InspectionTask(
         format_, tuple(files), options.storage, dialect, options.nulls, head_bytes=HEAD_BYTES, whole=options.multiline
     )

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from tiltyard.pipeline.sources import text_blocks
 from tiltyard.pipeline.sources.csv_records import (
     MAX_RECORD_BYTES,
-    Dialect,
+    CsvDialect,
     infer_csv_schema,
     read_header,
     split_records,
@@ -53,7 +53,7 @@ class InspectionTask:
     format: Format
     files: tuple[FileInfo, ...]
     storage: Mapping[str, str]
-    dialect: Dialect | None = None
+    dialect: CsvDialect | None = None
     nulls: tuple[str, ...] = ()
     head_bytes: int = HEAD_BYTES
     whole: bool = False
@@ -147,9 +147,9 @@ def _merge_csv_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
     )
 
 
-def dialect_by_name(file: FileInfo, nulls: tuple[str, ...]) -> Dialect:
+def dialect_by_name(file: FileInfo, nulls: tuple[str, ...]) -> CsvDialect:
     """Return the dialect of a CSV file by its name: tab-separated for .tsv."""
-    return Dialect("\t" if file.path.lower().removesuffix(".gz").endswith(".tsv") else ",", nulls)
+    return CsvDialect("\t" if file.path.lower().removesuffix(".gz").endswith(".tsv") else ",", nulls)
 
 
 def read_head(file: FileInfo, storage: Mapping[str, str], size: int = HEAD_BYTES) -> tuple[bytes, bool]:

@@ -22,7 +22,7 @@ import pyarrow.parquet
 from tiltyard.pipeline.sources import text_blocks
 from tiltyard.pipeline.sources.casts import ColumnMapping, cast_batch
 from tiltyard.pipeline.sources.csv_records import (
-    Dialect,
+    CsvDialect,
     count_line_breaks,
     make_csv_parser,
     parse_records,
@@ -69,7 +69,7 @@ class Piece:
     part: tuple[int, ...] = ()
     partition_values: tuple[str | None, ...] = ()
     names: tuple[str, ...] = ()
-    dialect: Dialect | None = None
+    dialect: CsvDialect | None = None
 
     @property
     def key(self) -> str:
@@ -89,7 +89,7 @@ class SourceReader:
     format: Format
     schema: pa.Schema
     storage: Mapping[str, str]
-    dialect: Dialect = field(default_factory=Dialect)
+    dialect: CsvDialect = field(default_factory=CsvDialect)
     partitions: tuple[str, ...] = ()
     inferred: frozenset[str] = frozenset()
     number_fields: frozenset[str] = frozenset()

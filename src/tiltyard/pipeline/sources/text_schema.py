@@ -8,13 +8,13 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.csv_records import Dialect
+from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.inspection import InspectedFile
 from tiltyard.pipeline.sources.json_lines import infer_json_schema
 from tiltyard.pipeline.sources.readers import Format, SourceReader
 from tiltyard.pipeline.sources.schema_merge import FileSchema, SchemaMode, check_column_names, merge_schemas
 from tiltyard.pipeline.sources.type_inference import JsonProfile, merge_inferred_types
-from tiltyard.pipeline.sources.type_names import format_type
+from tiltyard.pipeline.sources.type_syntax import format_type
 from tiltyard.pipeline.task_errors import RefusedError
 
 _MAX_COLUMNS_SHOWN = 100
@@ -23,7 +23,7 @@ Types = Mapping[str, pa.DataType]
 
 
 def csv_reader(
-    files: Sequence[InspectedFile], mode: SchemaMode, types: Types, dialect: Dialect, storage: Mapping[str, str]
+    files: Sequence[InspectedFile], mode: SchemaMode, types: Types, dialect: CsvDialect, storage: Mapping[str, str]
 ) -> SourceReader:
     """Make a reader of CSV: the columns of all files, string where their inferred types differ. Raises RefusedError."""
     chosen = {name: dtype for name, dtype in types.items() if _is_parsed_directly(dtype)}

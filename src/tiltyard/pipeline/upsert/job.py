@@ -30,9 +30,9 @@ from tiltyard.pipeline.sources.discovery import TASK_BYTES, Source, SourceOption
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
-from tiltyard.pipeline.sources.type_names import parse_type
+from tiltyard.pipeline.sources.type_syntax import parse_type
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.upsert.tasks import (
     MAX_KEYS_IN_MEMORY,
@@ -70,7 +70,7 @@ MAX_ROWS_AT_COMMIT = 500_000
 @job("upsert")
 def upsert(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
     table: Annotated[str, "The table to change."],

@@ -26,7 +26,7 @@ from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.sql.isolated_session import isolate_session
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.views.planning import RefreshOptions, RefreshPlan, decide, split_into_parts
 from tiltyard.pipeline.views.query_analysis import (
@@ -59,7 +59,7 @@ _MAX_TRIES = 20
 @job("refresh")
 def refresh(
     run: Run,
-    catalog: Connection,
+    catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The view."],
     *,
@@ -104,7 +104,7 @@ class _Refresh:
     """A refresh in progress."""
 
     run: Run
-    catalog: Connection
+    catalog: CatalogConnection
     spark: SparkSession
     job_table: JobTable
     definition: ViewDefinition

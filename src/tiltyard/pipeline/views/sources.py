@@ -17,7 +17,7 @@ from lance_namespace.errors import (
 from tiltyard.model.table_history import read_transaction
 from tiltyard.model.view_definitions import SourceVersion
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.table_location import Connection, TableLocation
+from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.version_diff import fragments_by_id, is_same_fragment
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SourceTable:
 
 
 def pin_sources(
-    catalog: Connection, names: Collection[str], allowed: Mapping[str, str] | None, version: int | None
+    catalog: CatalogConnection, names: Collection[str], allowed: Mapping[str, str] | None, version: int | None
 ) -> dict[str, SourceTable]:
     """Open tables at the versions that they have at one moment; with `version`, a single table at that version.
 
@@ -72,7 +72,7 @@ def pin_sources(
     raise ConcurrentModificationError(f"The tables {', '.join(names)} change all the time: run the job again.")
 
 
-def reopen_sources(catalog: Connection, origins: Mapping[str, SourceVersion]) -> dict[str, SourceTable] | None:
+def reopen_sources(catalog: CatalogConnection, origins: Mapping[str, SourceVersion]) -> dict[str, SourceTable] | None:
     """Open the versions that an earlier driver pinned; None if one no longer exists. Raises PermissionDeniedError."""
     allowed = {name: origin.location for name, origin in origins.items()}
     try:
@@ -81,7 +81,9 @@ def reopen_sources(catalog: Connection, origins: Mapping[str, SourceVersion]) ->
         return None
 
 
-def _open_source(catalog: Connection, name: str, allowed: Mapping[str, str] | None, version: int | None) -> SourceTable:
+def _open_source(
+    catalog: CatalogConnection, name: str, allowed: Mapping[str, str] | None, version: int | None
+) -> SourceTable:
     table = catalog_client.table(catalog, name)
     location = table.location()
     if allowed is not None and allowed.get(name) != location.uri:
@@ -89,7 +91,7 @@ def _open_source(catalog: Connection, name: str, allowed: Mapping[str, str] | No
     return SourceTable(name, location, table.dataset(version))
 
 
-def _is_latest(catalog: Connection, source: SourceTable) -> bool:
+def _is_latest(catalog: CatalogConnection, source: SourceTable) -> bool:
     return int(catalog_client.table(catalog, source.name).dataset().version) == int(source.dataset.version)
 
 

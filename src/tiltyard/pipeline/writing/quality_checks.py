@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiltyard.pipeline.driver.private_variables import set_task_variables
+from tiltyard.pipeline.private_variables import set_task_variables
 from tiltyard.pipeline.spark_tasks import task_variables
 from tiltyard.pipeline.table_location import TableLocation
 from tiltyard.pipeline.task_errors import RefusedError

@@ -1,4 +1,4 @@
-"""What is logged of storages and databases that fail: each cause once a minute, with its root and no secret."""
+"""The log of outages: each cause once a minute, with its root and without secrets."""
 
 from __future__ import annotations
 
@@ -48,18 +48,20 @@ def test_report_logs_a_cause_once_a_minute_however_it_is_worded(caplog: pytest.L
     assert caplog.messages[2] == caplog.messages[0]
 
 
-def test_report_takes_requests_for_many_objects_for_one_cause(caplog: pytest.LogCaptureFixture) -> None:
+def test_report_of_many_objects_is_one_cause(caplog: pytest.LogCaptureFixture) -> None:
     outages = OutageLog(ROOTS, "sqlite:////data/c.db")
     for number in range(300):
         url = f"http://s3:9000/lake/tables/t{number}.lance"
-        words = f"Generic S3 error: GET {url} in {number}ms: refused\n\nDebug source:\nx"
-        outages.report(caused(StorageUnavailableError("away", "s3://lake/tables/t"), OSError(words)))
-    said = "the root s3://lake/tables fails: Generic S3 error: GET http://s3:9000/lake/tables/t0.lance in 0ms: refused"
-    assert caplog.messages == [said]
+        message = f"Generic S3 error: GET {url} in {number}ms: refused\n\nDebug source:\nx"
+        outages.report(caused(StorageUnavailableError("away", "s3://lake/tables/t"), OSError(message)))
+    expected = (
+        "the root s3://lake/tables fails: Generic S3 error: GET http://s3:9000/lake/tables/t0.lance in 0ms: refused"
+    )
+    assert caplog.messages == [expected]
 
 
 @pytest.mark.parametrize(
-    ("error", "cause", "said"),
+    ("error", "cause", "expected"),
     [
         (StorageUnavailableError("x", "/data/inner/t.lance"), OSError(FULL), "the root /data/inner fails: "),
         (StorageUnavailableError("x", "file:///data/t.lance"), OSError(FULL), "the root /data fails: "),
@@ -83,15 +85,15 @@ def test_report_takes_requests_for_many_objects_for_one_cause(caplog: pytest.Log
         ),
     ],
 )
-def test_report_names_the_root_and_the_systems_own_words(
-    caplog: pytest.LogCaptureFixture, error: LanceNamespaceError, cause: BaseException, said: str
+def test_report_has_the_root_and_the_systems_message(
+    caplog: pytest.LogCaptureFixture, error: LanceNamespaceError, cause: BaseException, expected: str
 ) -> None:
     OutageLog(ROOTS, "postgresql://me:password@db:5432/t?sslmode=require").report(caused(error, cause))
     [message] = caplog.messages
-    assert said in message and "secret" not in message and "password" not in message and "\n" not in message
+    assert expected in message and "secret" not in message and "password" not in message and "\n" not in message
 
 
-def test_report_leaves_out_what_a_request_has_caused(caplog: pytest.LogCaptureFixture) -> None:
+def test_report_ignores_errors_of_requests(caplog: pytest.LogCaptureFixture) -> None:
     outages = OutageLog(ROOTS, "sqlite:////data/c.db")
     outages.report(ValueError("a mistake"))
     outages.report(caused(InvalidInputError("x"), ValueError("y")))
@@ -100,7 +102,7 @@ def test_report_leaves_out_what_a_request_has_caused(caplog: pytest.LogCaptureFi
     assert caplog.messages == []
 
 
-def test_report_keeps_few_causes(caplog: pytest.LogCaptureFixture) -> None:
+def test_report_bounds_the_causes_in_memory(caplog: pytest.LogCaptureFixture) -> None:
     outages = OutageLog(ROOTS, "sqlite:////data/c.db")
     for number in range(1000):
         outages.report(caused(ServiceUnavailableError("x"), OSError(f"os error {number}")))

@@ -1,4 +1,4 @@
-"""Policies that open one folder, and credentials that many callers share."""
+"""Policies for one folder, and credentials that callers share."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def test_cve_2026_42810_s3_policy_of_any_name_opens_that_folder_alone(mine: str,
     assert not allows(policy, "s3:GetObject", f"arn:aws:s3:::lake2/{folder.path}/x", None)
 
 
-def test_s3_policy_says_what_reading_and_writing_are() -> None:
-    reading, writing = (json.loads(s3_policy(FOLDER, ROLE, writable=one))["Statement"] for one in (False, True))
+def test_s3_policy_of_readers_and_writers() -> None:
+    reading, writing = (
+        json.loads(s3_policy(FOLDER, ROLE, writable=writable))["Statement"] for writable in (False, True)
+    )
     assert reading[0] == {
         "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": "arn:aws:s3:::lake/tables/t/*"
     }  # fmt: skip
@@ -62,11 +64,11 @@ def test_s3_policy_follows_the_partition_and_the_key_of_the_bucket() -> None:
     assert other[0]["Resource"].startswith("arn:aws:s3:::lake/")
 
 
-def test_s3_literal_escapes_what_iam_reads() -> None:
+def test_s3_literal_escapes_wildcards_and_variables() -> None:
     assert s3_literal("a*b?c${aws:username}") == "a${*}b${?}c${$}{aws:username}"
 
 
-def test_gcs_condition_quotes_names_and_closes_the_folder() -> None:
+def test_gcs_condition_quotes_names_and_has_a_trailing_slash() -> None:
     assert gcs_condition(FOLDER) == (
         'resource.name.startsWith("projects/_/buckets/lake/objects/tables/t/") || '
         'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("tables/t/")'
@@ -93,12 +95,12 @@ def test_folder_of_azure_leaves_the_host_out() -> None:
 
 
 class Provider:
-    """A vendor that counts, waits until told, and fails when told."""
+    """A vendor that counts its calls, blocks while `go` is unset, and fails while `down`."""
 
     def __init__(self) -> None:
         self.now = 0
         self.calls: list[tuple[Folder, bool]] = []
-        self.asked = threading.Semaphore(0)
+        self.called = threading.Semaphore(0)
         self.go = threading.Event()
         self.go.set()
         self.down = False
@@ -106,7 +108,7 @@ class Provider:
 
     def vend(self, folder: Folder, *, writable: bool) -> Credentials:
         self.calls.append((folder, writable))
-        self.asked.release()
+        self.called.release()
         assert self.go.wait(30)
         if self.down:
             raise ServiceUnavailableError("down")
@@ -116,41 +118,41 @@ class Provider:
         return self.cache.vend(FOLDER, writable=writable).options["key"]
 
 
-def test_shared_many_callers_at_once_are_one_call() -> None:
+def test_credential_cache_concurrent_callers_are_one_call() -> None:
     provider = Provider()
     provider.go.clear()
     with ThreadPoolExecutor(32) as pool:
         waiting = [pool.submit(provider.key) for _ in range(32)]
-        assert provider.asked.acquire(timeout=30)
+        assert provider.called.acquire(timeout=30)
         provider.go.set()
-        assert {one.result(30) for one in waiting} == {"k1"}
+        assert {future.result(30) for future in waiting} == {"k1"}
     assert provider.calls == [(FOLDER, False)]
 
 
-def test_shared_reading_and_writing_and_other_folders_are_apart() -> None:
+def test_credential_cache_separates_reading_writing_and_folders() -> None:
     provider = Provider()
     provider.cache.vend(Folder("lake", "tables/t2"), writable=False)
     assert (provider.key(), provider.key(writable=True), provider.key(), len(provider.calls)) == ("k2", "k3", "k2", 3)
 
 
-def test_shared_is_renewed_five_minutes_before_the_end_while_others_go_on() -> None:
+def test_credential_cache_renews_five_minutes_before_expiry_while_others_use_the_cached() -> None:
     provider = Provider()
     assert provider.key() == "k1"
     provider.now = HOUR - 5 * 60_000 - 1
     assert provider.key() == "k1"
     provider.now += 1
     provider.go.clear()
-    assert provider.asked.acquire(timeout=30)  # that of the first
+    assert provider.called.acquire(timeout=30)  # that of the first
     with ThreadPoolExecutor(1) as pool:
         renewing = pool.submit(provider.key)
-        assert provider.asked.acquire(timeout=30)
+        assert provider.called.acquire(timeout=30)
         assert provider.key() == "k1"  # still good, and nobody waits
         provider.go.set()
         assert renewing.result(30) == "k2" == provider.key()
     assert len(provider.calls) == 2
 
 
-def test_shared_a_provider_that_is_down_leaves_what_is_good_and_fails_all_who_wait_after() -> None:
+def test_credential_cache_of_a_provider_that_is_down_uses_valid_ones_and_then_fails_all_callers() -> None:
     provider = Provider()
     provider.key()
     provider.now, provider.down = HOUR - 4 * 60_000, True
@@ -160,12 +162,12 @@ def test_shared_a_provider_that_is_down_leaves_what_is_good_and_fails_all_who_wa
         provider.key()
     provider.go.clear()
     for _ in provider.calls:
-        assert provider.asked.acquire(timeout=30)
+        assert provider.called.acquire(timeout=30)
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(provider.key) for _ in range(8)]
-        assert provider.asked.acquire(timeout=30)
+        assert provider.called.acquire(timeout=30)
         provider.go.set()
-        assert {type(one.exception(30)) for one in waiting} == {ServiceUnavailableError}
+        assert {type(future.exception(30)) for future in waiting} == {ServiceUnavailableError}
     provider.down = False
     assert provider.key().startswith("k")
 

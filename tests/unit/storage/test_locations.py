@@ -1,4 +1,4 @@
-"""Where tables may lie, on local disks."""
+"""Locations of tables: one spelling each, below the roots, and what the storage does there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, PermissionDeniedError
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.config import Settings
 from tiltyard.storage import Storage, StorageError
@@ -19,13 +19,13 @@ from tiltyard.storage.locations import check_table_location, new_folder_name, wi
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     roots = tmp_path / "more", tmp_path / "data" / "inner" / "deep"
-    found = Storage(Settings(root=str(tmp_path / "data"), allowed_roots=tuple(map(str, roots))))
-    found.prepare()
-    return found
+    storage = Storage(Settings(root=str(tmp_path / "data"), allowed_roots=tuple(map(str, roots))))
+    storage.prepare()
+    return storage
 
 
 @given(st.text(min_size=1, max_size=256))
-def test_new_folder_any_name_is_plain_and_unique(name: str) -> None:
+def test_new_folder_name_of_any_name_is_plain_and_unique(name: str) -> None:
     folders = {new_folder_name((name,)) for _ in range(2)}
     assert len(folders) == 2
     for folder in folders:
@@ -94,28 +94,28 @@ def test_check_location_whatever_is_given_is_below_a_root_or_refused(storage: St
         (root / "link").symlink_to(root.parent / "more")
         (root / "out").symlink_to(root.parent / "out")
     try:
-        found = storage.check_location(start.format(root=root) + aim)
+        location = storage.check_location(start.format(root=root) + aim)
     except InvalidInputError:
         return
-    assert os.path.realpath(found) == found and os.path.normpath(found) == found
-    below = [Path(other) for other in (root, root.parent / "more") if Path(other) in Path(found).parents]
-    assert below and Path(found) not in (root / "inner", root / "inner" / "deep")
-    assert not any(parent.name.endswith(".lance") for parent in Path(found).parents)
-    assert storage.check_location(found) == found
-    assert storage.check_location(found + "/") == found
+    assert os.path.realpath(location) == location and os.path.normpath(location) == location
+    below = [Path(other) for other in (root, root.parent / "more") if Path(other) in Path(location).parents]
+    assert below and Path(location) not in (root / "inner", root / "inner" / "deep")
+    assert not any(parent.name.endswith(".lance") for parent in Path(location).parents)
+    assert storage.check_location(location) == location
+    assert storage.check_location(location + "/") == location
 
 
 @given(st.sampled_from(["s3://lake/tables", "gs://lake/tables", "az://lake/tables"]), AIMS)
-def test_check_below_whatever_is_given_on_object_stores_is_below_the_root_or_refused(root: str, aim: str) -> None:
+def test_check_table_location_of_anything_on_object_stores_is_below_the_root_or_refused(root: str, aim: str) -> None:
     for start in (root, f"{root}/", root.upper() + "/"):
         try:
-            found = check_table_location(start + aim, (root,))
+            location = check_table_location(start + aim, (root,))
         except InvalidInputError:
             continue
-        assert found.startswith(f"{root}/") and not found.endswith("/")
-        assert not {"", ".", ".."} & set(found.partition("://")[2].split("/"))
-        assert not set("%?#\\") & set(found) and unicodedata.normalize("NFKC", found) == found
-        assert check_table_location(found, (root,)) == found
+        assert location.startswith(f"{root}/") and not location.endswith("/")
+        assert not {"", ".", ".."} & set(location.partition("://")[2].split("/"))
+        assert not set("%?#\\") & set(location) and unicodedata.normalize("NFKC", location) == location
+        assert check_table_location(location, (root,)) == location
 
 
 @pytest.mark.parametrize(
@@ -128,24 +128,24 @@ def test_check_below_whatever_is_given_on_object_stores_is_below_the_root_or_ref
         "s3://lake/tables/\uff0e\uff0e/t", "s3://lake/tables/\uff54", "s3://\u24dbake/tables/t",
     ],
 )  # fmt: skip
-def test_check_below_siblings_and_other_spellings_on_object_stores_are_refused(location: str) -> None:
+def test_check_table_location_siblings_and_other_spellings_on_object_stores_are_refused(location: str) -> None:
     with pytest.raises(InvalidInputError):
         check_table_location(location, ("s3://lake/tables",))
 
 
-def test_check_below_look_alikes_are_places_of_their_own() -> None:
+def test_check_table_location_look_alikes_are_different_locations() -> None:
     latin, cyrillic = "s3://lake/tables/table", "s3://lake/tables/t\u0430ble"
     assert check_table_location(cyrillic, ("s3://lake/tables",)) == cyrillic != latin
     with pytest.raises(InvalidInputError):
         check_table_location("s3://lake/t\u0430bles/t", ("s3://lake/tables",))
 
 
-def test_check_below_azure_hosts_have_one_spelling() -> None:
+def test_check_table_location_azure_hosts_have_one_spelling() -> None:
     root = "abfss://lake@account.dfs.core.windows.net/tables"
     assert check_table_location("ABFSS://Lake@Account.DFS.core.windows.net/tables/t/", (root,)) == f"{root}/t"
 
 
-def test_as_on_disk_folders_have_the_spelling_of_the_disk(tmp_path: Path) -> None:
+def test_with_existing_case_folders_have_the_spelling_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "Films" / "Old").mkdir(parents=True)
     for given_name in ("Films/Old/t", "films/old/t", "FILMS/OLD/t"):
         assert with_existing_case(f"{tmp_path}/{given_name}", str(tmp_path)) == f"{tmp_path}/Films/Old/t"
@@ -207,50 +207,9 @@ def test_probe_leaves_nothing(storage: Storage) -> None:
     assert list(Path(storage.root).iterdir()) == before
 
 
-def staged(storage: Storage, location: str, content: bytes, name: str) -> str:
-    path = f"{location}/_versions/7.manifest-{name}"
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_bytes(content)
-    return path
-
-
-def test_finalize_manifest_twice_is_once_and_another_is_a_conflict(storage: Storage) -> None:
-    location = storage.new_location(("t",))
-    first, second = staged(storage, location, b"one", "a"), staged(storage, location, b"two", "b")
-    final = f"{location}/_versions/7.manifest"
-    done = storage.manifests.finalize(location, first.lstrip("/"), final.lstrip("/"))
-    assert storage.manifests.finalize(location, first, final) == done == storage.stat(location, "_versions/7.manifest")
-    with pytest.raises(ConcurrentModificationError):
-        storage.manifests.finalize(location, second, final)
-    assert Path(final).read_bytes() == b"one"
-    assert not Path(first).exists()
-    assert storage.has_table(location)
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("/etc/passwd", "_versions/7.manifest"),
-        ("../x/_versions/7.manifest-a", "_versions/7.manifest"),
-        ("_versions/7.manifest-a", "../x/_versions/7.manifest"),
-        ("data/7.manifest-a", "_versions/7.manifest"),
-        ("_versions/7.manifest-a", "_versions/../../7.manifest"),
-        ("_versions/7.manifest-a", "_versions/7.txt"),
-        ("s3://b/_versions/7.manifest-a", "_versions/7.manifest"),
-        ("_versions/8.manifest-none", "_versions/8.manifest"),
-        ("_versions/%2e%2e/7.manifest-a", "_versions/7.manifest"),
-    ],
-)
-def test_finalize_manifest_other_files_are_refused(storage: Storage, source: str, target: str) -> None:
-    location = storage.new_location(("t",))
-    staged(storage, location, b"one", "a")
-    with pytest.raises(InvalidInputError):
-        storage.manifests.finalize(location, source, target)
-
-
 @pytest.mark.parametrize("name", ["a" * 256, "ä" * 128, "/".join(["a" * 200] * 30)])
 @pytest.mark.parametrize("start", ["/root/", "s3://bucket/root/", "file:///root/"])
-def test_location_that_is_longer_than_storage_takes_is_refused(start: str, name: str) -> None:
+def test_check_table_location_too_long_for_a_storage_is_refused(start: str, name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"more than \d+ bytes"):
         check_table_location(f"{start}{name}", ["/root", "s3://bucket/root"])
     assert check_table_location(f"{start}{'a' * 255}", ["/root", "s3://bucket/root"]).endswith("a" * 255)

@@ -1,7 +1,7 @@
-"""Credentials of Azure and Google: what their real libraries ask for, and that Lance sends what it is given.
+"""Credentials of Azure and Google: the requests of their real libraries, and that Lance sends the credentials.
 
-Whether they are kept to is not seen here: Azurite takes signatures for containers and blobs and none for directories,
-and emulators of Google's storage ask for no token.
+Enforcement is not tested here: Azurite accepts signatures for containers and blobs but none for directories, and
+emulators of Google's storage require no token.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from azure.core.credentials import AccessToken
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from lance_namespace.errors import ServiceUnavailableError
-from tests.services.clouds import Clouds, clouds
 
+from tests.services.clouds import Clouds, clouds
 from tiltyard.model.settings.storages import NamedStorage, Secrets
 from tiltyard.storage.vending import Folder
 from tiltyard.storage.vending.azure import AzureVendor
@@ -48,23 +48,23 @@ def azure(cloud: Clouds, **fields: object) -> AzureVendor:
 
 @pytest.mark.parametrize(("writable", "permissions"), [(False, "rl"), (True, "racwdlm")])
 def test_azure_signature_is_for_one_directory_and_a_while(cloud: Clouds, writable: bool, permissions: str) -> None:
-    made = azure(cloud, lifetime=900).vend(FOLDER, writable=writable)
-    [asked] = cloud.asked
-    assert (asked.method, asked.host) == ("POST", "account.blob.core.windows.net")
-    assert asked.query == {"restype": "service", "comp": "userdelegationkey"}
-    assert asked.headers["authorization"] == "Bearer of the host"
-    token = {name: values[0] for name, values in parse_qs(made.options["azure_storage_sas_token"]).items()}
+    credentials = azure(cloud, lifetime=900).vend(FOLDER, writable=writable)
+    [request] = cloud.asked
+    assert (request.method, request.host) == ("POST", "account.blob.core.windows.net")
+    assert request.query == {"restype": "service", "comp": "userdelegationkey"}
+    assert request.headers["authorization"] == "Bearer of the host"
+    token = {name: values[0] for name, values in parse_qs(credentials.options["azure_storage_sas_token"]).items()}
     assert (token["sr"], token["sdd"], token["sp"], token["spr"]) == ("d", "2", permissions, "https")
     assert (token["skoid"], token["sktid"]) == ("the-server", "the-tenant")
-    assert made.expires_at == NOW + 900_000 and token["se"] == token["ske"]
-    assert token["se"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(made.expires_at // 1000))
+    assert credentials.expires_at == NOW + 900_000 and token["se"] == token["ske"]
+    assert token["se"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(credentials.expires_at // 1000))
 
 
 def test_azure_signature_of_another_folder_is_another(cloud: Clouds) -> None:
     vendor = azure(cloud)
     folders = [Folder("lake", "a/t"), Folder("lake", "a/t2"), Folder("lake", "b/t"), Folder("lake2", "a/t")]
-    made = [vendor.vend(folder, writable=False).options["azure_storage_sas_token"] for folder in folders]
-    assert len({parse_qs(token)["sig"][0] for token in made}) == len(folders)
+    credentials = [vendor.vend(folder, writable=False).options["azure_storage_sas_token"] for folder in folders]
+    assert len({parse_qs(token)["sig"][0] for token in credentials}) == len(folders)
 
 
 def key() -> str:
@@ -92,7 +92,7 @@ def google(cloud: Clouds, role: str = "", lifetime: int = 3600) -> GoogleVendor:
 
 @pytest.mark.parametrize(("writable", "permission"), [(False, "objectViewer"), (True, "objectUser")])
 def test_google_token_is_narrowed_to_the_folder(cloud: Clouds, writable: bool, permission: str) -> None:
-    made = google(cloud).vend(FOLDER, writable=writable)
+    credentials = google(cloud).vend(FOLDER, writable=writable)
     source, exchange = cloud.asked
     assert (source.host, exchange.host) == ("oauth2.googleapis.com", "sts.googleapis.com")
     assert exchange.form["subject_token"] == "wide"
@@ -102,9 +102,9 @@ def test_google_token_is_narrowed_to_the_folder(cloud: Clouds, writable: bool, p
     assert rule["availablePermissions"] == [f"inRole:roles/storage.{permission}"]
     expression = rule["availabilityCondition"]["expression"]
     assert 'startsWith("projects/_/buckets/lake/objects/tables/it\'s \\"t\\"/")' in expression
-    assert made.options == {"google_storage_token": "narrowed"}
+    assert credentials.options == {"google_storage_token": "narrowed"}
     now = time.time() * 1000  # by which Google's library reckons
-    assert now + 3_500_000 < made.expires_at <= now + 3_700_000
+    assert now + 3_500_000 < credentials.expires_at <= now + 3_700_000
 
 
 def test_google_role_is_taken_on_first_for_the_lifetime(cloud: Clouds) -> None:
@@ -124,19 +124,19 @@ def test_providers_that_refuse_are_503_without_what_they_said(cloud: Clouds) -> 
 
 
 def test_lance_sends_the_signature_to_azure(cloud: Clouds) -> None:
-    made = azure(cloud).vend(Folder("lake", "t"), writable=False)
+    credentials = azure(cloud).vend(Folder("lake", "t"), writable=False)
     place = {"azure_storage_endpoint": cloud.url, "azure_storage_account_name": "account", "allow_http": "true"}
     with pytest.raises(ValueError, match="404 Not Found"):
-        lance.dataset("az://lake/t", storage_options={**place, **made.options})
+        lance.dataset("az://lake/t", storage_options={**place, **credentials.options})
     sent = [one for one in cloud.asked if one.method == "GET"]
-    wanted = {name: values[0] for name, values in parse_qs(made.options["azure_storage_sas_token"]).items()}
+    wanted = {name: values[0] for name, values in parse_qs(credentials.options["azure_storage_sas_token"]).items()}
     assert sent and all(one.query.items() >= wanted.items() for one in sent)
 
 
 def test_lance_sends_the_token_to_google(cloud: Clouds) -> None:
-    made = google(cloud).vend(Folder("lake", "t"), writable=False)
+    credentials = google(cloud).vend(Folder("lake", "t"), writable=False)
     place = {"google_base_url": cloud.url, "allow_http": "true"}
     with pytest.raises(ValueError, match="404 Not Found"):
-        lance.dataset("gs://lake/t", storage_options={**place, **made.options})
+        lance.dataset("gs://lake/t", storage_options={**place, **credentials.options})
     sent = [one for one in cloud.asked if one.method == "GET"]
     assert sent and all(one.headers["authorization"] == "Bearer narrowed" for one in sent)

@@ -1,4 +1,4 @@
-"""Faults strike where the variable says, and nowhere else."""
+"""Faults trigger at the points that the variable names, and at no others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_reach_without_variable_passes() -> None:
 
 
 def test_parse_of_entries_gives_faults_by_point() -> None:
-    found = failpoints.parse("before_record, after_record=raise,before_answer=hold@/tmp/x")
-    assert found == {
+    faults = failpoints.parse("before_record, after_record=raise,before_answer=hold@/tmp/x")
+    assert faults == {
         Point.BEFORE_RECORD: Fault(Action.KILL, None),
         Point.AFTER_RECORD: Fault(Action.RAISE, None),
         Point.BEFORE_ANSWER: Fault(Action.HOLD, Path("/tmp/x")),
@@ -34,7 +34,7 @@ def test_parse_of_unknown_words_is_refused(text: str) -> None:
         failpoints.parse(text)
 
 
-def test_strike_with_file_strikes_once(tmp_path: Path) -> None:
+def test_trigger_with_file_triggers_once(tmp_path: Path) -> None:
     file = tmp_path / "armed"
     fault = Fault(Action.RAISE, file)
     fault.trigger(Point.BEFORE_RECORD)
@@ -44,15 +44,15 @@ def test_strike_with_file_strikes_once(tmp_path: Path) -> None:
     fault.trigger(Point.BEFORE_RECORD)
 
 
-def test_strike_unavailable_raises_what_a_lost_database_raises() -> None:
+def test_trigger_unavailable_raises_the_error_of_a_lost_database() -> None:
     with pytest.raises(ServiceUnavailableError):
         Fault(Action.UNAVAILABLE, None).trigger(Point.AFTER_RECORD)
 
 
-def test_strike_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:
+def test_trigger_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "held"
     file.touch()
-    waiting = threading.Thread(target=Fault(Action.HOLD, file).strike, args=(Point.BEFORE_ANSWER,))
+    waiting = threading.Thread(target=Fault(Action.HOLD, file).trigger, args=(Point.BEFORE_ANSWER,))
     waiting.start()
     while not (tmp_path / "held.reached").exists():
         assert waiting.is_alive()
@@ -65,5 +65,5 @@ def test_strike_hold_waits_until_the_file_is_gone(tmp_path: Path) -> None:
 def test_reach_with_kill_ends_the_process() -> None:
     code = "from tiltyard.runtime.failpoints import Point, reach; reach(Point.AFTER_FINALIZE); print('alive')"
     environ = {"TILTYARD_FAULT": "after_finalize", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False, timeout=30)
-    assert (done.returncode, done.stdout) == (-9, b"")
+    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False, timeout=30)
+    assert (result.returncode, result.stdout) == (-9, b"")

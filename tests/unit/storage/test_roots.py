@@ -1,4 +1,4 @@
-"""Storages by name: what may be said of them, and that secrets stay where they are."""
+"""Named storages: their settings and options, and that secrets do not leak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tiltyard.config import ConfigError, Settings, load_settings
-from tiltyard.model.storage_settings import NamedStorage
+from tiltyard.model.settings.storages import NamedStorage
 from tiltyard.storage import Storage, StorageError
 
 ROLE = "arn:aws:iam::1:role/r"
@@ -23,11 +23,11 @@ def load(tmp_path: Path, text: str) -> Settings:
 
 
 def test_load_settings_storages_from_a_file_and_a_variable(tmp_path: Path) -> None:
-    found = load(tmp_path, '[storage.lake]\nuri = "s3://lake"\ncredentials = { aws_access_key_id = "env:KEY" }\n')
-    assert found.storage["lake"].credentials == {"aws_access_key_id": "env:KEY"}
-    text = msgspec.json.encode({"lake": found.storage["lake"]}).decode()
-    assert load_settings({}, environ={"TILTYARD_STORAGE": text}) == found
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Settings) == found  # how workers get them
+    settings = load(tmp_path, '[storage.lake]\nuri = "s3://lake"\ncredentials = { aws_access_key_id = "env:KEY" }\n')
+    assert settings.storage["lake"].credentials == {"aws_access_key_id": "env:KEY"}
+    text = msgspec.json.encode({"lake": settings.storage["lake"]}).decode()
+    assert load_settings({}, environ={"TILTYARD_STORAGE": text}) == settings
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings  # how workers get them
 
 
 @pytest.mark.parametrize(

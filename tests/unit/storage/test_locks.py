@@ -1,0 +1,58 @@
+"""Locks between threads and processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from lance_namespace.errors import ConcurrentModificationError
+
+from tiltyard.storage.locks import Locks
+
+
+def test_hold_is_exclusive_between_threads() -> None:
+    locks, holders, counts = Locks(), [], []
+
+    def work() -> None:
+        with locks.hold("a", 10):
+            holders.append(1)
+            counts.append(len(holders))
+            time.sleep(0.001)
+            holders.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [1] * 16
+
+
+def test_hold_after_its_timeout_is_a_conflict() -> None:
+    locks = Locks()
+    with locks.hold("a", 1), pytest.raises(ConcurrentModificationError), locks.hold("a", 0.01):
+        pass
+    with locks.hold("a", 1), locks.hold("b", 1):
+        pass
+
+
+def _increment(path: str) -> None:
+    for _ in range(50):
+        with Locks().hold("a", 20):
+            value = int(Path(path).read_text())
+            Path(path).write_text(str(value + 1))
+
+
+def test_hold_is_exclusive_between_processes(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_increment, args=(str(counter),)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert counter.read_text() == "100"

@@ -1,4 +1,4 @@
-"""Backfill: every row has its value at the end, computed once, whoever else writes meanwhile."""
+"""Backfill: in the end every row has its value, computed once, beside concurrent writers."""
 
 from __future__ import annotations
 
@@ -169,7 +169,12 @@ def test_backfill_that_fails_or_is_canceled_leaves_no_column_of_its_own_without_
 
 @pytest.mark.parametrize("canceled", [False, True])
 def test_backfill_that_ends_with_an_outage_drops_its_empty_column_unless_the_job_may_be_anothers(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch, canceled: bool
+    spark: SparkSession,
+    catalog: CatalogConnection,
+    found: Table,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    canceled: bool,
 ) -> None:
     run = LocalRun()
 

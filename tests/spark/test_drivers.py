@@ -1,4 +1,4 @@
-"""The runner: queued jobs, and worker processes that run them by drivers; workers and drivers killed."""
+"""The worker's drivers: queued jobs run in driver processes; workers and drivers are killed."""
 
 from __future__ import annotations
 

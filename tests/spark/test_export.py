@@ -1,4 +1,4 @@
-"""Export through a running server: the same rows, a manifest that comes last, one version whatever others do."""
+"""Export through a running server: the same rows, a manifest that is written last, one version beside writers."""
 
 from __future__ import annotations
 

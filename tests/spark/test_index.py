@@ -1,4 +1,4 @@
-"""Index and optimize: what is built answers as what pylance builds by itself, and never fights another job."""
+"""Index and optimize: results equal those of an index that pylance builds, beside concurrent writers and jobs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from lance.optimize import Compaction
 
 from tests.services.server import ServerProcess
-from tests.spark.dying import LEASE_MS, ROWS_PER_SEGMENT
+from tests.spark.killed_driver import LEASE_MS, ROWS_PER_SEGMENT
 from tests.spark.test_index import DIMENSION, ROWS, rows
 from tiltyard.pipeline.catalog_client import CatalogConnection, Table, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
@@ -57,7 +57,7 @@ def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: st
     """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
     arguments = {"table": found.path[0], **asked}
     job_id = submit_job(OperationClient(found.connection), find_job(job), arguments).id
-    words = [sys.executable, "-m", "tests.spark.dying", server.url, job_id, prefix, "2"]
+    words = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, "2"]
     assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     return job_id
 

@@ -1,4 +1,4 @@
-"""Views that queries make: by new rows alone where that is enough, anew where it is not, each time in one commit."""
+"""Views of queries: refreshed incrementally where possible, else in full, each time in one commit."""
 
 from __future__ import annotations
 

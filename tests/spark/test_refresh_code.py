@@ -1,4 +1,4 @@
-"""Views that code makes: chunkers, which are given rows one by one, and UDTFs, which are given all of a group."""
+"""Views of code: chunkers, which are called with single rows, and UDTFs, which are called with a group of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refreshes that are killed and canceled: the driver, a Python worker of Spark, a cancel from the catalog."""
+"""Refreshes that are interrupted: a killed driver, a killed Python worker of Spark, a cancel through the catalog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import lance_namespace as upstream
 import pytest
 
 from tests.services.server import ServerProcess
-from tests.spark.dying import ROWS_PER_PART
+from tests.spark.killed_driver import ROWS_PER_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
 from tests.spark.watching import wait_for
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
@@ -85,7 +85,7 @@ def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
 ) -> None:
     source, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}")
     job_id = asked(killable, view)
-    words = [sys.executable, "-m", "tests.spark.dying", server.url, job_id, "part-", "2"]
+    words = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, "part-", "2"]
     assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     assert table(killable, view).dataset().version == 1
     write(killable, source, numbers(1000, 1001), "append")  # after the versions that the killed one has pinned

@@ -1,4 +1,4 @@
-"""Refreshes beside others: appends meanwhile, several at once, drivers that are replaced, writers of the view."""
+"""Concurrent refreshes: beside appends, several at once, replaced drivers, other writers of the view."""
 
 from __future__ import annotations
 

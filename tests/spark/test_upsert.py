@@ -1,4 +1,4 @@
-"""Upsert and delete: what is in the table at the end, whoever else writes meanwhile."""
+"""Upsert and delete: the rows of the table in the end, beside concurrent writers."""
 
 from __future__ import annotations
 

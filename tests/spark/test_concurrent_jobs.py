@@ -1,4 +1,4 @@
-"""Everything at once on one table: upsert, backfill, compaction, index, and writers that know nothing of them."""
+"""All at once on one table: upsert, backfill, compaction, index, and writers that know nothing of them."""
 
 from __future__ import annotations
 

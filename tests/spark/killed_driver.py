@@ -1,6 +1,6 @@
 """A driver that dies: it drives a queued job, and kills itself once it has saved so many checkpoints of a kind.
 
-python -m tests.spark.dying URL JOB PREFIX COUNT
+python -m tests.spark.killed_driver URL JOB PREFIX COUNT
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job is of a table, not of a name: tables are renamed, dropped and made anew while jobs wait and while they run."""
+"""A job is bound to a table, not to its name: tables are renamed, dropped and created again while jobs wait or run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for wrongly is told in a sentence by the command that was given: no trace, and nothing is changed."""
+"""A wrong request to a job command is answered with one sentence: no traceback, and nothing is changed."""
 
 from __future__ import annotations
 

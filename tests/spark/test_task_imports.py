@@ -1,4 +1,4 @@
-"""What Spark's Python workers have to import for a task: never the namespace client, which takes them a second."""
+"""Spark's Python workers import no namespace client for a task: that takes them a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A view's query as Spark understands it: what only reads, what works row by row, and what it needs of its tables."""
+"""Analysis of a view's query: whether it only reads, whether it works row by row, which columns it reads."""
 
 from __future__ import annotations
 

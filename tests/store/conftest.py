@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A clock that stands still until it is told."""
+    """A clock that only `advance` moves."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000
@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
     def advance(self, ms: int) -> None:
-        """Let time pass."""
+        """Add to the time."""
         self.now += ms
 
 
@@ -42,16 +42,16 @@ def clock() -> Clock:
 @pytest.fixture
 def new_url(tmp_path: Path, request: pytest.FixtureRequest, database_kind: str) -> Iterator[Callable[[], str]]:
     """Make empty databases of the kind under test."""
-    made: list[str] = []
+    created: list[str] = []
 
     def make() -> str:
         if database_kind == "sqlite":
             return f"sqlite:///{tmp_path}/catalog-{len(list(tmp_path.iterdir()))}.db"
-        made.append(request.getfixturevalue("postgres").new_database())
-        return made[-1]
+        created.append(request.getfixturevalue("postgres").new_database())
+        return created[-1]
 
     yield make
-    for url in made:
+    for url in created:
         request.getfixturevalue("postgres").drop_database(url)
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lance_namespace.errors import TransactionNotFoundError
 
-from tiltyard.model.modes import TransactionStatus
-from tiltyard.store import AuditFilter, AuditRecord, NewVersion
+from tiltyard.store import AuditFilter, AuditRecord
 
 if TYPE_CHECKING:
-    from tests.store.conftest import Clock
     from tiltyard.store import Store
 
 NOON = 1_700_000_000_000
@@ -88,35 +85,3 @@ def test_sweep_audit_deletes_the_oldest_up_to_the_limit(store: Store) -> None:
     store.add_audit([record(NOON + number, str(number)) for number in range(5)])
     assert [store.sweep_audit(NOON + 4, 3), store.sweep_audit(NOON + 4, 3), store.sweep_audit(NOON + 4, 3)] == [3, 1, 0]
     assert [found.id for found in store.list_audit(AuditFilter(), None, 10)] == ["4"]
-
-
-def test_sweep_transactions_forgets_what_ended_long_ago_and_nothing_names(store: Store, clock: Clock) -> None:
-    table = store.insert_table(("books",), "/data/books", {})
-    ended, named, going = (store.create_transaction("index", table.id, {}, {}).id for _ in range(3))
-    for one in (ended, named):
-        store.alter_transaction(one, lambda status, properties: (TransactionStatus.SUCCEEDED, properties))
-    new = NewVersion(table_id=table.id, version=1, staged_path="s", manifest_path="m")
-    store.transact(lambda catalog: catalog.record_version(new, named))
-    assert store.sweep_transactions(clock.now, 10) == 0
-    clock.advance(1)
-    assert store.sweep_transactions(clock.now, 10) == 1
-    assert [store.describe_transaction(id_).id for id_ in (named, going)] == [named, going]
-    with pytest.raises(TransactionNotFoundError):
-        store.describe_transaction(ended)
-
-
-def test_sweep_transactions_keeps_a_drop_whose_folders_wait(store: Store, clock: Clock) -> None:
-    drop = store.create_transaction("drop", None, {}, {}).id
-    store.alter_transaction(drop, lambda status, properties: (TransactionStatus.SUCCEEDED, properties))
-    store.schedule_deletion("/data/gone", clock.now, "dropped", drop)
-    clock.advance(10)
-    assert store.sweep_transactions(clock.now, 10) == 0
-    store.complete_deletion("/data/gone")
-    assert store.sweep_transactions(clock.now, 10) == 1
-
-
-def test_transaction_counts_counts_unfinished_ones_by_kind_and_status(store: Store) -> None:
-    for kind in ("index", "index", "drop"):
-        store.create_transaction(kind, None, {}, {})
-    store.claim_transaction("worker", 1000, ["drop"])
-    assert store.transaction_counts() == {("index", "Queued"): 2, ("drop", "Running"): 1}

@@ -44,7 +44,7 @@ def test_keep_part_of_the_owner_is_there_for_the_next_one(store: Store, clock: C
     assert store.list_job_parts(job.id, "", 10) == []
 
 
-def test_keep_part_of_a_job_that_another_has_is_refused(store: Store, clock: Clock) -> None:
+def test_save_job_part_of_a_job_leased_to_another_is_refused(store: Store, clock: Clock) -> None:
     job = store.create_transaction("ingest", None, {}, {}, Status.RUNNING, owner="one", lease_ms=1000)
     clock.advance(1001)
     store.claim_job(job.id, "two", 1000)

@@ -33,7 +33,7 @@ def test_drop_policy_tells_whether_there_was_one(store: Store) -> None:
     assert store.generation(GRANTS_GENERATION) > before
 
 
-def test_policies_stay_while_a_table_can_come_back_and_end_with_it(store: Store) -> None:
+def test_policies_stay_while_their_table_can_be_restored_and_are_deleted_with_it(store: Store) -> None:
     table = store.insert_table(("t",), "file:///t", {}).id
     store.set_policy(table, "a", "{}", "root")
     store.remove_table(("t",), delete_folder=True, keep_ms=1_000)

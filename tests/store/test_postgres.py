@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: connections that get lost, deadlocks, a server that restarts."""
+"""PostgreSQL: lost connections, deadlocks, a server that restarts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_to_postgres_numbers_the_placeholders() -> None:
     )
 
 
-def test_lost_connection_before_commit_is_run_again(database: PostgresDatabase) -> None:
+def test_lost_connection_before_commit_is_retried(database: PostgresDatabase) -> None:
     attempts = []
 
     def write(connection: Connection) -> None:
@@ -102,7 +102,7 @@ def test_version_recorded_before_the_connection_was_lost_is_recorded_once(
         assert store.record_version(NewVersion(table.id, 1, "theirs", "m1")) == (record, False)
 
 
-def test_deadlock_is_run_again(database: PostgresDatabase) -> None:
+def test_deadlock_is_retried(database: PostgresDatabase) -> None:
     for name in ("a", "b"):
         database.write(lambda connection, name=name: connection.change(INSERT, name))
     both, one_is_done, runs = Barrier(2), Event(), []
@@ -174,7 +174,7 @@ def test_pool_recovers_from_a_restart_of_the_server(postgres: PostgresServer, ur
 
 
 @pytest.mark.parametrize("code", ["53100", "53300", "57P03", "58030", "55P03", "25006"])
-def test_what_is_for_a_while_is_unavailable(database: PostgresDatabase, code: str) -> None:
+def test_transient_errors_are_unavailable(database: PostgresDatabase, code: str) -> None:
     raising = f"DO $$ BEGIN RAISE EXCEPTION 'for a while' USING ERRCODE = '{code}'; END $$"
     with pytest.raises(ServiceUnavailableError, match="for a while"):
         database.write(lambda connection: connection.change(raising))

@@ -1,4 +1,4 @@
-"""Principals and keys: who is first, what a key still is, and that every change is told to all servers."""
+"""Principals and API keys: the first administrator, the life of a key, and the generation that every change counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiltyard.model.modes import TransactionStatus
 from tiltyard.store import IDENTITY_GENERATION, Store
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def test_list_principals_pages_by_name(store: Store) -> None:
     assert [one.name for one in store.list_principals("ann", 2)] == ["bob"]
 
 
-def test_describe_key_tells_whose_it_is_and_how_it_ends(store: Store, clock: Clock) -> None:
+def test_describe_key_returns_its_principal_and_its_expiry(store: Store, clock: Clock) -> None:
     add_key(store, "a", "ann", clock.now + HOUR_MS)
     found = store.describe_key("a")
     assert found is not None
@@ -102,7 +101,7 @@ def test_revoke_key_twice_keeps_the_first_time(store: Store, clock: Clock) -> No
     assert not store.revoke_key("b")
 
 
-def test_note_use_is_written_at_most_once_in_a_while(store: Store, clock: Clock) -> None:
+def test_record_key_use_is_written_at_most_once_per_interval(store: Store, clock: Clock) -> None:
     add_key(store, "a", "ann")
     began = clock.now
     generation = store.generation(IDENTITY_GENERATION)
@@ -129,32 +128,3 @@ def test_change_of_identity_counts_the_generation_up(store: Store, change: Calla
     before = store.generation(IDENTITY_GENERATION)
     change(store)
     assert store.generation(IDENTITY_GENERATION) > before
-
-
-def test_signing_key_signs_for_a_while_and_verifies_longer(store: Store, clock: Clock) -> None:
-    assert store.latest_signing_key(HOUR_MS) is None
-    first = store.add_signing_key(2 * HOUR_MS)
-    assert len(first.value) == 32 and store.latest_signing_key(HOUR_MS) == first
-    clock.advance(HOUR_MS)
-    assert store.latest_signing_key(HOUR_MS) is None
-    second = store.add_signing_key(2 * HOUR_MS)
-    assert store.latest_signing_key(HOUR_MS) == second
-    assert store.signing_key(first.id, 2 * HOUR_MS) == first
-    clock.advance(HOUR_MS)
-    assert store.signing_key(first.id, 2 * HOUR_MS) is None
-    store.add_signing_key(2 * HOUR_MS)
-    assert store.signing_key(first.id, 20 * HOUR_MS) is None
-
-
-def test_forget_signing_keys_ends_all_and_says_so(store: Store, clock: Clock) -> None:
-    key = store.add_signing_key(HOUR_MS)
-    before = store.generation(IDENTITY_GENERATION)
-    store.delete_signing_keys()
-    assert store.signing_key(key.id, HOUR_MS) is None and store.generation(IDENTITY_GENERATION) > before
-
-
-def test_create_transaction_keeps_who_asked(store: Store) -> None:
-    asked = store.create_transaction("work", None, {}, {}, requested_by="ann")
-    alone = store.create_transaction("work", None, {}, {}, TransactionStatus.SUCCEEDED)
-    assert store.describe_transaction(asked.id).requested_by == "ann"
-    assert store.describe_transaction(alone.id).requested_by is None

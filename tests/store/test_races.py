@@ -153,7 +153,7 @@ def test_record_version_by_sixteen_one_wins_and_all_see_whom(store: Store) -> No
         assert len({record.staged_path for record, _ in outcomes}) == 1
 
 
-def test_claim_transaction_by_many_hands_out_each_once(store: Store) -> None:
+def test_claim_transaction_by_many_claims_each_once(store: Store) -> None:
     made = {store.create_transaction("index", None, {}, {}).id for _ in range(40)}
 
     def work(name: str) -> list[str]:
@@ -169,7 +169,7 @@ def test_claim_transaction_by_many_hands_out_each_once(store: Store) -> None:
     assert set(claimed) == made
 
 
-def test_claim_folders_by_many_hands_out_each_once(store: Store, clock: Clock) -> None:
+def test_claim_due_deletions_by_many_claims_each_once(store: Store, clock: Clock) -> None:
     for i in range(40):
         store.schedule_deletion(f"mem://{i}", clock.now, "dropped")
     outcomes = race(*[lambda: [store.claim_due_deletions(5, 60_000) for _ in range(4)] for _ in range(4)])

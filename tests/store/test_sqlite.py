@@ -1,4 +1,4 @@
-"""What only SQLite has: the gathering writer, readers by thread, the lock between processes."""
+"""SQLite: the writer's group commit, readers, the lock between processes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_commit_that_fails_fails_for_all_and_the_next_goes_through(database: Sql
     assert names(database) == ["c"]
 
 
-def test_write_is_not_answered_before_it_is_committed(database: SqliteDatabase, file: Path) -> None:
+def test_write_does_not_return_before_it_is_committed(database: SqliteDatabase, file: Path) -> None:
     done = threading.Event()
 
     def check() -> None:
@@ -266,7 +266,7 @@ def test_a_snapshot_ends_where_its_reads_failed(database: SqliteDatabase) -> Non
 
 
 def test_what_was_acknowledged_is_read_on_an_event_loop(database: SqliteDatabase) -> None:
-    """On the loop that the server has, others reading all the time: a write is seen by whoever heard of it."""
+    """A write is seen by reads after it, on the kind of loop that the server has, while others read all the time."""
 
     async def write(number: int) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Tables, on both databases."""
+"""Tables and views, on both databases."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lance_namespace.errors import (
 from msgspec.structs import replace
 
 from tiltyard.model.modes import TransactionStatus
+from tiltyard.store import ViewRecord
 
 if TYPE_CHECKING:
     from tests.store.conftest import Clock
@@ -122,7 +123,7 @@ def test_rename_table_moves_the_name_and_nothing_else(store: Store, clock: Clock
         store.describe_table(("a", "t"))
 
 
-def test_remove_table_dooms_its_folder_and_cancels_its_work(store: Store) -> None:
+def test_remove_table_schedules_its_folders_deletion_and_cancels_its_work(store: Store) -> None:
     table = store.insert_table(("a", "t"), "mem://t", {})
     work = store.create_transaction("index", table.id, {}, {})
     drop = store.create_transaction("drop", table.id, {}, {})
@@ -135,7 +136,7 @@ def test_remove_table_dooms_its_folder_and_cancels_its_work(store: Store) -> Non
         store.remove_table(("a", "t"), delete_folder=True)
 
 
-def test_remove_table_without_doom_leaves_the_location_to_be_registered(store: Store) -> None:
+def test_remove_table_without_deleting_its_folder_leaves_the_location_to_be_registered(store: Store) -> None:
     old = store.insert_table(("a", "t"), "mem://t", {})
     store.remove_table(("a", "t"), delete_folder=False)
     assert store.claim_due_deletions(10, 1000) == []
@@ -213,7 +214,7 @@ def test_transact_sees_what_it_did(store: Store) -> None:
     assert store.transact(swap) == ["newer"]
 
 
-def test_changes_by_name_act_on_the_table_and_in_the_namespace_of_an_id_alone(store: Store) -> None:
+def test_changes_by_name_act_only_on_the_expected_table_and_namespace_id(store: Store) -> None:
     table = store.insert_table(("a", "t"), "mem://t", {})
     home = store.create_namespace(("b",), {}).id
     for call in (
@@ -263,3 +264,24 @@ def test_insert_and_rename_table_to_a_decomposed_name_are_refused(store: Store) 
     with pytest.raises(InvalidInputError, match="NFC"):
         store.rename_table(("cafe",), ("cafe\u0301",))
     assert store.describe_table(("cafe",)).location == "/elsewhere"
+
+
+def test_set_view_again_replaces_the_record(store: Store) -> None:
+    assert store.describe_view(7) is None
+    store.set_view(7, ViewRecord("a", "{}"))
+    store.set_view(7, ViewRecord("b", '{"name":"ann"}'))
+    store.set_view(8, ViewRecord("c", "{}"))
+    assert (store.describe_view(7), store.describe_view(8)) == (
+        ViewRecord("b", '{"name":"ann"}'),
+        ViewRecord("c", "{}"),
+    )
+
+
+def test_views_stay_while_their_table_can_be_restored_and_are_deleted_with_it(store: Store) -> None:
+    table = store.insert_table(("t",), "file:///t", {}).id
+    store.set_view(table, ViewRecord("a", "{}"))
+    store.remove_table(("t",), delete_folder=True, keep_ms=1_000)
+    assert store.describe_view(table) is not None
+    store.restore_table(("t",), ("t",), None)
+    store.remove_table(("t",), delete_folder=True, keep_ms=0)
+    assert store.describe_view(table) is None

@@ -97,7 +97,7 @@ def test_finish_transaction_can_put_it_back_for_later(store: Store, clock: Clock
     assert again.attempts == 2
 
 
-def test_join_properties_adds_and_replaces_and_changes_nothing_else(store: Store) -> None:
+def test_merge_properties_adds_and_replaces_and_changes_nothing_else(store: Store) -> None:
     made = store.create_transaction("index", None, {}, {"asked": "now", "progress": "0"})
     claimed = store.claim_transaction("one", 1000)
     assert claimed
@@ -166,3 +166,10 @@ def test_unfinished_transactions_are_neither_ended_nor_of_another_kind(store: St
     store.alter_transaction(made[0], lambda _, properties: (Status.CANCELED, properties))
     assert [record.id for record in store.unfinished_transactions(table.id)] == made[1:]
     assert [record.id for record in store.unfinished_transactions(table.id, "index")] == made[2:]
+
+
+def test_create_transaction_records_who_requested_it(store: Store) -> None:
+    requested = store.create_transaction("work", None, {}, {}, requested_by="ann")
+    alone = store.create_transaction("work", None, {}, {}, Status.SUCCEEDED)
+    assert store.describe_transaction(requested.id).requested_by == "ann"
+    assert store.describe_transaction(alone.id).requested_by is None

@@ -39,7 +39,7 @@ def test_record_version_tells_the_winner_from_the_loser(store: Store, table: Tab
     assert store.record_version(new(table, 1, "mine", "branch"))[1]
 
 
-def test_manifest_is_kept_until_its_version_is_final(store: Store, table: TableRecord) -> None:
+def test_manifest_is_stored_until_its_version_is_final(store: Store, table: TableRecord) -> None:
     record, _ = store.record_version(replace(new(table, 1), manifest=b"\x00\xffLANC"))
     other, _ = store.record_version(new(table, 2))
     assert (store.stored_manifest(record), store.stored_manifest(other)) == (b"\x00\xffLANC", None)
@@ -50,20 +50,20 @@ def test_manifest_is_kept_until_its_version_is_final(store: Store, table: TableR
     assert store.has_pending_versions(table.id)
 
 
-def test_record_each_records_more_than_one_statement_holds(store: Store, table: TableRecord) -> None:
-    given = [new(table, version) for version in range(1, 101)]
-    assert [won for _, won in store.record_versions(given)] == [True] * 100
-    assert store.list_versions(table.id, limit=200) == [record for record, _ in store.record_versions(given)]
+def test_record_versions_records_more_than_one_statement_holds(store: Store, table: TableRecord) -> None:
+    entries = [new(table, version) for version in range(1, 101)]
+    assert [won for _, won in store.record_versions(entries)] == [True] * 100
+    assert store.list_versions(table.id, limit=200) == [record for record, _ in store.record_versions(entries)]
 
 
-def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone(
+def test_record_versions_tells_winners_from_losers_and_stops_at_a_table_that_is_gone(
     store: Store, table: TableRecord
 ) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     store.record_version(new(table, 1, "mine"))
-    given = [new(table, 1, "late"), new(other, 1), new(table, 2), new(table, 2, "twice")]
-    found = [(record.table_id, record.staged_path, won) for record, won in store.record_versions(given)]
-    assert found == [
+    entries = [new(table, 1, "late"), new(other, 1), new(table, 2), new(table, 2, "twice")]
+    outcomes = [(record.table_id, record.staged_path, won) for record, won in store.record_versions(entries)]
+    assert outcomes == [
         (table.id, "mine", False),
         (other.id, "staged", True),
         (table.id, "staged", True),
@@ -74,11 +74,11 @@ def test_record_each_tells_winners_from_losers_and_stops_at_a_table_that_is_gone
     assert [record.version for record in store.list_versions(table.id)] == [1, 2]
 
 
-def test_record_each_of_a_table_that_is_not_in_its_place_records_nothing(store: Store, table: TableRecord) -> None:
+def test_record_versions_of_a_table_without_its_expected_name_records_nothing(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     here, there = (table.namespace_id, "t"), (table.namespace_id, "u")
-    given = [replace(new(table, 1), expected_name=here), replace(new(other, 1), expected_name=there), new(other, 2)]
-    assert [won for _, won in store.record_versions(given)] == [True] * 3
+    entries = [replace(new(table, 1), expected_name=here), replace(new(other, 1), expected_name=there), new(other, 2)]
+    assert [won for _, won in store.record_versions(entries)] == [True] * 3
     for place in (there, (table.namespace_id + 1, "t")):
         with pytest.raises(TableNotFoundError):
             store.record_versions([replace(new(table, 2), expected_name=place), new(other, 3)])
@@ -89,7 +89,7 @@ def test_record_each_of_a_table_that_is_not_in_its_place_records_nothing(store: 
     assert [len(store.list_versions(one.id)) for one in (table, other)] == [2, 2]
 
 
-def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Store, table: TableRecord) -> None:
+def test_mark_finalized_leaves_alone_what_is_gone_or_of_another_manifest(store: Store, table: TableRecord) -> None:
     records = [record for record, _ in store.record_versions([new(table, 1), new(table, 2), new(table, 3)])]
     store.delete_versions(table.id, "", [(2, 4)])
     store.record_version(new(table, 3, "other"))
@@ -98,7 +98,7 @@ def test_mark_final_leaves_alone_what_is_gone_or_of_another_manifest(store: Stor
     assert found == [(1, True, 5, "tag"), (3, False, 7, "tag")]
 
 
-def test_mark_final_of_many_whose_size_and_tag_are_recorded_notes_those_alone(store: Store, table: TableRecord) -> None:
+def test_mark_finalized_of_many_with_known_size_and_tag_marks_only_those(store: Store, table: TableRecord) -> None:
     other = store.insert_table(("u",), "mem://u", {})
     news = [new(one, version, f"{one.name}-{version}") for one in (table, other) for version in range(1, 101)]
     records = [record for record, _ in store.record_versions([replace(one, manifest=b"LANC") for one in news])]

@@ -1,4 +1,4 @@
-"""Folders of tables lie apart, whatever is entered, dropped and brought back, and by how many at once."""
+"""No table's folder contains another's, whatever is inserted, dropped and restored, also concurrently."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""What was removed is kept for a while and can be brought back: once, whole, and never from under a sweeper."""
+"""The trash: removed tables and namespaces can be restored for a while: once, whole, and never during a sweep."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -17,14 +15,12 @@ from lance_namespace.errors import (
 from msgspec.structs import replace
 
 from tests.store.test_races import kinds, race, won
-from tiltyard.model.modes import CreateMode, TransactionStatus
-from tiltyard.store import CREATING, DROPPED, NewVersion
+from tiltyard.model.modes import CreateMode
+from tiltyard.store import NewVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.store.conftest import Clock
-    from tiltyard.store import Store, TableRecord, UnitOfWork
+    from tiltyard.store import Store, TableRecord
 
 T = TypeVar("T")
 KEEP = 1000
@@ -41,7 +37,7 @@ def table(store: Store) -> TableRecord:
     return record
 
 
-def test_restore_table_brings_back_all_that_the_catalog_knew(store: Store, clock: Clock, table: TableRecord) -> None:
+def test_restore_table_restores_all_of_its_records(store: Store, clock: Clock, table: TableRecord) -> None:
     versions = store.list_versions(table.id)
     store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
     [kept] = store.list_removed_tables(None, 10)
@@ -57,7 +53,7 @@ def test_restore_table_brings_back_all_that_the_catalog_knew(store: Store, clock
         store.restore_table(("a", "t"))
 
 
-def test_restore_table_brings_back_manifests_that_are_not_known_to_be_durable(store: Store, table: TableRecord) -> None:
+def test_restore_table_restores_manifests_that_are_not_known_to_be_durable(store: Store, table: TableRecord) -> None:
     record, _ = store.record_version(NewVersion(table.id, 3, "s3", "m3", manifest=b"LANC"))
     store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
     assert store.stored_manifest(record) is None
@@ -65,7 +61,9 @@ def test_restore_table_brings_back_manifests_that_are_not_known_to_be_durable(st
     assert store.stored_manifest(record) == b"LANC"
 
 
-def test_remove_table_for_good_keeps_none_that_lay_there_before(store: Store, table: TableRecord) -> None:
+def test_remove_table_for_good_removes_an_earlier_one_at_its_location_for_good(
+    store: Store, table: TableRecord
+) -> None:
     store.remove_table(("a", "t"), delete_folder=False, keep_ms=KEEP)
     store.insert_table(("again",), table.location, {}, registered=True)
     store.remove_table(("again",), delete_folder=True)
@@ -88,7 +86,7 @@ def test_remove_table_that_is_kept_frees_the_name_but_not_the_location(store: St
     assert store.describe_table(("t2",)).location == "mem://t"
 
 
-def test_restore_table_takes_the_newest_unless_told_which(store: Store, clock: Clock) -> None:
+def test_restore_table_takes_the_newest_without_an_id(store: Store, clock: Clock) -> None:
     ids = []
     for number in range(3):
         ids.append(store.insert_table(("t",), f"mem://{number}", {}).id)
@@ -101,7 +99,7 @@ def test_restore_table_takes_the_newest_unless_told_which(store: Store, clock: C
     assert store.restore_table(("t",)).id == ids[2]
 
 
-def test_a_table_whose_time_is_over_is_swept_and_gone_for_good(store: Store, clock: Clock, table: TableRecord) -> None:
+def test_an_expired_table_is_swept_and_gone_for_good(store: Store, clock: Clock, table: TableRecord) -> None:
     store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
     clock.advance(KEEP)
     assert [folder.location for folder in store.claim_due_deletions(10, HOUR)] == ["mem://t"]
@@ -112,103 +110,7 @@ def test_a_table_whose_time_is_over_is_swept_and_gone_for_good(store: Store, clo
     store.insert_table(("a", "t"), "mem://t", {}, registered=True)
 
 
-def test_doom_spares_the_folder_of_a_table_that_is_kept(store: Store, clock: Clock, table: TableRecord) -> None:
-    store.remove_table(("a", "t"), delete_folder=True, keep_ms=KEEP)
-    store.schedule_deletion("mem://t", clock.now, DROPPED)  # a write that came too late has its leftovers swept
-    assert store.claim_due_deletions(10, HOUR) == []
-    store.restore_table(("a", "t"))
-
-
-@pytest.mark.parametrize("registered", [False, True])
-def test_doom_spares_the_folder_of_a_table_and_marks_it_for_no_later_day(
-    store: Store, clock: Clock, registered: bool
-) -> None:
-    store.insert_table(("t",), "mem://t", {}, registered=registered)
-    assert not store.schedule_deletion(
-        "mem://t", clock.now, DROPPED
-    )  # as whoever does not know that the table was entered
-    assert not store.schedule_orphan_deletion("mem://t", clock.now, "gc")
-    store.remove_table(("t",), delete_folder=False, keep_ms=KEEP)
-    assert store.claim_due_deletions(10, HOUR) == []
-    store.restore_table(("t",))
-    store.remove_table(("t",), delete_folder=False)
-    assert store.schedule_deletion("mem://t", clock.now, DROPPED)
-    assert [folder.location for folder in store.claim_due_deletions(10, HOUR)] == ["mem://t"]
-
-
-def test_doom_of_a_folder_whose_table_is_being_entered_waits_and_spares_it(store: Store, clock: Clock) -> None:
-    store.schedule_deletion("mem://t", clock.now + HOUR, CREATING)
-    outcome = during(
-        store,
-        lambda catalog: catalog.insert_table(("t",), "mem://t", {}, in_creation=True),
-        lambda: store.schedule_deletion("mem://t", clock.now, CREATING),
-    )
-    assert not outcome
-    store.remove_table(("t",), delete_folder=False)
-    assert store.claim_due_deletions(10, HOUR) == []
-
-
-def during(store: Store, change: Callable[[UnitOfWork], object], call: Callable[[], T]) -> T:
-    """What a call returns that was made while a change was not committed yet, and had its time to see that."""
-    made, seen = Event(), Event()
-
-    def work(catalog: UnitOfWork) -> None:
-        change(catalog)
-        made.set()
-        seen.wait(0.5)
-
-    with ThreadPoolExecutor(2) as pool:
-        changing = pool.submit(store.transact, work)
-        made.wait(10)
-        calling = pool.submit(call)
-        calling.add_done_callback(lambda _: seen.set())
-        changing.result()
-        return calling.result()
-
-
-def test_doom_unknown_marks_only_what_is_still_unknown(store: Store, clock: Clock) -> None:
-    store.insert_table(("a",), "mem://around/t", {}, registered=True)
-    store.insert_table(("i",), "mem://in", {}, registered=True)
-    store.insert_table(("k",), "mem://kept", {})
-    store.remove_table(("k",), delete_folder=False, keep_ms=KEEP)
-    store.add_clone(store.insert_table(("c",), "mem://c", {}).id, "mem://copied")
-    store.add_clone(store.insert_table(("d",), "mem://d", {}).id, "mem://copied and dropped")
-    store.remove_table(("d",), delete_folder=True, keep_ms=KEEP)
-    store.add_clone(store.insert_table(("g",), "mem://g", {}).id, "mem://copied once")
-    store.remove_table(("g",), delete_folder=False)
-    store.schedule_deletion("mem://doomed", clock.now + HOUR, CREATING)
-    names = "around", "in/side", "kept", "copied", "copied and dropped", "doomed", "copied once", "unknown"
-    marked = [name for name in names if store.schedule_orphan_deletion(f"mem://{name}", clock.now, "gc")]
-    assert marked == ["copied once", "unknown"]
-    assert {folder.location for folder in store.claim_due_deletions(10, HOUR)} == {f"mem://{name}" for name in marked}
-
-
-@pytest.mark.parametrize("place", ["t", "t/inside"])
-def test_doom_unknown_waits_for_a_registration_and_spares_its_folder(store: Store, clock: Clock, place: str) -> None:
-    outcome = during(
-        store,
-        lambda catalog: catalog.insert_table(("t",), f"mem://{place}", {}, registered=True),
-        lambda: store.schedule_orphan_deletion("mem://t", clock.now, "gc"),
-    )
-    assert not outcome
-    store.remove_table(("t",), delete_folder=False)
-    assert store.claim_due_deletions(10, HOUR) == []
-
-
-def test_doom_unknown_against_a_registration_has_one_winner(store: Store, clock: Clock) -> None:
-    for number in range(20):
-        location = f"mem://{number}"
-        entered, marked = race(
-            lambda location=location: store.insert_table(("t",), location, {}, registered=True),
-            lambda location=location: store.schedule_orphan_deletion(location, clock.now, "gc"),
-        )
-        assert isinstance(entered, InvalidInputError) == marked
-        if not marked:
-            store.remove_table(("t",), delete_folder=False)
-        assert len(store.claim_due_deletions(10, HOUR)) == marked
-
-
-def test_a_deregistered_table_comes_back_unless_its_location_was_taken(
+def test_a_deregistered_table_is_restored_unless_its_location_is_used(
     store: Store, clock: Clock, table: TableRecord
 ) -> None:
     store.remove_table(("a", "t"), delete_folder=False, keep_ms=KEEP)
@@ -250,7 +152,7 @@ def tree(store: Store, table: TableRecord) -> list[int]:
 
 
 @pytest.mark.parametrize("overwritten", [False, True])
-def test_restore_namespace_brings_back_all_that_was_in_it(
+def test_restore_namespace_restores_all_of_its_contents(
     store: Store, clock: Clock, tree: list[int], overwritten: bool
 ) -> None:
     if overwritten:
@@ -273,7 +175,7 @@ def test_restore_namespace_brings_back_all_that_was_in_it(
     assert (store.list_removed_tables(None, 10), store.list_removed_namespaces(None, 10)) == ([], [])
 
 
-def test_restore_namespace_under_another_name_without_what_came_back_before(store: Store, tree: list[int]) -> None:
+def test_restore_namespace_under_another_name_without_tables_restored_before(store: Store, tree: list[int]) -> None:
     store.create_namespace(("z",), {})
     store.drop_namespace(("a",), cascade=True, keep_ms=KEEP)
     with pytest.raises(NamespaceNotFoundError):
@@ -297,7 +199,7 @@ def older_below(store: Store, tree: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("overwritten", [False, True])
-def test_restore_namespace_brings_back_what_lies_below_a_newer_one(
+def test_restore_namespace_restores_what_is_in_a_newer_one(
     store: Store, older_below: list[int], overwritten: bool
 ) -> None:
     if overwritten:
@@ -314,14 +216,14 @@ def test_restore_namespace_brings_back_what_lies_below_a_newer_one(
     assert store.drop_namespace(("newest",), cascade=True, keep_ms=KEEP).tables == 3
 
 
-def test_drop_namespace_for_good_takes_what_lies_below_a_newer_one(store: Store, older_below: list[int]) -> None:
+def test_drop_namespace_for_good_includes_what_is_in_a_newer_one(store: Store, older_below: list[int]) -> None:
     assert store.drop_namespace(("new",), cascade=True).tables == len(older_below)
     assert store.list_namespaces((), None, 10) == []
     with pytest.raises(NamespaceNotFoundError):
         store.restore_namespace(("new",))
 
 
-def test_a_namespace_whose_tables_are_being_deleted_does_not_come_back(
+def test_a_namespace_whose_tables_are_being_deleted_cannot_be_restored(
     store: Store, clock: Clock, tree: list[int]
 ) -> None:
     store.drop_namespace(("a",), cascade=True, keep_ms=KEEP)
@@ -335,7 +237,7 @@ def test_a_namespace_whose_tables_are_being_deleted_does_not_come_back(
     assert len(store.list_tables((), None, 10)) == len(tree) - 1
 
 
-def test_an_empty_namespace_is_kept_and_forgotten_by_the_same_clock(store: Store, clock: Clock) -> None:
+def test_an_empty_namespace_is_kept_and_expires_by_the_same_clock(store: Store, clock: Clock) -> None:
     store.create_namespace(("e",), {})
     store.drop_namespace(("e",), cascade=True, keep_ms=KEEP)
     assert store.restore_namespace(("e",))[1] == 0
@@ -412,81 +314,3 @@ def test_remove_table_that_is_kept_loses_no_version_that_was_told(store: Store) 
         kept = {record.version for record in store.list_versions(table.id)}
         assert kept == {record.version for record, _ in won(told)}
         store.remove_table(("t",), delete_folder=False)
-
-
-def test_clones_are_known_by_their_sources_as_long_as_they_can_come_back(store: Store, clock: Clock) -> None:
-    source = store.insert_table(("s",), "mem://s", {})
-    clone = store.insert_table(("c",), "mem://c", {})
-    store.add_clone(clone.id, source.location)
-    second = store.insert_table(("d",), "mem://d", {})
-    store.add_clone(second.id, clone.location)
-    store.remove_table(("d",), delete_folder=True, keep_ms=KEEP)
-    assert sorted(store.clone_locations("mem://s")) == ["mem://c", "mem://d"]
-    assert store.clone_locations("mem://c") == ["mem://d"]
-    store.remove_table(("c",), delete_folder=False)
-    clock.advance(KEEP)
-    store.claim_due_deletions(1, HOUR)
-    assert store.clone_locations("mem://s") == []
-    assert store.all_locations() == {"mem://s", "mem://d"}
-
-
-@pytest.mark.parametrize("parts", [True, False], ids=["with parts", "without"])
-@pytest.mark.parametrize("status", [TransactionStatus.FAILED, TransactionStatus.CANCELED, TransactionStatus.SUCCEEDED])
-def test_job_that_can_be_resumed_owns_its_files(
-    store: Store, clock: Clock, status: TransactionStatus, parts: bool
-) -> None:
-    table = store.insert_table(("t",), "mem://t", {})
-    for bound in (table.id, None):
-        began = clock.now
-        made = store.create_transaction("ingest", bound, {"arguments": {}, "table": ["t"]}, {})
-        store.claim_transaction("me", HOUR)
-        if parts:
-            store.save_job_part(made.id, "me", "share-1", "{}")
-        if status is TransactionStatus.CANCELED:
-            store.alter_transaction(made.id, lambda _, properties: (status, properties))
-        else:
-            store.finish_transaction(made.id, "me", status)
-        if status is TransactionStatus.SUCCEEDED:
-            store.delete_job_parts(made.id)
-        goes_on = parts and status is TransactionStatus.FAILED
-        if bound:
-            assert store.oldest_unfinished_work(table.id, "gc") == (began if goes_on else None)
-        else:
-            assert store.unfinished_jobs_by_table_name("gc") == ([(began, ("t",))] if goes_on else [])
-        clock.advance(5)
-
-
-def test_jobs_of_no_table_yet_are_known_by_its_name(store: Store, clock: Clock) -> None:
-    first = clock.now
-    store.create_transaction("ingest", None, {"arguments": {}, "table": ["space", "t"]}, {})
-    clock.advance(5)
-    store.create_transaction("pipeline", None, {"arguments": {}, "table": []}, {})
-    store.create_transaction("collect_garbage", None, {"dry_run": False}, {})
-    assert sorted(store.unfinished_jobs_by_table_name("gc")) == [(first, ("space", "t")), (clock.now, ())]
-
-
-@pytest.mark.parametrize("doom", [True, False])
-def test_a_clone_of_a_removed_clone_is_known_by_the_first_source(store: Store, clock: Clock, doom: bool) -> None:
-    first = store.insert_table(("c",), "mem://c", {})
-    store.add_clone(first.id, "mem://s")
-    store.remove_table(("c",), delete_folder=doom, keep_ms=KEEP)
-    second = store.insert_table(("d",), "mem://d", {})
-    store.add_clone(second.id, "mem://c")
-    clock.advance(KEEP)
-    store.claim_due_deletions(1, HOUR)
-    assert store.clone_locations("mem://s") == ["mem://d"]
-    assert store.may_share_files("mem://d", "mem://s")
-
-
-def test_oldest_work_of_a_table_is_what_owns_its_files(store: Store, clock: Clock) -> None:
-    table = store.insert_table(("t",), "mem://t", {})
-    assert store.oldest_unfinished_work(table.id, "gc") is None
-    store.create_transaction("gc", table.id, {}, {})
-    assert store.oldest_unfinished_work(table.id, "gc") is None
-    began = clock.now
-    upload = store.create_upload(table.id, "main", "")
-    clock.advance(5)
-    store.create_transaction("index", table.id, {}, {})
-    assert store.oldest_unfinished_work(table.id, "gc") == began
-    store.delete_upload(upload.id)
-    assert store.oldest_unfinished_work(table.id, "gc") == clock.now

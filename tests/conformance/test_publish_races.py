@@ -120,8 +120,8 @@ def test_publish_whose_manifests_cannot_be_placed_is_not_taken_for_refused(
         raise InvalidInputError("no")
 
     with monkeypatch.context() as patch:
-        for name in ("move", "finalize", "restore"):
-            patch.setattr(f"tiltyard.storage.manifest_store.Manifests.{name}", refused)
+        for name in ("rename_checked", "finalize", "finalize_content"):
+            patch.setattr(f"tiltyard.storage.manifest_store.ManifestStore.{name}", refused)
         with pytest.raises(tiltyard.PublishUncertainError), tiltyard.publish(home.client) as tables:
             write(tables, ["a"], "append")
             write(tables, ["new"])

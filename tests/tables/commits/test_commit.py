@@ -401,7 +401,7 @@ def test_latest_version_is_told_by_its_record_alone(
         raise AssertionError("the table was opened")
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.services.storage.datasets, "writer", opened)
+        patch.setattr(server.services.storage.datasets, "open_for_writing", opened)
         found, token = latest(server)
     assert (found, bool(token)) == (committed, True)
     request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True, page_token=token)

@@ -171,7 +171,7 @@ def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_r
     """Lance's own retries run on the newest version, which the server has not checked."""
     namespace.create_table({"id": ["t"], "properties": {"tiltyard.managed_versioning": managed}}, stream(ROWS))
     location = namespace.describe_table({"id": ["t"]}).location
-    opened, done = Datasets.writer, []
+    opened, done = Datasets.open_for_writing, []
 
     def meanwhile(datasets: Datasets, at: str, *given: Any) -> lance.LanceDataset:
         dataset = opened(datasets, at, *given)
@@ -179,7 +179,7 @@ def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_r
             done.append(put_foreign_rows(location, places["other"]))
         return dataset
 
-    monkeypatch.setattr(Datasets, "writer", meanwhile)
+    monkeypatch.setattr(Datasets, "open_for_writing", meanwhile)
     with pytest.raises(LanceNamespaceError, match=r"outside the folder|storage refuses"):
         CHANGES[change](namespace)
     assert done

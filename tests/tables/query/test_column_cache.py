@@ -43,15 +43,15 @@ def cache() -> ColumnCache:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Return the fragments and columns that were read, in order."""
-    read: list[tuple[int, list[str]]] = []
-    read = ColumnCache._read_columns
+    calls: list[tuple[int, list[str]]] = []
+    read_columns = ColumnCache._read_columns
 
-    def noting(self: Any, dataset: Any, fragment: Any, names: list[str], most: int) -> Any:
-        read.append((fragment.number, names))
-        return read(self, dataset, fragment, names, most)
+    def recording(self: Any, dataset: Any, fragment: Any, names: list[str], most: int) -> Any:
+        calls.append((fragment.number, names))
+        return read_columns(self, dataset, fragment, names, most)
 
-    monkeypatch.setattr(ColumnCache, "_read_columns", noting)
-    return read
+    monkeypatch.setattr(ColumnCache, "_read_columns", recording)
+    return calls
 
 
 def wait_for(seconds: float, look: Callable[[], CachedRows | None]) -> CachedRows:

@@ -137,7 +137,7 @@ def test_policy_that_would_fill_the_memory_is_refused(admin: httpx.Client) -> No
 
 def test_error_of_lance_is_kept_back(ann: httpx.Client) -> None:
     text = refused(call(ann, "QueryTable", k=9, columns={"column_aliases": {"x": "cast(name as int)"}}), 400)
-    assert "kept back" in text
+    assert "withheld" in text
 
 
 def test_groups_and_principal_are_put_in_as_constants(secured: Secured, admin: httpx.Client) -> None:

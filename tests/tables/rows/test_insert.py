@@ -92,7 +92,7 @@ def test_insert_no_bytes_is_invalid(server: Server) -> None:
         (lambda t: t.set_column(0, "id", pa.array([0.5] * t.num_rows)), "'id' is int64"),
         (lambda t: t.set_column(2, "v", pa.array([[1.0]] * t.num_rows)), "'v' is fixed_size_list"),
         (lambda t: t.set_column(2, "v", pa.array([[1.0, 2.0, 3.0, 1e300]] * t.num_rows)), "1e+300 would become inf"),
-        (lambda t: t.append_column("id", t["id"]), "'id' comes twice"),
+        (lambda t: t.append_column("id", t["id"]), "'id' occurs twice"),
     ],
 )
 def test_insert_columns_that_do_not_fit_are_named(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.access import narrowing_of
+from tiltyard.access.caller import effective_policy_of
 from tiltyard.model.ids import table_id
 from tiltyard.storage.column_cache import branch_key
 from tiltyard.tables.opening import open_cached
@@ -86,7 +86,7 @@ def point_lookup_inline(ctx: Context, request: models.QueryTableRequest) -> Cont
         return None
     try:
         table = open_cached(ctx, request.id)
-        if table is None or narrowing_of(ctx, table.record) is not None:
+        if table is None or effective_policy_of(ctx, table.record) is not None:
             return None
     except LanceNamespaceError:
         return None  # the operation raises it again, in a thread

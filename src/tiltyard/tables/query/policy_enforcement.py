@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 
-from tiltyard.access import narrowing_of
-from tiltyard.access.policies import MaskKind, Narrowing
-from tiltyard.access.predicates import check_filter, check_value, names_in, tokens
+from tiltyard.access.caller import effective_policy_of
+from tiltyard.access.policies import EffectivePolicy, MaskKind
+from tiltyard.access.predicates import check_filter, check_visible_expression, column_tokens, tokenize
 from tiltyard.context import OpenTable
 from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import MAIN_BRANCH
@@ -47,23 +47,23 @@ class PolicyScope:
     """
 
     schema: pa.Schema
-    narrowing: Narrowing
+    policy: EffectivePolicy
     column_types: Mapping[str, str]
     masked: frozenset[str]
 
     def combine_filter(self, requested: str | None, label: str = "filter") -> str | None:
         """Combine the policies' filter with a request's. Raises InvalidInputError, PermissionDeniedError."""
-        row_filter = self.narrowing.filter
+        row_filter = self.policy.filter
         if requested is None:
             return row_filter
         check_expression(requested, label)
         if row_filter is None:
-            return check_value(requested, label, self.column_types, self.masked)
+            return check_visible_expression(requested, label, self.column_types, self.masked)
         return f"({row_filter}) AND ({check_filter(requested, label, self.column_types, self.masked)})"
 
     def check_computed(self, expression: str, label: str) -> str:
         """Check an expression that is computed for visible rows only; return it. Raises as `combine_filter` does."""
-        return check_value(expression, label, self.column_types, self.masked)
+        return check_visible_expression(expression, label, self.column_types, self.masked)
 
     def check_visible(self, name: str, label: str) -> str:
         """Check that a requested column is not masked; return it. Raises InvalidInputError, PermissionDeniedError."""
@@ -76,21 +76,21 @@ class PolicyScope:
     @property
     def null_columns(self) -> dict[str, pa.Field]:
         """Return the columns whose values are all replaced by null."""
-        masks = self.narrowing.masks
+        masks = self.policy.masks
         return {name: self.schema.field(name) for name in masks if masks[name].kind is MaskKind.NULL}
 
 
-def policy_scope(dataset: lance.LanceDataset, narrowing: Narrowing) -> PolicyScope:
+def policy_scope(dataset: lance.LanceDataset, policy: EffectivePolicy) -> PolicyScope:
     """Return what policies allow on a version. Raises PermissionDeniedError where a policy does not fit its schema."""
     schema = dataset.schema
     maskable = [name for name in schema.names if "`" not in name]
-    if missing := sorted(set(narrowing.masks) - set(maskable)):
+    if missing := sorted(set(policy.masks) - set(maskable)):
         raise PermissionDeniedError(
-            "A policy masks columns that are not there, so nothing is shown until it is set anew:"
+            "A policy masks columns that the table does not have, so nothing is shown until it is set again:"
             f" {', '.join(missing)}."
         )
-    masked = narrowing.masked | _POSITIONS
-    return PolicyScope(schema, narrowing, {ROW_ID: "number"} | _comparable_types(schema), masked)
+    masked = policy.masked_columns | _POSITIONS
+    return PolicyScope(schema, policy, {ROW_ID: "number"} | _comparable_types(schema), masked)
 
 
 def policy_scope_of_latest(
@@ -101,16 +101,16 @@ def policy_scope_of_latest(
     Policies are made for the latest version of main: on a branch, or in an older version, a column may have another
     name or meaning. Raises PermissionDeniedError for those, and as `policy_scope` does.
     """
-    narrowing = narrowing_of(ctx, record)
-    if narrowing is None:
+    policy = effective_policy_of(ctx, record)
+    if policy is None:
         return None
     if branch and branch != MAIN_BRANCH:
-        raise PermissionDeniedError("Policies bind you on this table: read and change its main branch.")
+        raise PermissionDeniedError("Policies restrict you on this table: read and change its main branch.")
     if version is not None:
         latest = ctx.storage.datasets.open_for_reading(record.location, ctx.storage.options(record.location)).version
         if version != latest:
-            raise PermissionDeniedError("Policies bind you on this table: read its latest version.")
-    return policy_scope(dataset, narrowing)
+            raise PermissionDeniedError("Policies restrict you on this table: read its latest version.")
+    return policy_scope(dataset, policy)
 
 
 def open_with_policies(
@@ -162,7 +162,7 @@ def restrict_query(
         _check_full_text(dataset, request.full_text_query, scope)
     columns = _restrict_columns(request.columns, scope)
     outputs = () if columns is None else (columns.column_aliases or ())
-    only_masks = bool(outputs) and set(outputs) <= set(scope.narrowing.masks)  # Lance reads no rows for constants alone
+    only_masks = bool(outputs) and set(outputs) <= set(scope.policy.masks)  # Lance reads no rows for constants alone
     return msgspec.structs.replace(
         request,
         filter=scope.combine_filter(request.filter),
@@ -184,7 +184,7 @@ def _check_full_text(dataset: lance.LanceDataset, query: models.QueryTableFullTe
 
     Scores weigh words by how many rows of the whole table have them, which would disclose hidden rows.
     """
-    if scope.narrowing.filter is not None:
+    if scope.policy.filter is not None:
         raise PermissionDeniedError(
             "Policies hide rows of this table from you, and full-text scores would tell of them."
         )
@@ -210,7 +210,7 @@ def _restrict_columns(
     requested: models.QueryTableColumns | None, scope: PolicyScope
 ) -> models.QueryTableColumns | None:
     """Return the columns to read: masked ones as an expression, or as NULL that gets its type in the response."""
-    masks = scope.narrowing.masks
+    masks = scope.policy.masks
     if requested is not None and requested.column_aliases is not None:
         if requested.column_names is None:
             for name, text in requested.column_aliases.items():
@@ -230,24 +230,24 @@ def _restrict_columns(
 
 
 def _projection(name: str, scope: PolicyScope) -> str:
-    mask = scope.narrowing.masks.get(name)
+    mask = scope.policy.masks.get(name)
     if mask is None:
         return name if name in _VIRTUAL_COLUMNS else f"`{name}`"
     return "NULL" if mask.expression is None else mask.expression
 
 
-def mask_response(answer: ArrowAnswer, request: models.QueryTableRequest, scope: PolicyScope) -> ArrowAnswer:
+def mask_response(response: ArrowAnswer, request: models.QueryTableRequest, scope: PolicyScope) -> ArrowAnswer:
     """Give columns of nulls the types of the table, and drop row ids that the request does not have."""
     requested = request.columns
     nulls = scope.null_columns if requested is None or requested.column_aliases is None else {}
     requested_names = () if requested is None else (requested.column_names or requested.column_aliases or ())
     shown = [
-        field for field in answer.schema if field.name != ROW_ID or request.with_row_id or ROW_ID in requested_names
+        field for field in response.schema if field.name != ROW_ID or request.with_row_id or ROW_ID in requested_names
     ]
     fields = [pa.field(field.name, nulls[field.name].type) if field.name in nulls else field for field in shown]
-    schema = pa.schema(fields, answer.schema.metadata)
-    masked = (_mask_batch(batch, schema, nulls) for batch in answer.batches)
-    return ArrowAnswer(schema, list(masked) if isinstance(answer.batches, list) else _with_redacted_errors(masked))
+    schema = pa.schema(fields, response.schema.metadata)
+    masked = (_mask_batch(batch, schema, nulls) for batch in response.batches)
+    return ArrowAnswer(schema, list(masked) if isinstance(response.batches, list) else _with_redacted_errors(masked))
 
 
 def _mask_batch(batch: pa.RecordBatch, schema: pa.Schema, nulls: Mapping[str, pa.Field]) -> pa.RecordBatch:
@@ -267,7 +267,7 @@ def check_updates(updates: Mapping[str, str], scope: PolicyScope) -> None:
 
     Raises InvalidInputError, PermissionDeniedError.
     """
-    deciding = _policy_columns(scope.narrowing)
+    deciding = _policy_columns(scope.policy)
     for column, expression in updates.items():
         scope.check_visible(column, "update")
         if column.casefold() in deciding:
@@ -275,10 +275,12 @@ def check_updates(updates: Mapping[str, str], scope: PolicyScope) -> None:
         scope.check_computed(expression, "expression")
 
 
-def _policy_columns(narrowing: Narrowing) -> set[str]:
+def _policy_columns(policy: EffectivePolicy) -> set[str]:
     """Return the columns that filters and masks read: with `coalesce(nullif(open, true), ssn)`, `open` shows ssn."""
-    expressions = [narrowing.filter, *(mask.expression for mask in narrowing.masks.values())]
-    return {name.parts[0].casefold() for text in expressions if text for name in names_in(tokens(text, "policy"))}
+    expressions = [policy.filter, *(mask.expression for mask in policy.masks.values())]
+    return {
+        name.parts[0].casefold() for text in expressions if text for name in column_tokens(tokenize(text, "policy"))
+    }
 
 
 @contextmanager
@@ -290,12 +292,12 @@ def redact_errors() -> Iterator[None]:
         if error.__cause__ is None:
             raise
         raise type(error)(
-            "This fails on a table whose policies bind you, so what Lance says of it is kept back."
+            "This fails on a table whose policies restrict you, so Lance's message is withheld."
         ) from None
 
 
 @contextmanager
 def redact_errors_if_restricted(ctx: Context, record: TableRecord) -> Iterator[None]:
-    """Apply `redact_errors` if policies restrict the principal on the table. Raises what `narrowing_of` raises."""
-    with nullcontext() if narrowing_of(ctx, record) is None else redact_errors():
+    """Apply `redact_errors` if policies restrict the principal on the table. Raises as `effective_policy_of` does."""
+    with nullcontext() if effective_policy_of(ctx, record) is None else redact_errors():
         yield

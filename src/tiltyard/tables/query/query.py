@@ -15,11 +15,12 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access import Privilege, narrowing_of
+from tiltyard.access.caller import effective_policy_of
 from tiltyard.access.needs import on_table
 from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.column_cache import branch_key
 from tiltyard.storage.datasets import cached_row_count
@@ -56,7 +57,9 @@ _SMALL_ROWS = 1000
 _SMALL_BYTES = 1 << 20
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=point_lookup_inline, changes=False, query=True)
+@operation(
+    needs=on_table(Privilege.READ, enforces_policies=True), inline=point_lookup_inline, changes=False, query=True
+)
 def query_table(ctx: Context, request: models.QueryTableRequest) -> ArrowAnswer:
     """Return the rows that a query selects by vector, by text, by filter, or all of them.
 
@@ -123,14 +126,14 @@ def _count_inline(ctx: Context, request: models.CountTableRowsRequest) -> Contex
         return None
     try:
         table = open_cached(ctx, request.id)
-        if table is None or narrowing_of(ctx, table.record) is not None:
+        if table is None or effective_policy_of(ctx, table.record) is not None:
             return None
         return ctx.with_open_table(table_id(request.id), table)
     except LanceNamespaceError:
         return ctx  # the operation raises it again, as quickly
 
 
-@operation(needs=on_table(Privilege.READ, narrowed=True), inline=_count_inline, changes=False, query=True)
+@operation(needs=on_table(Privilege.READ, enforces_policies=True), inline=_count_inline, changes=False, query=True)
 def count_table_rows(ctx: Context, request: models.CountTableRowsRequest) -> int:
     """Return the number of rows, or of those that match a predicate. Raises what `query_table` raises."""
     table, scope = open_with_policies(ctx, request.id, request.branch, request.version)

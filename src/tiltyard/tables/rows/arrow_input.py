@@ -88,7 +88,7 @@ class IncomingRows:
         with self._lock:
             if position < self._read_count:
                 if position >= len(self._first_batches):
-                    raise ConcurrentModificationError("Another request changed this table meanwhile: send it again.")
+                    raise ConcurrentModificationError("A concurrent request changed this table: send the body again.")
                 return self._first_batches[position]
             batch = next(self._batch_iterator, None)
             if batch is not None:

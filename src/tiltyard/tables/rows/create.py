@@ -18,8 +18,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.create_checks import CREATE_TABLE, owner
-from tiltyard.catalog.folder_deletion import delete_marked
+from tiltyard.access.lifecycle_needs import CREATE_TABLE, creator_for
+from tiltyard.catalog.folder_deletion import delete_marked_folder
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation
@@ -95,7 +95,7 @@ def create_table(ctx: Context, request: models.CreateTableRequest, data: ArrowBo
     if record is None:
         return _create_at(ctx, new, location) if location else _create_new(ctx, new)
     if location and location != record.location:
-        raise InvalidInputError(f"The table {display(path)} lies elsewhere: leave the location out.")
+        raise InvalidInputError(f"The table {display(path)} is at another location: leave the location out.")
     if record.declared and not ctx.storage.has_table(record.location):
         return _create_declared(ctx, record, new)
     return _create_over_existing(ctx, record, new)
@@ -162,7 +162,7 @@ def _create_declared(ctx: Context, record: TableRecord, new: NewTable) -> models
             if new.mode is CreateMode.EXIST_OK:
                 return create_response(ctx, ctx.store.mark_written(record.id), target.dataset().version)
             if new.mode is CreateMode.OVERWRITE:
-                raise ConcurrentModificationError("Another request created this table just now: try again.") from None
+                raise ConcurrentModificationError("A concurrent request created this table: try again.") from None
             raise TableAlreadyExistsError(f"Table already exists: {display(new.path)}") from None
     if new.properties is not None:
         record = ctx.store.set_table_properties(record.id, properties)
@@ -205,14 +205,14 @@ def _create_new(ctx: Context, new: NewTable) -> models.CreateTableResponse:
         if not isinstance(error, TableAlreadyExistsError) or new.mode is CreateMode.CREATE:
             raise
         if new.mode is CreateMode.OVERWRITE:
-            raise ConcurrentModificationError("Another request created this table just now: try again.") from error
+            raise ConcurrentModificationError("A concurrent request created this table: try again.") from error
         return create_response(ctx, ctx.store.describe_table(path), None)
     return create_response(ctx, record, version)
 
 
 def _insert_record(ctx: Context, location: str, new: NewTable, version: int) -> TableRecord:
     """Insert a written table into the catalog; in the same transaction, mark the request with a key as committed."""
-    managed, table_owner = new_is_managed(ctx, new.path, new.properties), owner(ctx, new.path[:-1])
+    managed, table_owner = new_is_managed(ctx, new.path, new.properties), creator_for(ctx, new.path[:-1])
     home = ctx.resolved_namespace_id(new.path[:-1])
 
     def work(catalog: UnitOfWork) -> TableRecord:
@@ -275,7 +275,7 @@ def _delete_folder(ctx: Context, location: str) -> None:
     """
     try:
         if ctx.store.schedule_deletion(location, ctx.clock(), DROPPED):  # from here on no record can be inserted for it
-            delete_marked(ctx, location)
+            delete_marked_folder(ctx, location)
     except (LanceNamespaceError, OSError) as error:
         log.warning("cannot delete %s yet: %s", location, error)
 
@@ -284,7 +284,7 @@ def _create_at(ctx: Context, new: NewTable, location: str) -> models.CreateTable
     """Create a table at the client's location: declare it first, so that no two tables have the same location."""
     if not ctx.storage.is_empty(location):
         raise InvalidInputError("The location is not empty: register the table there, or choose another.")
-    managed, table_owner = new_is_managed(ctx, new.path, new.properties), owner(ctx, new.path[:-1])
+    managed, table_owner = new_is_managed(ctx, new.path, new.properties), creator_for(ctx, new.path[:-1])
     record = ctx.store.insert_table(
         new.path,
         location,
@@ -308,7 +308,7 @@ def _withdraw_declaration(ctx: Context, path: Id, record: TableRecord) -> None:
         current = ctx.store.describe_table(path)
         if current.id == record.id and current.declared and not ctx.storage.has_table(record.location):
             ctx.store.remove_table(path, delete_folder=True, expected_id=record.id)
-            delete_marked(ctx, record.location)
+            delete_marked_folder(ctx, record.location)
     except LanceNamespaceError as error:
         log.warning("cannot withdraw the declaration of %s: %s", record.location, error)
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import ConcurrentModificationError, TableAlreadyExistsError
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.modes import InsertMode, parse_mode
 from tiltyard.model.operations import PendingResponse, operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -136,7 +136,7 @@ def _stream_first_version(target: WriteTarget, incoming: IncomingRows) -> tuple[
         return append_fragments(target, dataset, fragments, dataset.version), count_rows(fragments)
     discard(storage, location, fragments)
     raise ConcurrentModificationError(
-        "Another request gave this table its first rows, with other columns: describe it, then insert again."
+        "A concurrent request wrote the first rows of this table, with other columns: describe it, then insert again."
     )
 
 

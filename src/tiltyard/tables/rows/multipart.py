@@ -21,11 +21,11 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.modes import InsertMode
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_new_columns
 from tiltyard.model.spec import models
 from tiltyard.model.table_history import read_transactions
@@ -209,7 +209,7 @@ def _commit(target: WriteTarget, upload_id: str, parts: Sequence[UploadPart]) ->
         except TableAlreadyExistsError:
             if not has_schema(target.dataset(), schema):
                 raise ConcurrentModificationError(
-                    "Another request gave this table its first rows, with other columns: upload again."
+                    "A concurrent request wrote the first rows of this table, with other columns: upload again."
                 ) from None
     read_version = min(part.fragments["version"] for part in parts)
     retry = ConflictRetry(target.ctx.settings.conflict_timeout)

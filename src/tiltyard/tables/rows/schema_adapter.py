@@ -89,7 +89,7 @@ class SchemaAdapter:
 def _check_names(source: pa.Schema, table: pa.Schema) -> None:
     duplicates = sorted({name for name in source.names if source.names.count(name) > 1})
     if duplicates:
-        raise TableSchemaValidationError(f"The column '{duplicates[0]}' comes twice: names are unique.")
+        raise TableSchemaValidationError(f"The column '{duplicates[0]}' occurs twice: names are unique.")
     unknown = list(unknown_fields(pa.struct(list(source)), pa.struct(list(table))))
     if unknown:
         raise TableSchemaValidationError(

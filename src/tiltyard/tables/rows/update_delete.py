@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.operations import Pool, operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import find_table
 from tiltyard.tables.query.batch_sizes import check_change_memory
@@ -40,7 +40,9 @@ def recover_update(
 
 
 @operation(
-    needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES, recovered_by=recover_update
+    needs=on_table(Privilege.READ | Privilege.WRITE, enforces_policies=True),
+    pool=Pool.WRITES,
+    recovered_by=recover_update,
 )
 def update_table(ctx: Context, request: models.UpdateTableRequest) -> models.UpdateTableResponse:
     """Set columns to SQL expressions, on all rows or on those that match a predicate.
@@ -108,7 +110,9 @@ def recover_delete(
 
 
 @operation(
-    needs=on_table(Privilege.READ | Privilege.WRITE, narrowed=True), pool=Pool.WRITES, recovered_by=recover_delete
+    needs=on_table(Privilege.READ | Privilege.WRITE, enforces_policies=True),
+    pool=Pool.WRITES,
+    recovered_by=recover_delete,
 )
 def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> models.DeleteFromTableResponse:
     """Delete the rows that match a predicate.
@@ -135,5 +139,5 @@ def delete_from_table(ctx: Context, request: models.DeleteFromTableRequest) -> m
 def _predicate(text: str) -> str:
     """Return a predicate, checked. Raises InvalidInputError."""
     if not text.strip():
-        raise InvalidInputError("The predicate is empty: 'true' names all rows.")
+        raise InvalidInputError("The predicate is empty: 'true' matches all rows.")
     return check_expression(text, "predicate")

@@ -1,4 +1,4 @@
-"""`tiltyard.publish`: what others do to its tables at the worst moment costs nobody a file, and is told as it is."""
+"""`tiltyard.publish` against concurrent changes at the worst moment: no file is lost, and the error is exact."""
 
 # ruff: noqa: PT012 - what raises is the end of a block, whatever it holds
 
@@ -27,17 +27,19 @@ from lance_namespace import (
 from lance_namespace.errors import InvalidInputError, ServiceUnavailableError, TableAlreadyExistsError, ThrottlingError
 
 import tiltyard
-from tests.conformance.test_publish import ROWS, Answers, Stop, write
-from tests.identity.test_serving import certificate
+from tests.conformance.test_publish import ROWS, RecordingHandler, Stop, write
+from tests.identity.test_startup import certificate
 from tests.services.server import ServerProcess
 from tiltyard.publishing import commit
 from tiltyard.publishing.batch_call import NotSentError, batch_sender
 from tiltyard.runtime.failpoints import Point
 from tiltyard.tables.commits import finalizing
 
+pytestmark = pytest.mark.extended
 
-class Home:
-    """A catalog and its tables on a disk."""
+
+class LocalCatalog:
+    """A catalog and its tables on a local disk."""
 
     def __init__(self, root: Path) -> None:
         self.client = tiltyard.Namespace(str(root), jobs=0, retention_days=0)
@@ -47,11 +49,11 @@ class Home:
 
     def files(self, name: str) -> set[str]:
         folder = self.location(name)
-        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        return {path for path in found if not path.endswith("latest_version_hint.json")}
+        files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        return {path for path in files if not path.endswith("latest_version_hint.json")}
 
     def rows(self, name: str, version: int | None = None) -> int:
-        """Counted by reading them."""
+        """Count rows by reading them."""
         return int(lance.dataset(namespace_client=self.client, table_id=[name], version=version).to_table().num_rows)
 
     def rename(self, name: str, other: str) -> None:
@@ -62,59 +64,59 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCatalog]:
     monkeypatch.setattr(commit, "PAUSES", (0, 0))
-    home = Home(tmp_path / "root")
-    with home.client:
-        yield home
+    catalog = LocalCatalog(tmp_path / "root")
+    with catalog.client:
+        yield catalog
 
 
-def behind_the_record(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> None:
-    """Somebody does something at the moment when a batch is recorded, and its manifests are not in their places."""
-    left = [work]
+def run_after_record(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
+    """Run an action once, when a batch is recorded and its manifests are not finalized."""
+    actions = [action]
 
     def reached(point: Point) -> None:
-        if point is Point.AFTER_RECORD and left:
-            left.pop()()
+        if point is Point.AFTER_RECORD and actions:
+            actions.pop()()
 
     monkeypatch.setattr(finalizing, "reach", reached)
 
 
-def test_publish_whose_table_is_dropped_behind_the_record_is_published(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def test_publish_whose_table_is_dropped_after_the_record_is_published(
+    catalog: LocalCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
-        write(home.client, [name])
-    with tiltyard.publish(home.client) as tables:
+        write(catalog.client, [name])
+    with tiltyard.publish(catalog.client) as tables:
         for name in ("b", "a"):
             write(tables, [name], "append")
         write(tables, ["new"])
-        behind_the_record(monkeypatch, lambda: home.drop("a"))
-    assert (home.rows("b"), home.rows("new")) == (6, 3)
+        run_after_record(monkeypatch, lambda: catalog.drop("a"))
+    assert (catalog.rows("b"), catalog.rows("new")) == (6, 3)
 
 
-def test_publish_whose_version_loses_its_place_behind_the_record_says_so_and_deletes_nothing(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def test_publish_whose_version_is_replaced_after_the_record_is_uncertain_and_deletes_nothing(
+    catalog: LocalCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
-        write(home.client, [name])
-    location = home.location("a")
+        write(catalog.client, [name])
+    location = catalog.location("a")
     with (
         pytest.raises(tiltyard.PublishUncertainError, match="published all but a:"),
-        tiltyard.publish(home.client) as tables,
+        tiltyard.publish(catalog.client) as tables,
     ):
         for name in ("b", "a"):
             write(tables, [name], "append")
         write(tables, ["new"])
-        behind_the_record(monkeypatch, lambda: lance.write_dataset(ROWS.slice(2), location, mode="append"))
-    assert (home.rows("a"), home.rows("b"), home.rows("new")) == (4, 6, 3)
+        run_after_record(monkeypatch, lambda: lance.write_dataset(ROWS.slice(2), location, mode="append"))
+    assert (catalog.rows("a"), catalog.rows("b"), catalog.rows("new")) == (4, 6, 3)
 
 
-def test_publish_whose_manifests_cannot_be_placed_is_not_taken_for_refused(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def test_publish_whose_manifests_cannot_be_finalized_is_not_rolled_back(
+    catalog: LocalCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a storage that refuses the server for a moment."""
-    write(home.client, ["a"])
+    """The storage refuses the server's requests for a moment."""
+    write(catalog.client, ["a"])
 
     def refused(*_: Any) -> None:
         raise InvalidInputError("no")
@@ -122,94 +124,93 @@ def test_publish_whose_manifests_cannot_be_placed_is_not_taken_for_refused(
     with monkeypatch.context() as patch:
         for name in ("rename_checked", "finalize", "finalize_content"):
             patch.setattr(f"tiltyard.storage.manifest_store.ManifestStore.{name}", refused)
-        with pytest.raises(tiltyard.PublishUncertainError), tiltyard.publish(home.client) as tables:
+        with pytest.raises(tiltyard.PublishUncertainError), tiltyard.publish(catalog.client) as tables:
             write(tables, ["a"], "append")
             write(tables, ["new"])
-    assert (home.rows("a"), home.rows("new")) == (6, 3)
+    assert (catalog.rows("a"), catalog.rows("new")) == (6, 3)
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_publish_that_fails_on_a_renamed_table_deletes_none_of_its_files(home: Home, again: bool) -> None:
-    """Even if somebody has made another table of the name, so that nobody can be asked about the renamed one."""
-    write(home.client, ["a"])
-    with pytest.raises(tiltyard.PublishConflictError), tiltyard.publish(home.client) as tables:
+def test_publish_that_fails_on_a_renamed_table_deletes_none_of_its_files(catalog: LocalCatalog, again: bool) -> None:
+    """Even if another table has the name now, so that the client cannot look up the renamed one."""
+    write(catalog.client, ["a"])
+    with pytest.raises(tiltyard.PublishConflictError), tiltyard.publish(catalog.client) as tables:
         write(tables, ["a"], "append")
         for _ in range(2):
-            write(home.client, ["a"], "append", ROWS.slice(2))
+            write(catalog.client, ["a"], "append", ROWS.slice(2))
         with suppress(OSError):
             write(tables, ["a"], "append")  # Lance finds their versions in storage
-        home.rename("a", "other")
+        catalog.rename("a", "other")
         if again:
-            write(home.client, ["a"])
+            write(catalog.client, ["a"])
             for _ in range(3):
-                write(home.client, ["a"], "append")
-    assert home.rows("other") == 5
-    left = home.files("other")
-    assert not any("_publishing-" in path or ".manifest-" in path for path in left)
+                write(catalog.client, ["a"], "append")
+    assert catalog.rows("other") == 5
+    assert not any("_publishing-" in path or ".manifest-" in path for path in catalog.files("other"))
 
 
-def test_publish_that_reads_a_table_replaced_meanwhile_names_it(home: Home) -> None:
-    write(home.client, ["a"])
-    with pytest.raises(tiltyard.PublishConflictError) as conflict, tiltyard.publish(home.client) as tables:
+def test_publish_that_reads_a_table_replaced_meanwhile_names_it(catalog: LocalCatalog) -> None:
+    write(catalog.client, ["a"])
+    with pytest.raises(tiltyard.PublishConflictError) as conflict, tiltyard.publish(catalog.client) as tables:
         write(tables, ["a"], "append")
-        home.rename("a", "other")
-        write(home.client, ["a"])
+        catalog.rename("a", "other")
+        write(catalog.client, ["a"])
         lance.dataset(namespace_client=tables, table_id=["a"])
     assert conflict.value.tables == (("a",),)
 
 
-def test_publish_that_fails_keeps_what_a_restored_version_needs_in_a_copied_folder(home: Home) -> None:
-    """A copy's data may be younger than its manifests."""
-    write(home.client, ["t"])
-    write(home.client, ["t"], "overwrite", ROWS.slice(2))
-    folder = home.location("t")
+def test_publish_that_fails_keeps_what_a_restored_version_needs_in_a_copied_folder(catalog: LocalCatalog) -> None:
+    """The data files of a copy may be newer than its manifests."""
+    write(catalog.client, ["t"])
+    write(catalog.client, ["t"], "overwrite", ROWS.slice(2))
+    folder = catalog.location("t")
     for path in (folder / "data").iterdir():
         shutil.copyfile(path, folder / "copy")
         (folder / "copy").replace(path)
-    with suppress(Stop), tiltyard.publish(home.client) as tables:
+    with suppress(Stop), tiltyard.publish(catalog.client) as tables:
         lance.dataset(namespace_client=tables, table_id=["t"]).checkout_version(1).restore()
         raise Stop
-    assert (home.rows("t", 1), home.rows("t")) == (3, 1)
+    assert (catalog.rows("t", 1), catalog.rows("t")) == (3, 1)
 
 
-def test_publish_that_fails_leaves_no_blobs(home: Home) -> None:
+def test_publish_that_fails_leaves_no_blobs(catalog: LocalCatalog) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), blob_field("content")])
     rows = pa.table({"id": [1, 2], "content": blob_array([b"x" * 5_000_000, b"y" * 200_000])}, schema=schema)
-    lance.write_dataset(rows, namespace_client=home.client, table_id=["t"], data_storage_version="2.2")
-    before = home.files("t")
+    lance.write_dataset(rows, namespace_client=catalog.client, table_id=["t"], data_storage_version="2.2")
+    before = catalog.files("t")
     assert any(path.endswith(".blob") for path in before)
-    with suppress(Stop), tiltyard.publish(home.client) as tables:
+    with suppress(Stop), tiltyard.publish(catalog.client) as tables:
         lance.write_dataset(rows, namespace_client=tables, table_id=["t"], mode="append")
-        assert sum(path.endswith(".blob") for path in home.files("t") - before) > 0
+        assert sum(path.endswith(".blob") for path in catalog.files("t") - before) > 0
         raise Stop
-    assert home.files("t") == before
+    assert catalog.files("t") == before
 
 
-def test_publish_deregisters_the_table_that_it_saw_and_no_other_of_its_name(home: Home) -> None:
-    write(home.client, ["old"])
-    with pytest.raises(tiltyard.PublishConflictError, match="old first"), tiltyard.publish(home.client) as tables:
+def test_publish_deregisters_the_table_that_it_saw_and_no_other_of_its_name(catalog: LocalCatalog) -> None:
+    write(catalog.client, ["old"])
+    with pytest.raises(tiltyard.PublishConflictError, match="old first"), tiltyard.publish(catalog.client) as tables:
         tables.deregister_table(DeregisterTableRequest(id=["old"]))
-        home.rename("old", "kept")
-        write(home.client, ["old"])
-    assert (home.rows("old"), home.rows("kept")) == (3, 3)
+        catalog.rename("old", "kept")
+        write(catalog.client, ["old"])
+    assert (catalog.rows("old"), catalog.rows("kept")) == (3, 3)
 
 
-def test_publish_declares_no_table_that_it_has_written_before_somebody_dropped_it(home: Home) -> None:
-    write(home.client, ["t"])
-    with suppress(Stop), tiltyard.publish(home.client) as tables:
+def test_publish_declares_no_table_that_it_has_written_before_somebody_dropped_it(catalog: LocalCatalog) -> None:
+    write(catalog.client, ["t"])
+    with suppress(Stop), tiltyard.publish(catalog.client) as tables:
         write(tables, ["t"], "append")
-        home.drop("t")
+        catalog.drop("t")
         with pytest.raises(TableAlreadyExistsError, match="was there when this block wrote it"):
             tables.declare_table({"id": ["t"]})
         raise Stop
 
 
-def test_publish_takes_no_version_of_a_thread_that_is_late(home: Home) -> None:
-    write(home.client, ["t"])
-    with tiltyard.publish(home.client) as tables:
+def test_publish_takes_no_version_of_a_thread_that_is_late(catalog: LocalCatalog) -> None:
+    write(catalog.client, ["t"])
+    with tiltyard.publish(catalog.client) as tables:
         changes = tables._changes
-        asked = write(tables, ["t"], "append").uri
-    assert asked and home.rows("t") == 6
+        location = write(tables, ["t"], "append").uri
+    assert location and catalog.rows("t") == 6
     [operation] = changes.operations
     assert operation.create_table_version is not None
     with pytest.raises(InvalidInputError, match="has ended"):
@@ -217,35 +218,37 @@ def test_publish_takes_no_version_of_a_thread_that_is_late(home: Home) -> None:
 
 
 @pytest.mark.parametrize("error", [NotSentError("refused"), ThrottlingError("slowly")])
-def test_publish_that_no_server_has_heard_of_leaves_nothing(
-    home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_publish_that_no_server_has_received_is_rolled_back(
+    catalog: LocalCatalog, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def unheard(*_: Any) -> None:
+    def not_received(*_: Any) -> None:
         raise error
 
-    with pytest.raises(type(error)), tiltyard.publish(home.client) as tables:
+    with pytest.raises(type(error)), tiltyard.publish(catalog.client) as tables:
         location = write(tables, ["new"]).uri
-        monkeypatch.setattr(tables, "_send", unheard)
+        monkeypatch.setattr(tables, "_send", not_received)
     assert not Path(location).exists()
 
 
-def test_publish_tries_again_what_no_server_has_heard_of(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_retries_a_batch_that_no_server_has_received(
+    catalog: LocalCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers: list[Exception] = [NotSentError("refused"), ThrottlingError("slowly")]
 
-    def heard_at_last(request: BatchCommitTablesRequest, key: str | None) -> Any:
+    def received_at_last(request: BatchCommitTablesRequest, key: str | None) -> Any:
         if answers:
             raise answers.pop()
-        return home.client.batch_commit_tables(request)
+        return catalog.client.batch_commit_tables(request)
 
-    with tiltyard.publish(home.client) as tables:
+    with tiltyard.publish(catalog.client) as tables:
         write(tables, ["new"])
-        monkeypatch.setattr(tables, "_send", heard_at_last)
-    assert home.rows("new") == 3
+        monkeypatch.setattr(tables, "_send", received_at_last)
+    assert catalog.rows("new") == 3
 
 
-def test_sender_tells_a_server_that_is_not_there_from_one_that_does_not_answer() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        server.seen, server.answers = [], []  # type: ignore[attr-defined]  # it breaks off: there is no answer
+def test_batch_sender_distinguishes_an_unreachable_server_from_a_lost_response() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), RecordingHandler) as server:
+        server.requests, server.responses = [], []  # type: ignore[attr-defined]  # it breaks off: there is no answer
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client = rust.RestNamespace(uri=f"http://127.0.0.1:{server.server_port}")
@@ -257,7 +260,7 @@ def test_sender_tells_a_server_that_is_not_there_from_one_that_does_not_answer()
         send(BatchCommitTablesRequest(operations=[]), "a key")
 
 
-def test_publish_by_https_trusts_whom_it_is_told_to(tmp_path: Path) -> None:
+def test_publish_by_https_verifies_with_the_given_authorities(tmp_path: Path) -> None:
     chain, key = certificate(tmp_path)
     server = ServerProcess(tmp_path / "root", "--tls-certificate", str(chain), "--tls-key", str(key))
     try:

@@ -1,4 +1,4 @@
-"""Credentials that clients are given: pylance works with them through their end, and they open one table's folder."""
+"""Vended credentials: pylance renews them before they expire, and they open only one table's folder."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.services.server import ServerProcess
 from tests.services.wire import stream
 
 SECONDS = 6
-"""How long credentials of `hasty` live: clients ask anew two seconds before the end, and none of them takes as long."""
+"""Lifetime of the credentials of `hasty`: clients renew them two seconds before expiry, and no step takes longer."""
 ROWS = pa.table({"n": [1, 2, 3]})
 
 
 @dataclass(frozen=True)
 class Lake:
-    """A server whose storage hands out credentials."""
+    """A server whose storage vends credentials."""
 
     objects: GuardedS3
     server: ServerProcess
@@ -42,13 +42,13 @@ class Lake:
         return self.http.post(path, json=body)
 
     def options(self, table: str, **body: Any) -> dict[str, str]:
-        found = self.post(f"/v1/table/{table}/describe", **body)
-        assert found.status_code == 200, found.text
-        options: dict[str, str] = found.json()["storage_options"]
+        response = self.post(f"/v1/table/{table}/describe", **body)
+        assert response.status_code == 200, response.text
+        options: dict[str, str] = response.json()["storage_options"]
         return options
 
     def new_table(self, name: str) -> str:
-        """A table with rows, written with vended credentials; its location."""
+        """Write a table with vended credentials; return its location."""
         lance.write_dataset(ROWS, namespace_client=self.namespace(), table_id=[name])
         location: str = self.post(f"/v1/table/{name}/describe").json()["location"]
         return location
@@ -60,7 +60,7 @@ class Lake:
         return self.client({"aws_access_key_id": "testing", "aws_secret_access_key": "testing"})
 
     def client(self, options: dict[str, str]) -> Any:
-        """S3 with these credentials, and nothing of Lance around it."""
+        """Create a plain S3 client with these credentials."""
         keys = {name: options[name] for name in options if name.startswith("aws_") and "key" in name}
         token = options.get("aws_session_token")
         return boto3.client(
@@ -70,22 +70,22 @@ class Lake:
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """One whose credentials outlive the tests."""
+    """A lake whose credentials outlive the tests."""
     yield from standing(tmp_path_factory.mktemp("lake"), 0)
 
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """One whose credentials end while they are used."""
+    """A lake whose credentials expire during the tests."""
     yield from standing(tmp_path_factory.mktemp("hasty"), SECONDS)
 
 
 def standing(folder: Path, seconds: int) -> Iterator[Lake]:
-    """A lake whose credentials live for so long; 0 is what the server asks for."""
+    """Run a lake whose credentials have this lifetime; 0 is the server's own."""
     with guarded_s3(seconds) as objects, pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
             patch.delenv(name, raising=False)
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # clients have no credentials but those they are given
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # clients have only vended credentials
         bucket = objects.new_bucket("lake")
         environ = {"TILTYARD_STORAGE": json.dumps({"lake": objects.storage(bucket)}), **SECRETS}
         flags = "--db", f"sqlite:///{folder}/catalog.db", "--log-level", "debug"
@@ -95,7 +95,7 @@ def standing(folder: Path, seconds: int) -> Iterator[Lake]:
         server.stop()
 
 
-def test_describe_table_pylance_reads_and_appends_through_the_end_of_its_credentials(hasty: Lake) -> None:
+def test_describe_table_pylance_reads_and_appends_through_the_expiry_of_its_credentials(hasty: Lake) -> None:
     hasty.new_table("lasting")
     dataset = lance.dataset(namespace_client=hasty.namespace(), table_id=["lasting"])
     before, until = len(hasty.objects.log()), time.monotonic() + 1.5 * SECONDS
@@ -110,13 +110,13 @@ def test_describe_table_pylance_reads_and_appends_through_the_end_of_its_credent
     assert len({entry["key"] for entry in log}) >= 3
 
 
-def test_describe_table_pylance_keeps_one_handle_through_the_end_of_its_credentials(hasty: Lake) -> None:
+def test_describe_table_pylance_keeps_one_handle_through_the_expiry_of_its_credentials(hasty: Lake) -> None:
     hasty.new_table("held")
     dataset = lance.dataset(namespace_client=hasty.namespace(), table_id=["held"])
     before, until = len(hasty.objects.log()), time.monotonic() + 1.5 * SECONDS
     while time.monotonic() < until:
         assert dataset.checkout_version(1).take([0, 2], columns=["n"]).column("n").to_pylist() == [1, 3]
-        dataset.versions()  # asks the storage each time
+        dataset.versions()  # a request to the storage each time
         time.sleep(0.5)
     dataset.insert(ROWS)
     log = [entry for entry in hasty.objects.log()[before:] if "key" in entry]
@@ -137,7 +137,7 @@ def test_describe_table_options_are_in_the_keys_of_lance(lake: Lake) -> None:
     assert set(without) == {"aws_endpoint", "aws_region", "allow_http"}
 
 
-def test_describe_table_options_say_when_they_end(hasty: Lake) -> None:
+def test_describe_table_options_have_their_expiry(hasty: Lake) -> None:
     hasty.new_table("ends")
     before = time.time() * 1000
     options = hasty.options("ends", vend_credentials=True)
@@ -197,12 +197,12 @@ def test_cve_2026_42810_wildcards_in_a_folder_open_only_that_folder(lake: Lake, 
         assert declared.status_code == 400  # the start of a query
         return
     assert declared.status_code == 200, declared.text
-    client, own = lake.client(declared.json()["storage_options"]), lake.own_client()
+    client, unrestricted = lake.client(declared.json()["storage_options"]), lake.own_client()
     client.put_object(Bucket="lake", Key=f"{path}/data/x", Body=b"mine")
     assert client.list_objects_v2(Bucket="lake", Prefix=f"{path}/")["KeyCount"] == 1
     for other in ("a-secret-b", "axb", "a/b", "tables", "a*b*"):
         key = f"imports/{name}/{other}/data/x"
-        own.put_object(Bucket="lake", Key=key, Body=b"secret")
+        unrestricted.put_object(Bucket="lake", Key=key, Body=b"secret")
         with pytest.raises(ClientError, match="AccessDenied"):
             client.get_object(Bucket="lake", Key=key)
 
@@ -221,28 +221,28 @@ def test_cve_2026_42812_properties_move_no_table_past_the_check(lake: Lake) -> N
 
 def test_describe_table_many_at_once_fetch_one_session(lake: Lake) -> None:
     lake.post("/v1/table/crowd/declare", vend_credentials=False)
-    before, found = len(lake.objects.sessions()), []
-    threads = [threading.Thread(target=lambda: found.append(lake.options("crowd"))) for _ in range(16)]
+    before, responses = len(lake.objects.sessions()), []
+    threads = [threading.Thread(target=lambda: responses.append(lake.options("crowd"))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({options["aws_session_token"] for options in found}) == 1
+    assert len({options["aws_session_token"] for options in responses}) == 1
     assert len(lake.objects.sessions()) == before + 1
 
 
 def test_declare_table_with_a_key_remembers_no_secret(lake: Lake) -> None:
     body = {"vend_credentials": True}
     for _ in range(2):
-        told = lake.http.post("/v1/table/remembered/declare", json=body, headers={"idempotency-key": "once"})
-        assert set(told.json()["storage_options"]) == {"aws_endpoint", "aws_region", "allow_http"}
-    assert told.headers["idempotent-replayed"] == "true"
+        response = lake.http.post("/v1/table/remembered/declare", json=body, headers={"idempotency-key": "once"})
+        assert set(response.json()["storage_options"]) == {"aws_endpoint", "aws_region", "allow_http"}
+    assert response.headers["idempotent-replayed"] == "true"
     assert "aws_session_token" in lake.options("remembered")
 
 
 def test_open_table_through_the_remote_protocol_fetches_no_credentials(lake: Lake) -> None:
-    made = lake.http.post("/v1/table/remote/create", content=stream(ROWS))  # by the server, with its own key
-    assert made.status_code == 200, made.text
+    response = lake.http.post("/v1/table/remote/create", content=stream(ROWS))  # by the server, with its own key
+    assert response.status_code == 200, response.text
     before = len(lake.objects.sessions())
     table = lancedb.connect("db://lake", api_key="none", host_override=lake.server.url).open_table("remote")
     assert table.count_rows() == 3
@@ -280,8 +280,8 @@ def test_publish_outlasts_the_credentials_of_a_new_table(hasty: Lake) -> None:
         for _ in range(2):
             time.sleep(SECONDS + 1)
             lance.write_dataset(ROWS, namespace_client=tables, table_id=["lasting_new"], mode="append")
-    made = lance.dataset(namespace_client=hasty.namespace(), table_id=["lasting_new"])
-    assert (made.uri, made.count_rows()) == (location, 9)
+    dataset = lance.dataset(namespace_client=hasty.namespace(), table_id=["lasting_new"])
+    assert (dataset.uri, dataset.count_rows()) == (location, 9)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -290,7 +290,7 @@ def test_publish_outlasts_the_credentials_of_the_tables_that_are_there(hasty: La
     location = hasty.new_table(name)
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     before = hasty.own_client().list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
-    time.sleep(1.1)  # object stores date files to the second: what the block writes is younger
+    time.sleep(1.1)  # object stores have modification times in seconds: the block's files are newer
     with suppress(ZeroDivisionError), tiltyard.publish(hasty.namespace()) as tables:
         lance.write_dataset(ROWS, namespace_client=tables, table_id=[name], mode="append")
         time.sleep(SECONDS + 1)

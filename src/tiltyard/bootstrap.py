@@ -8,7 +8,7 @@ import pkgutil
 import tiltyard.catalog
 import tiltyard.identity
 import tiltyard.tables
-from tiltyard.access import Access
+from tiltyard.access.rights import RightsCache
 from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.model.paging import Paging
@@ -47,7 +47,7 @@ def open_services(settings: Settings) -> Services:
         storage=storage,
         paging=paging,
         clock=wall_clock,
-        access=Access(store),
+        rights_cache=RightsCache(store),
         finalized_log=FinalizedLog(storage.sync, store.mark_finalized),
         known_tables=KnownTables(),
         outage_log=OutageLog(storage.roots.locations, database),

@@ -13,7 +13,7 @@ from tiltyard.model.principals import EVERYBODY, Principal
 if TYPE_CHECKING:
     import lance
 
-    from tiltyard.access.rights import Access
+    from tiltyard.access.rights import RightsCache
     from tiltyard.config import Settings
     from tiltyard.model.ids import Id
     from tiltyard.model.paging import Paging
@@ -58,7 +58,7 @@ class Services:
     storage: Storage
     paging: Paging
     clock: Callable[[], int]
-    access: Access
+    rights_cache: RightsCache
     finalized_log: FinalizedLog
     known_tables: KnownTables
     outage_log: OutageLog
@@ -127,8 +127,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         return self.services.paging
 
     @property
-    def access(self) -> Access:
-        return self.services.access
+    def rights_cache(self) -> RightsCache:
+        return self.services.rights_cache
 
     @property
     def clock(self) -> Callable[[], int]:

@@ -12,9 +12,8 @@ import tiltyard
 from tests.conformance.cases import ROWS
 from tests.services.postgres import PostgresServer, postgres_server
 from tests.services.wire import stream
-from tiltyard.access import Privilege
 from tiltyard.model.principals import EVERYBODY, Principal
-from tiltyard.model.privileges import parse_privileges
+from tiltyard.model.privileges import Privilege, parse_privileges
 from tiltyard.store.access.grants import NAMESPACE, SERVER, TABLE
 
 ROWS_AS_STREAM = stream(ROWS)
@@ -63,7 +62,7 @@ class Catalog:
     def changed(self) -> None:
         """Let all twins look for changes at their next call, as if a second had passed."""
         for twin in self._twins.values():
-            twin._services.access.changed()
+            twin._services.rights_cache.refresh_next()
 
     def close(self) -> None:
         for twin in self._twins.values():

@@ -9,7 +9,7 @@ from lance_namespace.errors import PermissionDeniedError, ServiceUnavailableErro
 
 from tests.access.conftest import Catalog
 from tests.access.scenes import ARROW, Admin, outcome, send
-from tests.identity.answers import SLACK_SECONDS
+from tests.identity.responses import SLACK_SECONDS
 from tests.services.lossy import wait_for
 from tests.services.postgres import PostgresServer
 from tests.services.proxy import Proxy
@@ -90,7 +90,7 @@ def test_grants_that_cannot_be_looked_up_are_unavailable_not_allowed(
     catalog.grant("ann", "read", table=("t",))
     ann = catalog.as_("ann")
     ann._services.store.close()
-    ann._services.access.changed()
+    ann._services.rights_cache.refresh_next()
     with pytest.raises(ServiceUnavailableError):
         ann.table_exists(TABLE)
 

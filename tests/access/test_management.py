@@ -14,9 +14,9 @@ from lance_namespace.errors import (
 )
 
 from tests.access.conftest import Catalog
-from tiltyard.model.privileges import ALL, words
+from tiltyard.model.privileges import ALL, privilege_names
 
-EVERYTHING = words(ALL)
+EVERYTHING = privilege_names(ALL)
 READER = {"grantee": "bob", "privileges": ["read"]}
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tiltyard.access.policies import Mask, MaskKind, Policy, filled, narrowing
-from tiltyard.access.predicates import check_filter, check_value, tokens
+from tiltyard.access.policies import Mask, MaskKind, Policy, bind_principal, effective_policy
+from tiltyard.access.predicates import check_filter, check_visible_expression, tokenize
 from tiltyard.model.principals import Principal
 from tiltyard.store import PolicyRecord
 
@@ -44,7 +44,7 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_tokens_that_are_taken_pair_their_brackets_and_begin_no_comment(text: str) -> None:
     try:
-        found = tokens(text, "filter")
+        found = tokenize(text, "filter")
     except InvalidInputError:
         return
     depth = 0
@@ -79,34 +79,34 @@ def test_filter_that_may_fail_on_a_row_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["*", "concat(*)", "struct(id, *)", "name -- x", "(id))", "id; id"])
 def test_expression_of_all_columns_or_half_a_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
-        check_value(text, "expression", COLUMNS, frozenset())
+        check_visible_expression(text, "expression", COLUMNS, frozenset())
 
 
 @pytest.mark.parametrize("text", ["Name", "`name`", "lower(NAME)", "s.name", "name.x", "id + name"])
 def test_expression_of_a_masked_column_is_refused(text: str) -> None:
     with pytest.raises(PermissionDeniedError):
-        check_value(text, "expression", COLUMNS, frozenset({"name"}))
+        check_visible_expression(text, "expression", COLUMNS, frozenset({"name"}))
 
 
 def test_filled_puts_the_principal_in_as_a_constant() -> None:
     asked = Principal("o'ne' OR 'a'='a", ("x') OR (true", "night"))
     text = "owner = principal() AND (in_group('night') OR in_group('day') OR in_group('x'') OR (true'))"
-    assert filled(text, asked) == "owner = 'o''ne'' OR ''a''=''a' AND ( true OR false OR true )"
+    assert bind_principal(text, asked) == "owner = 'o''ne'' OR ''a''=''a' AND ( true OR false OR true )"
 
 
 @pytest.mark.parametrize("name", ["a\\", "a\n", "\0"])
 def test_filled_for_a_name_that_is_no_safe_constant_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError):
-        filled("owner = principal()", Principal(name))
+        bind_principal("owner = principal()", Principal(name))
 
 
 def record(policy: Policy, name: str = "p") -> PolicyRecord:
-    return PolicyRecord(name, policy.document(), "root", 0)
+    return PolicyRecord(name, policy.to_json(), "root", 0)
 
 
-def test_narrowing_of_several_joins_filters_and_takes_the_stricter_mask() -> None:
+def test_effective_policy_of_several_joins_filters_and_takes_the_stricter_mask() -> None:
     shown, other = (Mask("a", MaskKind.EXPRESSION, f"'{text}'") for text in "xy")
-    found = narrowing(
+    found = effective_policy(
         [
             record(Policy("a = 1 OR b = 2", (shown, Mask("b", MaskKind.HIDE)))),
             record(Policy("c = 3", (other, Mask("b", MaskKind.NULL)))),
@@ -117,16 +117,16 @@ def test_narrowing_of_several_joins_filters_and_takes_the_stricter_mask() -> Non
     )
     assert found is not None and found.filter == "(a = 1 OR b = 2) AND (c = 3)"
     assert found.masks == {"a": Mask("a", MaskKind.NULL), "b": Mask("b", MaskKind.HIDE)}
-    assert narrowing([record(Policy("false", (), ("out",)))], Principal("ann"), ["out"]) is None
+    assert effective_policy([record(Policy("false", (), ("out",)))], Principal("ann"), ["out"]) is None
 
 
-def test_narrowing_by_a_policy_that_cannot_be_read_is_refused() -> None:
+def test_effective_policy_with_a_policy_that_cannot_be_read_is_refused() -> None:
     for text in ("", "{", '{"filter": 1}', '{"masks": [{"column": "a", "kind": "blur"}]}'):
         with pytest.raises(PermissionDeniedError):
-            narrowing([PolicyRecord("p", text, "root", 0)], Principal("ann"), [])
+            effective_policy([PolicyRecord("p", text, "root", 0)], Principal("ann"), [])
 
 
 def test_tokens_of_a_long_list_are_read_in_no_time() -> None:
     began = time.process_time()
-    assert len(tokens("name IN (" + ", ".join(["'abcdefgh'"] * 50_000) + ")", "filter")) == 100_003
+    assert len(tokenize("name IN (" + ", ".join(["'abcdefgh'"] * 50_000) + ")", "filter")) == 100_003
     assert time.process_time() - began < 5  # all that stands before each text, looked at anew, would take minutes

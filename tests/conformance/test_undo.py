@@ -19,7 +19,7 @@ from tests.conformance.conftest import Raw
 from tests.services.server import ServerProcess
 from tiltyard.bootstrap import open_services
 from tiltyard.catalog import garbage
-from tiltyard.catalog.garbage import UnknownFolder, unknown_folders
+from tiltyard.catalog.garbage import UnknownFolder, find_unknown_folders
 from tiltyard.cli import main
 from tiltyard.config import Settings
 from tiltyard.context import Context
@@ -249,12 +249,12 @@ def test_gc_command_counts_the_unknown_folders_that_it_removed(tmp_path: Path, m
         lance.write_dataset(ROWS, folder)
 
     def look_and_let_register(ctx: Context) -> list[UnknownFolder]:
-        found = unknown_folders(ctx)
+        found = find_unknown_folders(ctx)
         ctx.store.insert_table(("back",), back, {}, registered=True)
         return found
 
     open_services(Settings(root=str(tmp_path))).store.close()  # as a server has left it
-    monkeypatch.setattr(garbage, "unknown_folders", look_and_let_register)
+    monkeypatch.setattr(garbage, "find_unknown_folders", look_and_let_register)
     told = tiltyard(tmp_path, "gc", "--unknown-folders", "--gc-safety-days", "0")
     assert back in told and gone in told and "Removed 1 unknown folders" in told
     assert lance.dataset(back).count_rows() == 3 and not Path(gone).exists()

@@ -1,4 +1,4 @@
-"""Whose word about the caller is taken: that of listed proxies, and of nobody else."""
+"""Forwarded headers: accepted from listed proxies only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import httpx
 import pytest
 import uvicorn
 
-from tests.identity.answers import wait_for
+from tests.identity.responses import wait_for
 from tiltyard.config import load_settings
-from tiltyard.server.startup_checks import network
+from tiltyard.server.startup_checks import uvicorn_network_options
 
 FORGED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
 
@@ -29,7 +29,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def echoing(trusted: list[str]) -> Iterator[str]:
     """A server with the network options that `tiltyard serve` would give it."""
-    options = network(load_settings({"trusted_proxies": trusted}, environ={}))
+    options = uvicorn_network_options(load_settings({"trusted_proxies": trusted}, environ={}))
     server = uvicorn.Server(uvicorn.Config(echo, port=0, lifespan="off", log_config=None, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -42,7 +42,7 @@ def echoing(trusted: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("trusted", [["127.0.0.1"], ["127.0.0.0/8"], ["10.0.0.1", "127.0.0.1"]])
-def test_forwarded_headers_of_a_listed_proxy_are_believed(trusted: list[str]) -> None:
+def test_forwarded_headers_of_a_listed_proxy_are_used(trusted: list[str]) -> None:
     with echoing(trusted) as url:
         assert httpx.get(url, headers=FORGED, timeout=60).json() == ["203.0.113.7", "https"]
         through_two = {**FORGED, "x-forwarded-for": "198.51.100.9, 203.0.113.7"}
@@ -50,7 +50,7 @@ def test_forwarded_headers_of_a_listed_proxy_are_believed(trusted: list[str]) ->
 
 
 @pytest.mark.parametrize("trusted", [[], ["10.0.0.1"], ["::1"]])
-def test_forwarded_headers_of_anybody_else_are_ignored(trusted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_headers_of_others_are_ignored(trusted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn's own variable has no say
     with echoing(trusted) as url:
         assert httpx.get(url, headers=FORGED, timeout=60).json() == ["127.0.0.1", "http"]

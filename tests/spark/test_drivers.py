@@ -114,7 +114,7 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
     assert noted(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)  # two JVMs start, one after the other, beside that of other tests
 def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
     server: ServerProcess, start_worker: Start, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Lists that leave out what one may not see, with full pages still: the catalog pages through what is visible."""
+"""Lists of the objects that the caller can see; pages are full, since the catalog filters before it pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access.visibility import rights_of
+from tiltyard.access.caller import caller_rights
 from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 ROOT = 1
 
 
-def short(ctx: Context, request: object) -> Context | None:
-    """For `inline`: these lists are short reads, unless they begin with very many grants."""
-    return ctx if ctx.principal.administrator or rights_of(ctx).few else None
+def inline_unless_many_grants(ctx: Context, request: object) -> Context | None:
+    """Return the context, as `inline` of a list: it is a short read, unless it is filtered by very many grants."""
+    return ctx if ctx.principal.administrator or caller_rights(ctx).has_few_grants else None
 
 
 def list_namespaces(ctx: Context, path: Id, after: str | None, count: int) -> list[str]:
-    """Names of the namespaces directly in one. Raises NamespaceNotFoundError."""
+    """Return the names of the namespaces directly in one. Raises NamespaceNotFoundError."""
     store = ctx.store
     if ctx.principal.administrator:
         return store.list_namespaces(path, after, count)
-    home, rights = store.describe_namespace(path).id, rights_of(ctx)
-    if rights.on_namespace(home):
+    parent_id, rights = store.describe_namespace(path).id, caller_rights(ctx)
+    if rights.on_namespace(parent_id):
         return store.list_namespaces(path, after, count)
-    return store.visible_namespaces(home, rights.grantees, after, count)
+    return store.visible_namespaces(parent_id, rights.grantees, after, count)
 
 
 def list_tables(ctx: Context, path: Id, after: str | None, count: int, declared: bool) -> list[str]:
-    """Names of the tables directly in a namespace. Raises NamespaceNotFoundError."""
+    """Return the names of the tables directly in a namespace. Raises NamespaceNotFoundError."""
     store = ctx.store
     if ctx.principal.administrator:
         return store.list_tables(path, after, count, include_declared=declared)
-    home, rights = store.describe_namespace(path).id, rights_of(ctx)
-    if rights.on_namespace(home):
+    parent_id, rights = store.describe_namespace(path).id, caller_rights(ctx)
+    if rights.on_namespace(parent_id):
         return store.list_tables(path, after, count, include_declared=declared)
-    return store.visible_tables(home, rights.grantees, after, count, include_declared=declared)
+    return store.visible_tables(parent_id, rights.grantees, after, count, include_declared=declared)
 
 
 def list_all_tables(ctx: Context, after: tuple[int, str] | None, count: int, declared: bool) -> list[ListedTable]:
-    """All tables."""
-    if ctx.principal.administrator or (rights := rights_of(ctx)).on_namespace(ROOT):
+    """Return the tables of all namespaces."""
+    if ctx.principal.administrator or (rights := caller_rights(ctx)).on_namespace(ROOT):
         return ctx.store.list_all_tables(after, count, include_declared=declared)
     return ctx.store.all_visible_tables(rights.grantees, after, count, include_declared=declared)
 
@@ -59,15 +59,15 @@ _MAY_UNDROP = int(Privilege.DROP | Privilege.ADMINISTER)
 
 
 def list_removed_tables(ctx: Context, before: tuple[int, int] | None, count: int) -> list[RemovedTable]:
-    """Tables that one may bring back."""
-    if ctx.principal.administrator or (rights := rights_of(ctx)).on_namespace(ROOT) & Privilege.DROP:
+    """Return the dropped tables that the caller can restore."""
+    if ctx.principal.administrator or (rights := caller_rights(ctx)).on_namespace(ROOT) & Privilege.DROP:
         return ctx.store.list_removed_tables(before, count)
     return ctx.store.visible_removed_tables(rights.grantees, _MAY_UNDROP, before, count)
 
 
 def list_removed_namespaces(ctx: Context, before: tuple[int, int] | None, count: int) -> list[RemovedNamespace]:
-    """Namespaces that one may bring back."""
-    if ctx.principal.administrator or (rights := rights_of(ctx)).on_namespace(ROOT) & Privilege.DROP:
+    """Return the dropped namespaces that the caller can restore."""
+    if ctx.principal.administrator or (rights := caller_rights(ctx)).on_namespace(ROOT) & Privilege.DROP:
         return ctx.store.list_removed_namespaces(before, count)
     return ctx.store.visible_removed_namespaces(rights.grantees, _MAY_UNDROP, before, count)
 
@@ -78,28 +78,28 @@ _MAY_DESCRIBE = int(Privilege.RUN_UDFS | Privilege.ADMINISTER)
 def list_jobs(
     ctx: Context, kinds: Sequence[str], status: TransactionStatus | None, before: tuple[int, str] | None, count: int
 ) -> list[TransactionRecord]:
-    """Jobs that one asked for, or on whose table one may have some run: those that DescribeJob tells of."""
+    """Return the jobs that the caller submitted, or whose table it can submit jobs on: those that DescribeJob shows."""
     store, name = ctx.store, ctx.principal.name
     if ctx.principal.administrator:
         return store.list_jobs(kinds, status, before, count)
-    rights = rights_of(ctx)
-    found: list[TransactionRecord] = []
+    rights = caller_rights(ctx)
+    records: list[TransactionRecord] = []
     while True:
         if rights.server & Privilege.RUN_UDFS:
             page = store.list_jobs(kinds, status, before, count)
         else:
             page = store.visible_jobs(rights.grantees, _MAY_DESCRIBE, name, kinds, status, before, count)
-        found += [record for record in page if record.requested_by == name or not _is_narrowed(rights, record)]
-        if len(found) >= count or len(page) < count:
-            return found[:count]
+        records += [record for record in page if record.requested_by == name or not _is_policy_bound(rights, record)]
+        if len(records) >= count or len(page) < count:
+            return records[:count]
         before = page[-1].created_at, page[-1].id
 
 
-def _is_narrowed(rights: Rights, record: TransactionRecord) -> bool:
-    """Whether policies of a job's table bind whoever asks: then its arguments, and its figures, are not theirs."""
+def _is_policy_bound(rights: Rights, record: TransactionRecord) -> bool:
+    """Return whether policies of a job's table bind the caller, who must not see the job's arguments then."""
     if record.table_id is None:
         return False
     try:
-        return rights.narrowing(record.table_id) is not None
-    except PermissionDeniedError:  # a policy that cannot be read binds
+        return rights.effective_policy(record.table_id) is not None
+    except PermissionDeniedError:  # a policy that cannot be parsed binds
         return True

@@ -1,4 +1,4 @@
-"""Whom privileges are granted to: principals, groups of a token's claim, roles. Written 'kind:name' in the catalog."""
+"""Grantees of privileges: principals, groups of a token's claim, and roles; stored as 'kind:name' in the catalog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GranteeKind(StrEnum):
-    """What a grantee is."""
+    """The kinds of grantees."""
 
     PRINCIPAL = "principal"
     GROUP = "group"
@@ -25,7 +25,7 @@ class GranteeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grantee:
-    """One who may be granted privileges."""
+    """A principal, group or role that privileges are granted to."""
 
     kind: GranteeKind
     name: str
@@ -34,19 +34,19 @@ class Grantee:
         return f"{self.kind}:{self.name}"
 
     @classmethod
-    def of(cls, text: str) -> Grantee:
-        """Read what the catalog has."""
+    def from_text(cls, text: str) -> Grantee:
+        """Parse a grantee as the catalog stores it."""
         kind, _, name = text.partition(":")
         return cls(GranteeKind(kind), name)
 
 
 def parse_grantee(name: str | None, kind: str | None) -> Grantee:
-    """A grantee from a request; a principal unless said otherwise. Raises InvalidInputError."""
+    """Return the grantee of a request; a principal where no kind is named. Raises InvalidInputError."""
     if not name:
         raise InvalidInputError("Say who: the name of a principal, a group or a role.")
     return Grantee(parse_mode(GranteeKind, kind, GranteeKind.PRINCIPAL, "kind of grantee"), check_name(name))
 
 
-def members(principal: Principal) -> tuple[str, ...]:
-    """What a principal is besides its roles: itself, and its groups."""
+def principal_grantees(principal: Principal) -> tuple[str, ...]:
+    """Return the grantees that a principal is: itself and its groups; its roles are looked up by these."""
     return f"principal:{principal.name}", *(f"group:{group}" for group in principal.groups)

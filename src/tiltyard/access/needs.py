@@ -1,8 +1,8 @@
-"""What operations may need, as they declare it: `@operation(needs=on_table(Privilege.READ))`.
+"""What operations need of the caller, as they declare it: `@operation(needs=on_table(Privilege.READ))`.
 
-Each of these is checked before the operation runs, never for administrators (`Handler.authorize`). An object that one may
-not see is answered as one that is not there; `tests/access` runs every operation against this, and docs/security.md is
-its table.
+It is checked before the operation runs, never for administrators (`Handler.authorize`). An object that the caller
+cannot see is reported as missing; `tests/access` checks every operation, and docs/security.md has the table of all
+needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import NamespaceNotFoundError
 
-from tiltyard.access.visibility import check_server, seen_namespace, seen_table
+from tiltyard.access.authorization import authorize_namespace, authorize_server, authorize_table
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.modes import DropMode, parse_mode
 from tiltyard.model.operations import Needs
@@ -21,69 +21,70 @@ if TYPE_CHECKING:
     from tiltyard.context import Context
 
 
-def said(wanted: int) -> str:
-    """Privileges as the documentation has them."""
-    return ", ".join(f"`{word}`" for word in privilege_names(wanted))
+def _format_privileges(privileges: int) -> str:
+    """Format privileges for the documentation."""
+    return ", ".join(f"`{name}`" for name in privilege_names(privileges))
 
 
-def on_table(privileges: Privilege, *, narrowed: bool = False) -> Needs:
-    """These privileges on the table that the request names.
+def on_table(privileges: Privilege, *, enforces_policies: bool = False) -> Needs:
+    """Need these privileges on the table that the request names.
 
-    An operation that is `narrowed` keeps within the table's policies itself; any other is refused to those they bind.
+    An operation that `enforces_policies` applies the table's policies itself; any other is denied to callers whom
+    policies of the table bind.
     """
-    wanted = int(privileges)
+    required = int(privileges)
 
-    def admit(ctx: Context, request: Any) -> Context:
+    def authorize(ctx: Context, request: Any) -> Context:
         path = table_id(request.id)
-        return ctx.with_resolved({path: seen_table(ctx, path, wanted, narrowed=narrowed)})
+        return ctx.with_resolved({path: authorize_table(ctx, path, required, enforces_policies=enforces_policies)})
 
-    return Needs(f"{said(wanted)} on the table", admit)
+    return Needs(f"{_format_privileges(required)} on the table", authorize)
 
 
 def on_namespace(privileges: Privilege) -> Needs:
-    """These privileges on the namespace that the request names."""
-    wanted = int(privileges)
+    """Need these privileges on the namespace that the request names."""
+    required = int(privileges)
 
-    def admit(ctx: Context, request: Any) -> Context:
+    def authorize(ctx: Context, request: Any) -> Context:
         path = namespace_id(request.id)
-        return ctx.with_resolved({}, {path: seen_namespace(ctx, path, wanted)})
+        return ctx.with_resolved({}, {path: authorize_namespace(ctx, path, required)})
 
-    return Needs(f"{said(wanted)} on the namespace", admit)
+    return Needs(f"{_format_privileges(required)} on the namespace", authorize)
 
 
 def on_server(privileges: Privilege) -> Needs:
-    """These privileges on the whole server."""
-    wanted = int(privileges)
+    """Need these privileges on the whole server."""
+    required = int(privileges)
 
-    def admit(ctx: Context, request: Any) -> Context:
-        check_server(ctx, wanted)
+    def authorize(ctx: Context, request: Any) -> Context:
+        authorize_server(ctx, required)
         return ctx
 
-    return Needs(f"{said(wanted)} on the server", admit)
+    return Needs(f"{_format_privileges(required)} on the server", authorize)
 
 
-def _seeing(ctx: Context, request: Any) -> Context:
-    seen_namespace(ctx, namespace_id(request.id), 0)
+def _see_namespace(ctx: Context, request: Any) -> Context:
+    authorize_namespace(ctx, namespace_id(request.id), 0)
     return ctx
 
 
-def _anybody(ctx: Context, request: Any) -> Context:
+def _allow(ctx: Context, request: Any) -> Context:
     return ctx
 
 
 def _drop_namespace(ctx: Context, request: Any) -> Context:
     path = namespace_id(request.id)
     try:
-        number = seen_namespace(ctx, path, Privilege.DROP.value)
+        resolved_id = authorize_namespace(ctx, path, Privilege.DROP.value)
     except NamespaceNotFoundError:
         if parse_mode(DropMode, request.mode, DropMode.FAIL) is not DropMode.SKIP:
             raise
-        number = 0
-    return ctx.with_resolved({}, {path: number})
+        resolved_id = 0
+    return ctx.with_resolved({}, {path: resolved_id})
 
 
-SEEING_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _seeing)
-DROPPING = Needs("`drop` on the namespace, and so on all below it", _drop_namespace)
-OWN = Needs("nothing for what is one's own; `administer` on the server for what is others'", _anybody)
-"""The operation itself looks whose it is."""
-ANYBODY = Needs("nothing: whoever is known may ask, and is told of what they may see", _anybody)
+SEE_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _see_namespace)
+DROP_NAMESPACE = Needs("`drop` on the namespace, and so on all below it", _drop_namespace)
+OWNER_OR_ADMINISTRATOR = Needs("nothing for what is one's own; `administer` on the server for what is others'", _allow)
+"""The operation itself checks whose object it is."""
+ANY_CALLER = Needs("nothing: whoever is known may ask, and is told of what they may see", _allow)

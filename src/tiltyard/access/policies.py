@@ -1,7 +1,7 @@
-"""Policies of a table: which rows and columns it has for those whom they bind (docs/policies.md).
+"""Row filters and column masks of a table, and their combined effect for one principal (docs/policies.md).
 
-A policy binds everybody but the administrators of the server and the roles that it names as exempt. Several bind
-together: a row is seen that all their filters let through, and of two masks on a column the stricter one counts.
+A policy binds all principals but the administrators of the server and the roles that it names as exempt. Several
+policies combine: a row is visible where all their filters are true, and the stricter of two masks on a column applies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 
-from tiltyard.access.predicates import Token, tokens
+from tiltyard.access.predicates import Token, tokenize
 
 if TYPE_CHECKING:
     from tiltyard.model.principals import Principal
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MaskKind(StrEnum):
-    """What is shown of a column, strictest first."""
+    """The kinds of masks, strictest first."""
 
     HIDE = "hide"
     NULL = "null"
@@ -31,7 +31,7 @@ class MaskKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What is shown instead of a column; `expression` is SQL, for that kind alone."""
+    """What replaces a column's values; `expression` is SQL, for that kind alone."""
 
     column: str
     kind: MaskKind
@@ -46,13 +46,13 @@ class Policy:
     masks: tuple[Mask, ...] = ()
     exempt_roles: tuple[str, ...] = ()
 
-    def document(self) -> str:
-        """As the catalog keeps it."""
+    def to_json(self) -> str:
+        """Serialize for the catalog."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def of(cls, record: PolicyRecord) -> Policy:
-        """Read what the catalog has. Raises PermissionDeniedError: what cannot be read shows nothing."""
+    def from_record(cls, record: PolicyRecord) -> Policy:
+        """Parse a policy of the catalog. Raises PermissionDeniedError: a policy that cannot be parsed denies all."""
         try:
             return msgspec.json.decode(record.document, type=cls)
         except msgspec.MsgspecError as error:
@@ -62,91 +62,96 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
-    """What binds one principal on one table: `filter` is SQL with the principal put in, None for all rows."""
+class EffectivePolicy:
+    """All policies of a table that bind one principal, combined.
+
+    `filter` is SQL with the principal bound, None for all rows; `masks` are by column.
+    """
 
     filter: str | None
     masks: Mapping[str, Mask]
 
     @property
-    def masked(self) -> frozenset[str]:
-        """The names of masked columns, for comparing them without case, as Lance does."""
+    def masked_columns(self) -> frozenset[str]:
+        """The case-folded names of masked columns: Lance compares names without case."""
         return frozenset(name.casefold() for name in self.masks)
 
 
-def narrowing(records: Sequence[PolicyRecord], principal: Principal, roles: Sequence[str]) -> Narrowing | None:
-    """What policies leave of a table for a principal with these roles; None where none binds it.
+def effective_policy(
+    records: Sequence[PolicyRecord], principal: Principal, roles: Sequence[str]
+) -> EffectivePolicy | None:
+    """Combine the policies of a table that bind a principal with these roles; None where none does.
 
-    Raises PermissionDeniedError for a policy that cannot be read, or not be filled in.
+    Raises PermissionDeniedError for a policy that cannot be parsed, or whose SQL the principal cannot be bound in.
     """
-    binding = [policy for policy in map(Policy.of, records) if not set(policy.exempt_roles) & set(roles)]
+    binding = [policy for policy in map(Policy.from_record, records) if not set(policy.exempt_roles) & set(roles)]
     if not binding:
         return None
     try:
-        filters = [filled(policy.filter, principal) for policy in binding if policy.filter is not None]
+        filters = [bind_principal(policy.filter, principal) for policy in binding if policy.filter is not None]
         masks: dict[str, Mask] = {}
         for mask in (mask for policy in binding for mask in policy.masks):
-            own = _filled_mask(mask, principal)
-            masks[mask.column] = _stricter(masks[mask.column], own) if mask.column in masks else own
+            bound = _bind_mask(mask, principal)
+            masks[mask.column] = _stricter(masks[mask.column], bound) if mask.column in masks else bound
     except InvalidInputError as error:
         raise PermissionDeniedError(f"A policy of this table cannot be applied to you. {error}") from error
-    return Narrowing(" AND ".join(f"({text})" for text in filters) or None, masks)
+    return EffectivePolicy(" AND ".join(f"({text})" for text in filters) or None, masks)
 
 
-def _filled_mask(mask: Mask, principal: Principal) -> Mask:
+def _bind_mask(mask: Mask, principal: Principal) -> Mask:
     if mask.expression is None:
         return mask
-    return Mask(mask.column, mask.kind, filled(mask.expression, principal))
+    return Mask(mask.column, mask.kind, bind_principal(mask.expression, principal))
 
 
-def _stricter(one: Mask, other: Mask) -> Mask:
-    if one == other:
-        return one
+def _stricter(first: Mask, second: Mask) -> Mask:
+    if first == second:
+        return first
     for kind in (MaskKind.HIDE, MaskKind.NULL):
-        if kind in (one.kind, other.kind):
-            return Mask(one.column, kind)
-    return Mask(one.column, MaskKind.NULL)  # two expressions: neither has the right to show what the other hides
+        if kind in (first.kind, second.kind):
+            return Mask(first.column, kind)
+    return Mask(first.column, MaskKind.NULL)  # of two expressions, each may show what the other hides
 
 
-FILLED = frozenset({"principal", "in_group"})
-"""What a policy's SQL may call besides the functions of requests: `filled` puts constants in their place."""
+PRINCIPAL_FUNCTIONS = frozenset({"principal", "in_group"})
+"""Functions of a policy's SQL alone, which `bind_principal` replaces by constants."""
 
 
-def filled(text: str, principal: Principal) -> str:
-    """A policy's SQL with `principal()` and `in_group('…')` put in for somebody, as constants.
+def bind_principal(text: str, principal: Principal) -> str:
+    """Replace `principal()` and `in_group('…')` in a policy's SQL by constants for a principal.
 
-    Raises InvalidInputError for SQL that cannot be put beside another, and for a name that is no safe constant.
+    Raises InvalidInputError for SQL that cannot be combined with other SQL, and for a name that is no safe constant.
     """
-    left = tokens(text, "policy")
-    made: list[str] = []
-    while left:
-        shape = [token.kind for token in left[:4]]
-        if left[0].word == "principal" and shape[1:3] == ["open", "close"]:
-            made.append(_constant(principal.name))
-            del left[:3]
-        elif left[0].word == "in_group" and shape[1:] == ["open", "text", "close"]:
-            made.append("true" if left[2].text[1:-1].replace("''", "'") in principal.groups else "false")
-            del left[:4]
+    tokens = tokenize(text, "policy")
+    parts: list[str] = []
+    while tokens:
+        shape = [token.kind for token in tokens[:4]]
+        if tokens[0].word == "principal" and shape[1:3] == ["open", "close"]:
+            parts.append(_constant(principal.name))
+            del tokens[:3]
+        elif tokens[0].word == "in_group" and shape[1:] == ["open", "text", "close"]:
+            parts.append("true" if tokens[2].text[1:-1].replace("''", "'") in principal.groups else "false")
+            del tokens[:4]
         else:
-            made.append(_known(left.pop(0)))
-    return " ".join(made)
+            parts.append(_checked_text(tokens.pop(0)))
+    return " ".join(parts)
 
 
-def _known(token: Token) -> str:
-    if token.word in FILLED:
+def _checked_text(token: Token) -> str:
+    if token.word in PRINCIPAL_FUNCTIONS:
         raise InvalidInputError("Write principal() without, and in_group('name') with one text between its brackets.")
     return token.text
 
 
 def _constant(name: str) -> str:
-    """A name as a constant of SQL."""
+    """Quote a name as a constant of SQL. Raises InvalidInputError."""
     if "\\" in name or not name.isprintable():
         raise InvalidInputError("A policy names the principal, whose name has signs that are no safe constant.")
     return "'" + name.replace("'", "''") + "'"
 
 
-def refusal(where: str) -> LanceNamespaceError:
-    """The error of an operation that is not narrowed: it would show, or change, more than one may see."""
+def policy_denial(where: str) -> LanceNamespaceError:
+    """Return the error of an operation that does not enforce policies, and would show or change hidden values."""
     return PermissionDeniedError(
         f"Policies narrow what you have of {where}, and this would go beyond it: ask for a role that is exempt."
     )

@@ -1,4 +1,4 @@
-"""Reading the audit."""
+"""Operations on the audit log: list its records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @operation(needs=on_server(Privilege.ADMINISTER), changes=False)
 def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) -> models.ListAuditRecordsResponse:
-    """List what was asked of the servers, newest first.
+    """List the records of the audit log, newest first.
 
     Raises InvalidInputError (no such outcome, a page token of another list).
     """
     outcome = None if request.outcome is None else parse_mode(Outcome, request.outcome, Outcome.OK, "outcome").value
-    wanted = AuditFilter(
+    conditions = AuditFilter(
         since=request.since_millis,
         until=request.until_millis,
         principal=request.principal,
@@ -31,11 +31,11 @@ def list_audit_records(ctx: Context, request: models.ListAuditRecordsRequest) ->
         object=request.object,
         outcome=outcome,
     )
-    found, token = ctx.paging.fetch_page(
-        f"audit {wanted!r}",
+    records, token = ctx.paging.fetch_page(
+        f"audit {conditions!r}",
         request.page_token,
         request.limit,
-        lambda before, count: ctx.store.list_audit(wanted, tuple(before) if before else None, count),
+        lambda before, count: ctx.store.list_audit(conditions, tuple(before) if before else None, count),
         lambda record: (record.at, record.id),
     )
-    return models.ListAuditRecordsResponse(records=[to_entry(record) for record in found], page_token=token)
+    return models.ListAuditRecordsResponse(records=[to_entry(record) for record in records], page_token=token)

@@ -1,4 +1,4 @@
-"""Deleting folders whose tables are gone: the records went first, and marked them."""
+"""Delete folders of dropped tables, which the catalog marked when it removed their records."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PAUSE_SECONDS = 0.2
 
 
 def sweep(ctx: Context) -> int:
-    """Delete folders that are due; how many were deleted. One that cannot be deleted now is due again later."""
+    """Delete folders that are due; return how many. One that cannot be deleted now is due again later."""
     deleted = 0
     for folder in ctx.store.claim_due_deletions(_AT_ONCE, _LEASE_MS):
-        deleted += delete_marked(ctx, folder.location)
+        deleted += delete_marked_folder(ctx, folder.location)
     return deleted
 
 
-def delete_marked(ctx: Context, location: str) -> bool:
-    """Delete a folder that the catalog has marked, and then the mark; False if that has to be done later.
+def delete_marked_folder(ctx: Context, location: str) -> bool:
+    """Delete a folder that the catalog has marked, and then the mark; return False if that has to be done later.
 
-    Raises OSError for what is not foreseen, so that it is told where somebody looks.
+    Raises OSError for unforeseen errors, so that they are reported.
     """
     try:
         ctx.storage.datasets.evict(location)
@@ -43,10 +43,10 @@ def delete_marked(ctx: Context, location: str) -> bool:
     return True
 
 
-def delete_dropped(ctx: Context, location: str) -> None:
-    """Do that for a table that was dropped just now. Raises ServiceUnavailableError if it has to be done later."""
+def delete_dropped_table(ctx: Context, location: str) -> None:
+    """Delete the folder of a table that was just dropped. Raises ServiceUnavailableError if that is done later."""
     try:
-        deleted = delete_marked(ctx, location)
+        deleted = delete_marked_folder(ctx, location)
     except OSError as error:
         log.warning("cannot delete %s yet: %s", location, error)
         deleted = False
@@ -56,11 +56,11 @@ def delete_dropped(ctx: Context, location: str) -> None:
 
 @job(DELETE_FOLDERS)
 def delete_folders(ctx: Context, running: Job) -> Mapping[str, str]:
-    """Delete all folders that one cascading drop marked; progress counts them."""
-    total = left = ctx.store.count_pending_deletions(running.id)
-    while left:
-        running.progress(folders=total, folders_deleted=total - left)
+    """Delete all folders that one cascading drop marked; the progress counts them."""
+    total = pending = ctx.store.count_pending_deletions(running.id)
+    while pending:
+        running.progress(folders=total, folders_deleted=total - pending)
         if not sweep(ctx):
-            time.sleep(_PAUSE_SECONDS)  # another sweeper has them in hand
-        left = ctx.store.count_pending_deletions(running.id)
+            time.sleep(_PAUSE_SECONDS)  # another sweeper has claimed them
+        pending = ctx.store.count_pending_deletions(running.id)
     return {"folders": str(total), "folders_deleted": str(total)}

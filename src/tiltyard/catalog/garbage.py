@@ -1,4 +1,4 @@
-"""Garbage of the whole catalog: that of every table, and folders under the root that nobody knows."""
+"""Garbage of the whole catalog: that of every table, and orphaned folders under the root."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_server
 from tiltyard.config import DAY_MS
 from tiltyard.model.ids import Id
 from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import TABLE_SUFFIX
@@ -30,7 +30,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class UnknownFolder:
-    """A table's folder under the root that neither the catalog knows nor the list of folders to delete."""
+    """An orphan: a table's folder under the root that is neither in the catalog nor marked for deletion."""
 
     location: str
     size: int
@@ -38,15 +38,14 @@ class UnknownFolder:
 
 @operation(needs=on_server(Privilege.ADMINISTER))
 def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> models.CollectGarbageResponse:
-    """Remove the garbage of all tables in a transaction, whose properties tell how much; `dry_run` only counts it.
+    """Remove the garbage of all tables in a transaction, whose properties say how much; `dry_run` only counts it.
 
-    With `unknown_folders`, folders of tables under the root that the catalog does not know go, too. Raises
-    InvalidInputError.
+    With `unknown_folders`, orphaned folders of tables under the root are removed, too. Raises InvalidInputError.
     """
-    wish = collect_options(bool(request.dry_run), request.keep_versions_days)
+    options = collect_options(bool(request.dry_run), request.keep_versions_days)
     payload = {
-        "dry_run": wish.dry_run,
-        "keep_versions_days": wish.keep_versions_days,
+        "dry_run": options.dry_run,
+        "keep_versions_days": options.keep_versions_days,
         "unknown_folders": bool(request.unknown_folders),
     }
     queued = ctx.store.create_transaction(COLLECT_GARBAGE, None, payload, {}, requested_by=ctx.principal.name)
@@ -54,23 +53,23 @@ def collect_garbage(ctx: Context, request: models.CollectGarbageRequest) -> mode
 
 
 @job(COLLECT_GARBAGE)
-def collect_everywhere(ctx: Context, running: Job) -> Mapping[str, str]:
-    """Go through all tables, then the folders; done twice, what is left is removed. Raises JobCanceledError."""
-    wish = CollectOptions(running.payload["dry_run"], running.payload["keep_versions_days"])
-    tables = files = size = left_alone = 0
+def collect_all(ctx: Context, running: Job) -> Mapping[str, str]:
+    """Collect garbage of every table, then orphaned folders. Idempotent. Raises JobCanceledError."""
+    options = CollectOptions(running.payload["dry_run"], running.payload["keep_versions_days"])
+    tables = files = size = tables_with_notes = 0
     for _, table in all_tables(ctx):
-        found = try_collect(ctx, table, wish)
-        tables, files, size = tables + 1, files + len(found.garbage), size + found.size
-        left_alone += bool(found.notes)
+        collection = try_collect(ctx, table, options)
+        tables, files, size = tables + 1, files + len(collection.garbage), size + collection.size
+        tables_with_notes += bool(collection.notes)
         running.progress(tables=tables, files=files, bytes=size)
-    folders = unknown_folders(ctx)
-    if running.payload["unknown_folders"] and not wish.dry_run:
-        folders = remove_folders(ctx, folders)
+    folders = find_unknown_folders(ctx)
+    if running.payload["unknown_folders"] and not options.dry_run:
+        folders = schedule_deletion(ctx, folders)
     numbers = {
         "tables": tables,
         "files": files,
         "bytes": size,
-        "tables_with_notes": left_alone,
+        "tables_with_notes": tables_with_notes,
         "unknown_folders": len(folders),
         "unknown_folders_bytes": sum(folder.size for folder in folders),
     }
@@ -78,7 +77,7 @@ def collect_everywhere(ctx: Context, running: Job) -> Mapping[str, str]:
 
 
 def all_tables(ctx: Context) -> Iterator[tuple[Id, TableRecord]]:
-    """Every table and its name; one that is dropped or renamed meanwhile is left out."""
+    """Yield the id and the record of every table; one that is dropped or renamed meanwhile is left out."""
     after: tuple[int, str] | None = None
     while page := ctx.store.list_all_tables(after, _PAGE):
         for entry in page:
@@ -91,28 +90,26 @@ def all_tables(ctx: Context) -> Iterator[tuple[Id, TableRecord]]:
         after = (page[-1].namespace_id, page[-1].name)
 
 
-def unknown_folders(ctx: Context) -> list[UnknownFolder]:
-    """Folders right under the root that look like tables', that nobody knows, and where nothing is new."""
+def find_unknown_folders(ctx: Context) -> list[UnknownFolder]:
+    """Find orphaned folders directly under the root: named as tables, unknown to the catalog, without recent files."""
     root = ctx.storage.root
     cutoff = ctx.clock() - int(ctx.settings.gc_safety_days * DAY_MS)
     with lance_errors():
         files = ctx.storage.files(root)
         names = [name for name in files.list_folders(root) if name.endswith(TABLE_SUFFIX)]
-        known = {one[len(root) + 1 :].partition("/")[0] for one in ctx.store.all_locations()}
-        found = []
+        known = {location[len(root) + 1 :].partition("/")[0] for location in ctx.store.all_locations()}
+        orphans = []
         for name in sorted(names):
             location = f"{root}/{name}"
             if name in known or ctx.store.clone_locations(location):
                 continue
-            inside = list(files.walk(location))
-            if all(file.modified < cutoff for file in inside):
-                found.append(UnknownFolder(location, sum(file.size for file in inside)))
-        return found
+            contents = list(files.walk(location))
+            if all(file.modified < cutoff for file in contents):
+                orphans.append(UnknownFolder(location, sum(file.size for file in contents)))
+        return orphans
 
 
-def remove_folders(ctx: Context, folders: list[UnknownFolder]) -> list[UnknownFolder]:
-    """Delete folders, by the way of all folders to delete: whatever happens, the next sweep finishes it.
-
-    Those that somebody has come to know since they were looked for stay; the others are returned.
-    """
-    return [one for one in folders if ctx.store.schedule_orphan_deletion(one.location, ctx.clock(), COLLECT_GARBAGE)]
+def schedule_deletion(ctx: Context, folders: list[UnknownFolder]) -> list[UnknownFolder]:
+    """Mark orphaned folders for deletion by the next sweep; return those that were not registered meanwhile."""
+    now = ctx.clock()
+    return [folder for folder in folders if ctx.store.schedule_orphan_deletion(folder.location, now, COLLECT_GARBAGE)]

@@ -1,4 +1,4 @@
-"""Grants: give, take, list; who one is, and what one may do."""
+"""Grants: grant, revoke and list privileges; check them, and tell the caller its own identity."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tiltyard.access import is_administrator
+from tiltyard.access.caller import is_administrator
 from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
-from tiltyard.access.needs import ANYBODY
+from tiltyard.access.needs import ANY_CALLER
 from tiltyard.access.rights import Rights
 from tiltyard.access.securables import (
-    ASKING,
-    LISTING_GRANTS,
-    MANAGING_GRANTS,
+    CHECK_PRIVILEGES,
+    LIST_GRANTS,
+    MANAGE_GRANTS,
     ObjectKind,
-    Target,
-    find_object,
-    own_privileges,
+    Securable,
+    caller_privileges,
+    find_securable,
 )
 from tiltyard.model.operations import operation
 from tiltyard.model.principals import Principal
@@ -30,87 +30,89 @@ if TYPE_CHECKING:
     from tiltyard.store import GrantRecord
 
 
-@operation(needs=MANAGING_GRANTS)
+@operation(needs=MANAGE_GRANTS)
 def grant_privileges(ctx: Context, request: models.GrantPrivilegesRequest) -> models.GrantPrivilegesResponse:
     """Grant privileges on the server, a namespace or a table to a principal, a group or a role.
 
-    What is granted on a namespace holds for all below it. Nobody grants what they have not themselves. Raises
+    A grant on a namespace covers all below it. A caller can grant only privileges that it has itself. Raises
     NamespaceNotFoundError, TableNotFoundError, PermissionDeniedError, InvalidInputError (no such privilege or role).
     """
-    target, whom, bits = _asked(ctx, request)
-    if lacking := bits & ~own_privileges(ctx, target):
-        raise PermissionDeniedError(f"Only who has {' and '.join(privilege_names(lacking))} on {target} may grant it.")
-    if whom.kind is GranteeKind.ROLE and not ctx.store.has_role(whom.name):
-        raise InvalidInputError(f"There is no role '{whom.name}': create it first.")
-    ctx.store.grant(str(whom), target.kind, target.number, bits, ctx.principal.name)
-    ctx.access.changed()
-    return models.GrantPrivilegesResponse(privileges=_granted(ctx, target, whom))
+    securable, grantee, bits = _parse(ctx, request)
+    if missing := bits & ~caller_privileges(ctx, securable):
+        raise PermissionDeniedError(
+            f"Only who has {' and '.join(privilege_names(missing))} on {securable} may grant it."
+        )
+    if grantee.kind is GranteeKind.ROLE and not ctx.store.has_role(grantee.name):
+        raise InvalidInputError(f"There is no role '{grantee.name}': create it first.")
+    ctx.store.grant(str(grantee), securable.kind, securable.id, bits, ctx.principal.name)
+    ctx.rights_cache.refresh_next()
+    return models.GrantPrivilegesResponse(privileges=_granted_privileges(ctx, securable, grantee))
 
 
-@operation(needs=MANAGING_GRANTS)
+@operation(needs=MANAGE_GRANTS)
 def revoke_privileges(ctx: Context, request: models.RevokePrivilegesRequest) -> models.RevokePrivilegesResponse:
-    """Take privileges back that were granted on this very object; what is inherited stays (CheckPrivileges tells it).
+    """Revoke privileges that were granted on this very object; inherited ones stay (see CheckPrivileges).
 
-    Answers what is left. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
+    Returns those that are still granted on it. Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
     """
-    target, whom, bits = _asked(ctx, request)
-    ctx.store.revoke(str(whom), target.kind, target.number, ALL & ~bits)
-    ctx.access.changed()
-    return models.RevokePrivilegesResponse(privileges=_granted(ctx, target, whom))
+    securable, grantee, bits = _parse(ctx, request)
+    ctx.store.revoke(str(grantee), securable.kind, securable.id, ALL & ~bits)
+    ctx.rights_cache.refresh_next()
+    return models.RevokePrivilegesResponse(privileges=_granted_privileges(ctx, securable, grantee))
 
 
-def _asked(
+def _parse(
     ctx: Context, request: models.GrantPrivilegesRequest | models.RevokePrivilegesRequest
-) -> tuple[Target, Grantee, int]:
-    whom = parse_grantee(request.grantee, request.grantee_kind)
+) -> tuple[Securable, Grantee, int]:
+    grantee = parse_grantee(request.grantee, request.grantee_kind)
     bits = parse_privileges(request.privileges)
-    return find_object(ctx, request.object_kind, request.id), whom, bits
+    return find_securable(ctx, request.object_kind, request.id), grantee, bits
 
 
-def _granted(ctx: Context, target: Target, whom: Grantee) -> list[str]:
-    """What somebody was granted on this very object."""
-    return privilege_names(ctx.store.privileges_on(target.kind, target.number, [str(whom)]))
+def _granted_privileges(ctx: Context, securable: Securable, grantee: Grantee) -> list[str]:
+    """Return the privileges that a grantee was granted on this very object."""
+    return privilege_names(ctx.store.privileges_on(securable.kind, securable.id, [str(grantee)]))
 
 
-@operation(needs=LISTING_GRANTS, changes=False)
+@operation(needs=LIST_GRANTS, changes=False)
 def list_grants(ctx: Context, request: models.ListGrantsRequest) -> models.ListGrantsResponse:
     """List the grants on an object, or without one those of a grantee, wherever they are.
 
     Raises NamespaceNotFoundError, TableNotFoundError, InvalidInputError.
     """
     if request.object_kind is None and not request.id:
-        return _grants_of(ctx, request, parse_grantee(request.grantee, request.grantee_kind))
+        return _list_grants_to(ctx, request, parse_grantee(request.grantee, request.grantee_kind))
     if request.grantee:
         raise InvalidInputError("Name an object or a grantee, not both.")
-    target = find_object(ctx, request.object_kind, request.id)
-    found, token = ctx.paging.fetch_page(
-        f"grants on {target.kind} {target.number}",
+    securable = find_securable(ctx, request.object_kind, request.id)
+    records, token = ctx.paging.fetch_page(
+        f"grants on {securable.kind} {securable.id}",
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.grants_on(target.kind, target.number, after, count),
+        lambda after, count: ctx.store.grants_on(securable.kind, securable.id, after, count),
         lambda record: record.grantee,
     )
-    return models.ListGrantsResponse(grants=[_told(record, target.path) for record in found], page_token=token)
+    return models.ListGrantsResponse(grants=[_to_model(record, securable.path) for record in records], page_token=token)
 
 
-def _grants_of(ctx: Context, request: models.ListGrantsRequest, whom: Grantee) -> models.ListGrantsResponse:
-    found, token = ctx.paging.fetch_page(
-        f"grants to {whom}",
+def _list_grants_to(ctx: Context, request: models.ListGrantsRequest, grantee: Grantee) -> models.ListGrantsResponse:
+    records, token = ctx.paging.fetch_page(
+        f"grants to {grantee}",
         request.page_token,
         request.limit,
-        lambda after, count: ctx.store.grants_to(str(whom), tuple(after) if after else None, count),
+        lambda after, count: ctx.store.grants_to(str(grantee), tuple(after) if after else None, count),
         lambda record: (record.kind, record.object_id),
     )
-    paths = ((record, ctx.store.object_path(record.kind, record.object_id)) for record in found)
-    return models.ListGrantsResponse(grants=[_told(record, path) for record, path in paths], page_token=token)
+    paths = ((record, ctx.store.object_path(record.kind, record.object_id)) for record in records)
+    return models.ListGrantsResponse(grants=[_to_model(record, path) for record, path in paths], page_token=token)
 
 
-def _told(record: GrantRecord, path: Id | None) -> models.Grant:
-    """A grant, as clients are told of it; without an id on what was dropped, and can be brought back."""
-    whom = Grantee.of(record.grantee)
+def _to_model(record: GrantRecord, path: Id | None) -> models.Grant:
+    """Convert a grant for a response; without an id where the object was dropped, and can be restored."""
+    grantee = Grantee.from_text(record.grantee)
     return models.Grant(
-        grantee=whom.name,
-        grantee_kind=whom.kind,
+        grantee=grantee.name,
+        grantee_kind=grantee.kind,
         object_kind=record.kind,
         id=None if path is None else list(path),
         privileges=privilege_names(record.privileges),
@@ -119,45 +121,45 @@ def _told(record: GrantRecord, path: Id | None) -> models.Grant:
     )
 
 
-@operation(needs=ASKING, changes=False)
+@operation(needs=CHECK_PRIVILEGES, changes=False)
 def check_privileges(ctx: Context, request: models.CheckPrivilegesRequest) -> models.CheckPrivilegesResponse:
-    """Tell what somebody may do with an object, and whether that is enough; about oneself, unless a grantee is named.
+    """Check the privileges of the caller, or of a named grantee, on an object, against those of the request.
 
     Raises NamespaceNotFoundError, TableNotFoundError, PermissionDeniedError, InvalidInputError.
     """
-    target = find_object(ctx, request.object_kind, request.id)
-    wanted = parse_privileges(request.privileges) if request.privileges else 0
+    securable = find_securable(ctx, request.object_kind, request.id)
+    required = parse_privileges(request.privileges) if request.privileges else 0
     if request.grantee or request.grantee_kind or request.groups:
-        whom = parse_grantee(request.grantee, request.grantee_kind)
-        bits = _privileges_of(ctx, target, whom, tuple(request.groups or ()))
+        grantee = parse_grantee(request.grantee, request.grantee_kind)
+        bits = _privileges_of(ctx, securable, grantee, tuple(request.groups or ()))
     else:
-        bits = own_privileges(ctx, target)
-    missing = wanted & ~bits
+        bits = caller_privileges(ctx, securable)
+    missing = required & ~bits
     return models.CheckPrivilegesResponse(
         allowed=not missing, privileges=privilege_names(bits), missing=privilege_names(missing)
     )
 
 
-def _privileges_of(ctx: Context, target: Target, whom: Grantee, groups: tuple[str, ...]) -> int:
-    """What another may do with an object, as bits; a role or a group alone counts by what was granted to it."""
-    if whom.kind is GranteeKind.PRINCIPAL:
-        known = ctx.store.describe_principal(whom.name)
-        if known is not None and known.administrator:
+def _privileges_of(ctx: Context, securable: Securable, grantee: Grantee, groups: tuple[str, ...]) -> int:
+    """Return a grantee's privileges on an object, as bits; of a role or a group those that are granted to itself."""
+    if grantee.kind is GranteeKind.PRINCIPAL:
+        record = ctx.store.describe_principal(grantee.name)
+        if record is not None and record.administrator:
             return ALL
-        return target.privileges(Rights(ctx.store, Principal(whom.name, groups)))
-    above = target.home if target.kind is ObjectKind.TABLE else target.number
-    bits = ctx.store.privileges_on(ObjectKind.SERVER, 0, [str(whom)])
-    if target.kind is not ObjectKind.SERVER:
-        bits |= ctx.store.privileges_above(above, [str(whom)])  # a namespace itself is among them
-    if target.kind is ObjectKind.TABLE:
-        bits |= ctx.store.privileges_on(target.kind, target.number, [str(whom)])
+        return securable.privileges(Rights(ctx.store, Principal(grantee.name, groups)))
+    parent_id = securable.parent_id if securable.kind is ObjectKind.TABLE else securable.id
+    bits = ctx.store.privileges_on(ObjectKind.SERVER, 0, [str(grantee)])
+    if securable.kind is not ObjectKind.SERVER:
+        bits |= ctx.store.privileges_above(parent_id, [str(grantee)])  # including a namespace itself
+    if securable.kind is ObjectKind.TABLE:
+        bits |= ctx.store.privileges_on(securable.kind, securable.id, [str(grantee)])
     return with_implied(bits)
 
 
-@operation(needs=ANYBODY, changes=False)
+@operation(needs=ANY_CALLER, changes=False)
 def who_am_i(ctx: Context, request: models.WhoAmIRequest) -> models.WhoAmIResponse:
-    """Tell who asks, as this server knows it; `privileges` are those on the whole server."""
-    rights = ctx.access.of(ctx.principal)
+    """Describe the caller as this server knows it; `privileges` are those on the whole server."""
+    rights = ctx.rights_cache.get(ctx.principal)
     administrator = is_administrator(ctx)
     return models.WhoAmIResponse(
         principal=ctx.principal.name,

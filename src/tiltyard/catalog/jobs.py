@@ -1,8 +1,8 @@
-"""Jobs of the data pipeline: queued here, run by drivers outside of the server, told of by transactions.
+"""Jobs of the data pipeline: queued by the server, run by drivers in other processes, recorded as transactions.
 
-A driver has a job under a lease, by a name of its own that nobody else is told. It extends the lease, keeps what it has
-done (so that the next driver need not do it again), and writes how the job ended. Whoever cancels the transaction, or
-takes the job over when its lease ended, makes all of that fail, and so the driver stop.
+A driver holds a job under a lease, by a secret name of its own (`owner`). It extends the lease, saves checkpoints (so
+that the next driver resumes from them), and records how the job ended. Once the transaction is canceled, or another
+driver has taken over an expired lease, all these calls fail, which stops the driver.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.access import Privilege, filtered_lists
+from tiltyard.access import filtered_lists
 from tiltyard.access.needs import on_server
-from tiltyard.access.transaction_checks import LIST_JOBS, OWN_JOB, SUBMIT_JOB
-from tiltyard.catalog.job_admission import admit_job, asked, bound_table, check_asker, checked_arguments
+from tiltyard.access.transaction_needs import LIST_JOBS, OWN_JOB, SUBMIT_JOB
+from tiltyard.catalog.job_authorization import (
+    authorize_start,
+    authorize_submitter,
+    submitter_payload,
+    validate_arguments,
+    visible_job_table,
+)
 from tiltyard.catalog.transactions import transaction_id
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import TransactionStatus, parse_mode
 from tiltyard.model.operations import always, operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.settings.spark_properties import check_spark_properties
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import find_table
@@ -41,8 +48,8 @@ if TYPE_CHECKING:
 
 LEASE_MS = 30_000
 LONGEST_LEASE_MS = 3_600_000
-PARTS = 1_000
-"""How many parts an answer holds at most."""
+MOST_PARTS = 1_000
+"""The greatest number of checkpoints in one page."""
 
 
 def queue_job(
@@ -50,7 +57,7 @@ def queue_job(
     name: str,
     arguments: Mapping[str, Any],
     *,
-    wanted: Privilege,
+    required: Privilege,
     record_id: int | None = None,
     table: Sequence[str] = (),
     spark: Mapping[str, str] | None = None,
@@ -59,17 +66,22 @@ def queue_job(
     owner: str = "",
     lease_ms: int = LEASE_MS,
 ) -> TransactionRecord:
-    """Queue a job, or hand it to `owner` at once. `record_id` is the table that it works on, `table` its name.
+    """Queue a job, or lease it to `owner` at once. `record_id` is the id of its table, `table` the name.
 
-    `wanted` are the privileges on it that whoever asks needs, now and when the job is begun.
-    `image` is that of the executors where they are containers. Raises TableNotFoundError when the table is gone.
+    `required` are the privileges on the table that the submitter needs, now and when the job is started. `image` is
+    that of the executors where they are containers. Raises TableNotFoundError when the table is gone.
     """
-    payload = {"arguments": dict(arguments), "table": list(table), "spark": dict(spark or {}), **asked(ctx, wanted)}
+    payload = {
+        "arguments": dict(arguments),
+        "table": list(table),
+        "spark": dict(spark or {}),
+        **submitter_payload(ctx, required),
+    }
     payload |= {"image": image} if image else {}
-    told = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
+    job_properties = {"job": name, **({"table": display(tuple(table))} if table else {}), **(properties or {})}
 
     def work(catalog: UnitOfWork) -> TransactionRecord:
-        queued = catalog.create_transaction(name, record_id, payload, told, requested_by=ctx.principal.name)
+        queued = catalog.create_transaction(name, record_id, payload, job_properties, requested_by=ctx.principal.name)
         return (catalog.claim_job(queued.id, owner, lease_ms) if owner else None) or queued
 
     return ctx.store.transact(work)
@@ -77,38 +89,38 @@ def queue_job(
 
 @operation(needs=SUBMIT_JOB)
 def submit_job(ctx: Context, request: models.SubmitJobRequest) -> models.SubmitJobResponse:
-    """Queue a job, or begin one for the driver `owner`, which then has it under a lease.
+    """Queue a job, or start one for the driver `owner`, which then holds it under a lease.
 
-    The server does not look into `arguments`, unless the job has a `job_check`: the driver does. The table need not
-    exist, for a job may make it. Raises InvalidInputError (no such job, a lease out of bounds).
+    The server validates `arguments` only for a job with a `job_validator`: the driver validates them. The table need
+    not exist, for a job may create it. Raises InvalidInputError (no such job, a lease out of bounds).
     """
     if request.name not in pipeline_jobs():
-        known = ", ".join(sorted(pipeline_jobs()))
-        raise InvalidInputError(f"There is no job '{request.name}': choose one of {known}.")
+        names = ", ".join(sorted(pipeline_jobs()))
+        raise InvalidInputError(f"There is no job '{request.name}': choose one of {names}.")
     table = list(table_id(request.table)) if request.table else []
     record = queue_job(
         ctx,
         request.name,
-        checked_arguments(ctx, request.name, tuple(table), request.arguments or {}),
-        wanted=Privilege.RUN_UDFS,
-        record_id=_record_id(ctx, table),
+        validate_arguments(ctx, request.name, tuple(table), request.arguments or {}),
+        required=Privilege.RUN_UDFS,
+        record_id=_find_table_id(ctx, table),
         table=table,
-        spark=_spark(ctx, request),
+        spark=_checked_spark_properties(ctx, request),
         properties=request.properties,
         owner=request.owner or "",
-        lease_ms=_lease(request) if request.owner else LEASE_MS,
+        lease_ms=_lease_ms(request) if request.owner else LEASE_MS,
     )
-    return models.SubmitJobResponse(job=entry(ctx, record))
+    return models.SubmitJobResponse(job=to_entry(ctx, record))
 
 
-def _spark(ctx: Context, request: models.SubmitJobRequest) -> Mapping[str, str] | None:
-    """Properties that a caller may set. Raises InvalidInputError for any other."""
+def _checked_spark_properties(ctx: Context, request: models.SubmitJobRequest) -> Mapping[str, str] | None:
+    """Return the properties of Spark in a request. Raises InvalidInputError for one that callers may not set."""
     check_spark_properties(request.spark or {}, ctx.settings.spark_limits)
     return request.spark
 
 
-def _record_id(ctx: Context, table: Sequence[str]) -> int | None:
-    """The number of the table that a job works on, if it is there already."""
+def _find_table_id(ctx: Context, table: Sequence[str]) -> int | None:
+    """Return the id of a job's table, if it exists already."""
     if not table:
         return None
     try:
@@ -119,23 +131,23 @@ def _record_id(ctx: Context, table: Sequence[str]) -> int | None:
 
 @operation(needs=on_server(Privilege.RUN_UDFS))
 def claim_job(ctx: Context, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
-    """Hand a job to the driver `owner`: `job_id`, or the one of these names that waits longest; none if there is none.
+    """Lease a job to the driver `owner`: `job_id`, or the one of these names that waits longest; none if there is none.
 
-    A job that runs is handed out again once its lease has ended. One that whoever asked for it may not have done any
-    more fails. Raises InvalidInputError, TransactionNotFoundError, and what `admit_job` raises of a `job_id`.
+    A running job is leased again once its lease has expired. One whose submitter has lost the privileges fails. Raises
+    InvalidInputError, TransactionNotFoundError, and what `authorize_start` raises for a `job_id`.
     """
-    lease = _lease(request)
+    lease_ms = _lease_ms(request)
     if request.job_id:
-        admit_job(ctx, _job(ctx, request.job_id))
-        record = ctx.store.claim_job(request.job_id, request.owner, lease)
+        authorize_start(ctx, _job(ctx, request.job_id))
+        record = ctx.store.claim_job(request.job_id, request.owner, lease_ms)
     else:
         names = tuple(pipeline_jobs()) if request.names is None else tuple(set(request.names) & set(pipeline_jobs()))
-        record = claim_next(ctx, request.owner, lease, names)
-    return models.ClaimJobResponse(job=entry(ctx, record) if record else None)
+        record = claim_next(ctx, request.owner, lease_ms, names)
+    return models.ClaimJobResponse(job=to_entry(ctx, record) if record else None)
 
 
 def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) -> TransactionRecord | None:
-    """Hand out the job of these names that waits longest, and may be begun; those that may not fail.
+    """Lease the job of these names that waits longest and can be started; fail those that cannot.
 
     Raises ServiceUnavailableError.
     """
@@ -144,11 +156,11 @@ def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) ->
         if record is None:
             return None
         try:
-            admit_job(ctx, record)
+            authorize_start(ctx, record)
         except ServiceUnavailableError:
-            raise  # it is claimed, and handed out again when that lease ends
+            raise  # its lease stays, and the job is leased again once that expires
         except LanceNamespaceError as error:
-            with suppress(ConcurrentModificationError, TransactionNotFoundError):  # it was canceled just now
+            with suppress(ConcurrentModificationError, TransactionNotFoundError):  # it was just canceled
                 ctx.store.finish_transaction(record.id, owner, TransactionStatus.FAILED, error=str(error))
         else:
             return record
@@ -157,18 +169,18 @@ def claim_next(ctx: Context, owner: str, lease_ms: int, names: Sequence[str]) ->
 
 @operation(needs=OWN_JOB, audited=False)
 def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResponse:
-    """Extend the lease, and let `properties` join those of the transaction; the driver goes on if it is Running.
+    """Extend the lease, and add `properties` to those of the transaction; the driver goes on if it is Running.
 
-    A job that whoever asked for it may not have done any more fails here. Raises TransactionNotFoundError,
+    A job whose submitter has lost the privileges fails here. Raises TransactionNotFoundError,
     ConcurrentModificationError (another driver has the job), InvalidInputError.
     """
-    job_id, lease = transaction_id(request.id), _lease(request)
-    refusal = _refusal(ctx, job_id)
+    job_id, lease_ms = transaction_id(request.id), _lease_ms(request)
+    denial = _denial(ctx, job_id)
 
     def work(catalog: UnitOfWork) -> TransactionStatus:
-        status = catalog.heartbeat(job_id, request.owner, lease)
-        if refusal and not status.is_final:
-            status = catalog.finish_transaction(job_id, request.owner, TransactionStatus.FAILED, error=refusal).status
+        status = catalog.heartbeat(job_id, request.owner, lease_ms)
+        if denial and not status.is_final:
+            status = catalog.finish_transaction(job_id, request.owner, TransactionStatus.FAILED, error=denial).status
         if request.properties and not status.is_final:
             catalog.merge_properties(job_id, request.properties)
         return status
@@ -176,10 +188,10 @@ def beat_job(ctx: Context, request: models.BeatJobRequest) -> models.BeatJobResp
     return models.BeatJobResponse(status=ctx.store.transact(work))
 
 
-def _refusal(ctx: Context, job_id: str) -> str:
-    """Why whoever asked for a job may not have it done any more; "" if they may. Raises ServiceUnavailableError."""
+def _denial(ctx: Context, job_id: str) -> str:
+    """Return why a job's submitter is not authorized any more; "" if it is. Raises ServiceUnavailableError."""
     try:
-        check_asker(ctx, ctx.store.describe_transaction(job_id))
+        authorize_submitter(ctx, ctx.store.describe_transaction(job_id))
     except (TransactionNotFoundError, ServiceUnavailableError):
         raise
     except LanceNamespaceError as error:
@@ -189,7 +201,7 @@ def _refusal(ctx: Context, job_id: str) -> str:
 
 @operation(needs=OWN_JOB, audited=False)
 def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.KeepJobPartResponse:
-    """Remember, until the job has succeeded, that a part of it is done; a part of the same name is replaced.
+    """Save a checkpoint until the job has succeeded: a part of it that is done. One of the same name is replaced.
 
     Raises TransactionNotFoundError, ConcurrentModificationError (canceled, or another driver has the job).
     """
@@ -201,23 +213,24 @@ def keep_job_part(ctx: Context, request: models.KeepJobPartRequest) -> models.Ke
 
 @operation(needs=OWN_JOB, changes=False)
 def list_job_parts(ctx: Context, request: models.ListJobPartsRequest) -> models.ListJobPartsResponse:
-    """List what was kept of a job, by name. Raises TransactionNotFoundError, InvalidInputError."""
+    """List the checkpoints of a job, by name. Raises TransactionNotFoundError, InvalidInputError."""
     record = _job(ctx, transaction_id(request.id))
-    found, token = ctx.paging.fetch_page(
+    parts, token = ctx.paging.fetch_page(
         f"parts {record.id}",
         request.page_token,
-        min(request.limit or PARTS, PARTS),
+        min(request.limit or MOST_PARTS, MOST_PARTS),
         lambda after, count: ctx.store.list_job_parts(record.id, after or "", count),
         lambda part: part[0],
     )
-    return models.ListJobPartsResponse(parts=dict(found), page_token=token)
+    return models.ListJobPartsResponse(parts=dict(parts), page_token=token)
 
 
 @operation(needs=OWN_JOB)
 def finish_job(ctx: Context, request: models.FinishJobRequest) -> models.FinishJobResponse:
-    """Write how the owner's job ended: Succeeded, Failed, or Queued for another try, not before `wait_millis`.
+    """Record how the owner's job ended: Succeeded, Failed, or Queued for another attempt, not before `wait_millis`.
 
-    Raises InvalidInputError, TransactionNotFoundError, ConcurrentModificationError (canceled, or another driver's).
+    Raises InvalidInputError, TransactionNotFoundError, ConcurrentModificationError (canceled, or leased to another
+    driver).
     """
     job_id = transaction_id(request.id)
     status = parse_mode(TransactionStatus, request.status, TransactionStatus.FAILED, "status")
@@ -244,7 +257,7 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
     """
     kinds = (request.name,) if request.name else tuple(pipeline_jobs())
     status = request.status and parse_mode(TransactionStatus, request.status, TransactionStatus.QUEUED, "status")
-    found, token = ctx.paging.fetch_page(
+    records, token = ctx.paging.fetch_page(
         f"jobs {request.name} {status}",
         request.page_token,
         request.limit,
@@ -253,18 +266,18 @@ def list_jobs(ctx: Context, request: models.ListJobsRequest) -> models.ListJobsR
         ),
         lambda record: (record.created_at, record.id),
     )
-    return models.ListJobsResponse(jobs=[entry(ctx, record) for record in found], page_token=token)
+    return models.ListJobsResponse(jobs=[to_entry(ctx, record) for record in records], page_token=token)
 
 
 @operation(needs=OWN_JOB, inline=always, changes=False)
 def describe_job(ctx: Context, request: models.DescribeJobRequest) -> models.DescribeJobResponse:
-    """Tell a job: what was asked for, where it stands, its figures. Raises TransactionNotFoundError."""
-    return models.DescribeJobResponse(job=entry(ctx, _job(ctx, transaction_id(request.id))))
+    """Describe a job: what was submitted, its status, its figures. Raises TransactionNotFoundError."""
+    return models.DescribeJobResponse(job=to_entry(ctx, _job(ctx, transaction_id(request.id))))
 
 
-def entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
-    """A job as answers tell it, its table under the name that it has now; who drives it is nobody's business."""
-    path, location = bound_table(ctx, record) or (record.payload.get("table"), None)
+def to_entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
+    """Convert a job for a response, with its table's current name; the driver's name is a secret."""
+    path, location = visible_job_table(ctx, record) or (record.payload.get("table"), None)
     return models.JobEntry(
         id=record.id,
         name=record.kind,
@@ -283,18 +296,18 @@ def entry(ctx: Context, record: TransactionRecord) -> models.JobEntry:
 
 
 def _job(ctx: Context, job_id: str) -> TransactionRecord:
-    """A transaction that is a job. Raises TransactionNotFoundError, InvalidTableStateError for other work."""
+    """Return a transaction that is a job. Raises TransactionNotFoundError, InvalidTableStateError for other work."""
     record = ctx.store.describe_transaction(job_id)
     if record.kind not in pipeline_jobs():
         raise InvalidTableStateError(f"The transaction {job_id} is no job: it is {record.kind}, the server's own work.")
     return record
 
 
-def _lease(request: models.SubmitJobRequest | models.ClaimJobRequest | models.BeatJobRequest) -> int:
-    """How long a lease is asked for, in ms. Raises InvalidInputError."""
-    lease = request.lease_millis or LEASE_MS
-    if not 1000 <= lease <= LONGEST_LEASE_MS:
-        raise InvalidInputError(f"A lease is 1000 to {LONGEST_LEASE_MS} ms, not {lease}.")
+def _lease_ms(request: models.SubmitJobRequest | models.ClaimJobRequest | models.BeatJobRequest) -> int:
+    """Return the requested length of a lease, in ms. Raises InvalidInputError."""
+    lease_ms = request.lease_millis or LEASE_MS
+    if not 1000 <= lease_ms <= LONGEST_LEASE_MS:
+        raise InvalidInputError(f"A lease is 1000 to {LONGEST_LEASE_MS} ms, not {lease_ms}.")
     if not request.owner:
         raise InvalidInputError("A driver needs a name of its own, that nobody else knows: give 'owner'.")
-    return lease
+    return lease_ms

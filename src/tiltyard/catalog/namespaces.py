@@ -1,14 +1,13 @@
-"""Namespaces: create, describe, list, drop, exists."""
+"""Operations on namespaces: create, list, describe, check and drop them."""
 
 from __future__ import annotations
 
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
 
-from tiltyard.access import Privilege
-from tiltyard.access.create_checks import CREATE_NAMESPACE, owner
+from tiltyard.access.filtered_lists import inline_unless_many_grants
 from tiltyard.access.filtered_lists import list_namespaces as visible_namespaces
-from tiltyard.access.filtered_lists import short
-from tiltyard.access.needs import DROPPING, SEEING_NAMESPACE, on_namespace
+from tiltyard.access.lifecycle_needs import CREATE_NAMESPACE, creator_for
+from tiltyard.access.needs import DROP_NAMESPACE, SEE_NAMESPACE, on_namespace
 from tiltyard.catalog.folder_deletion import DELETE_FOLDERS
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, namespace_id
@@ -16,20 +15,21 @@ from tiltyard.model.modes import CreateMode, DropBehavior, DropMode, parse_mode
 from tiltyard.model.modes import TransactionStatus as Status
 from tiltyard.model.operations import always, operation
 from tiltyard.model.paging import namespaces_scope
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.store import UnitOfWork
 from tiltyard.store.paths import namespace_not_found
 
-DROP_NAMESPACE = "drop_namespace"
+DROP_KIND = "drop_namespace"
+"""The kind of the transaction of a cascading drop whose data is kept for a while."""
 
 
 @operation(needs=CREATE_NAMESPACE)
 def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> models.CreateNamespaceResponse:
     """Create a namespace below an existing one.
 
-    Overwrite drops the existing one with all that is in it (which UndropNamespace brings back for a while).
-    Raises NamespaceAlreadyExistsError,
-    NamespaceNotFoundError (the parent), InvalidInputError.
+    Overwrite drops the existing one with its contents, which UndropNamespace can restore for a while. Raises
+    NamespaceAlreadyExistsError, NamespaceNotFoundError (the parent), InvalidInputError.
     """
     path = namespace_id(request.id)
     mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
@@ -39,17 +39,17 @@ def create_namespace(ctx: Context, request: models.CreateNamespaceRequest) -> mo
         if mode is CreateMode.CREATE:
             raise NamespaceAlreadyExistsError("The root namespace always exists.")
         raise InvalidInputError("The root namespace cannot be overwritten: name a namespace in it.")
-    keep_ms, made_by = ctx.settings.retention_ms, owner(ctx, path[:-1])
-    home = ctx.resolved_namespace_id(path[:-1])
+    keep_ms, creator = ctx.settings.retention_ms, creator_for(ctx, path[:-1])
+    parent_id = ctx.resolved_namespace_id(path[:-1])
 
     def work(catalog: UnitOfWork) -> models.CreateNamespaceResponse:
-        record = catalog.create_namespace(path, request.properties or {}, mode, keep_ms, made_by, home)
+        record = catalog.create_namespace(path, request.properties or {}, mode, keep_ms, creator, parent_id)
         return models.CreateNamespaceResponse(properties=record.properties)
 
     return ctx.transact(work)
 
 
-@operation(needs=SEEING_NAMESPACE, inline=short, changes=False)
+@operation(needs=SEE_NAMESPACE, inline=inline_unless_many_grants, changes=False)
 def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> models.ListNamespacesResponse:
     """List the names of the namespaces directly in one; a page goes on after a token, or after a last name.
 
@@ -69,25 +69,25 @@ def list_namespaces(ctx: Context, request: models.ListNamespacesRequest) -> mode
 
 @operation(needs=on_namespace(Privilege.USE), inline=always, changes=False)
 def describe_namespace(ctx: Context, request: models.DescribeNamespaceRequest) -> models.DescribeNamespaceResponse:
-    """Tell a namespace's properties. Raises NamespaceNotFoundError, InvalidInputError."""
+    """Describe a namespace by its properties. Raises NamespaceNotFoundError, InvalidInputError."""
     path = namespace_id(request.id)
     record = ctx.store.describe_namespace(path)
-    if ctx.resolved_namespace_id(path) not in (None, record.id):  # it was replaced since the check
+    if ctx.resolved_namespace_id(path) not in (None, record.id):  # it was replaced after the check
         raise namespace_not_found(path)
     return models.DescribeNamespaceResponse(properties=record.properties)
 
 
-@operation(needs=SEEING_NAMESPACE, inline=always, changes=False)
+@operation(needs=SEE_NAMESPACE, inline=always, changes=False)
 def namespace_exists(ctx: Context, request: models.NamespaceExistsRequest) -> None:
-    """Answer if a namespace exists. Raises NamespaceNotFoundError if not, InvalidInputError."""
+    """Check that a namespace exists. Raises NamespaceNotFoundError if not, InvalidInputError."""
     ctx.store.describe_namespace(namespace_id(request.id))
 
 
-@operation(needs=DROPPING)
+@operation(needs=DROP_NAMESPACE)
 def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models.DropNamespaceResponse:
-    """Drop a namespace; Cascade drops all that is in it, at once, and deletes the data as a transaction.
+    """Drop a namespace; Cascade drops its contents, too, at once, and deletes the data in a transaction.
 
-    For `retention_days` UndropNamespace can bring back what a Cascade dropped: the data is deleted after that.
+    For `retention_days` UndropNamespace can restore what a Cascade dropped: the data is deleted after that.
     Raises NamespaceNotFoundError (not with Skip), NamespaceNotEmptyError (with Restrict), InvalidInputError.
     """
     path = namespace_id(request.id)
@@ -97,7 +97,7 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
         raise InvalidInputError("The root namespace cannot be dropped.")
     try:
         if behavior is DropBehavior.CASCADE:
-            return _drop_all(ctx, path)
+            return _drop_cascade(ctx, path)
         return _drop_empty(ctx, path)
     except NamespaceNotFoundError:
         if mode is DropMode.SKIP:
@@ -106,24 +106,24 @@ def drop_namespace(ctx: Context, request: models.DropNamespaceRequest) -> models
 
 
 def _drop_empty(ctx: Context, path: Id) -> models.DropNamespaceResponse:
-    only = ctx.resolved_namespace_id(path)
+    expected_id = ctx.resolved_namespace_id(path)
     return ctx.transact(
         lambda catalog: models.DropNamespaceResponse(
-            properties=catalog.drop_namespace(path, expected_id=only).properties
+            properties=catalog.drop_namespace(path, expected_id=expected_id).properties
         )
     )
 
 
-def _drop_all(ctx: Context, path: Id) -> models.DropNamespaceResponse:
-    """One transaction takes all records away and marks the folders; a job deletes those, or a sweep when it is time."""
-    keep_ms, only = ctx.settings.retention_ms, ctx.resolved_namespace_id(path)
+def _drop_cascade(ctx: Context, path: Id) -> models.DropNamespaceResponse:
+    """Remove all records and mark the folders in one transaction; a job deletes those, or a sweep once they are due."""
+    keep_ms, expected_id = ctx.settings.retention_ms, ctx.resolved_namespace_id(path)
 
     def work(catalog: UnitOfWork) -> models.DropNamespaceResponse:
-        kind, status = (DROP_NAMESPACE, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
+        kind, status = (DROP_KIND, Status.SUCCEEDED) if keep_ms else (DELETE_FOLDERS, Status.QUEUED)
         payload = {"namespace": list(path)}
         transaction = catalog.create_transaction(kind, None, payload, {}, status, requested_by=ctx.principal.name)
         dropped = catalog.drop_namespace(
-            path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, expected_id=only
+            path, cascade=True, transaction_id=transaction.id, keep_ms=keep_ms, expected_id=expected_id
         )
         return models.DropNamespaceResponse(properties=dropped.properties, transaction_id=[transaction.id])
 

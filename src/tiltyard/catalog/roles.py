@@ -1,4 +1,4 @@
-"""Roles: names that stand for principals and groups. A role holds no roles, so who is in it is seen at one look."""
+"""Operations on roles, named sets of principals and groups. A role has no roles as members: one look-up is enough."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access import Privilege
 from tiltyard.access.grantees import Grantee, GranteeKind, parse_grantee
 from tiltyard.access.needs import on_server
 from tiltyard.model.ids import check_name
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 
 if TYPE_CHECKING:
@@ -29,41 +29,43 @@ def create_role(ctx: Context, request: models.CreateRoleRequest) -> models.Creat
 
 @operation(needs=ADMINISTRATORS)
 def drop_role(ctx: Context, request: models.DropRoleRequest) -> models.DropRoleResponse:
-    """Drop a role with all that was granted to it. Raises InvalidInputError (there is none)."""
+    """Drop a role and all grants to it. Raises InvalidInputError (there is none)."""
     if not ctx.store.drop_role(request.role):
         raise InvalidInputError(f"There is no role '{request.role}'.")
-    ctx.access.changed()
+    ctx.rights_cache.refresh_next()
     return models.DropRoleResponse()
 
 
 @operation(needs=ADMINISTRATORS, changes=False)
 def list_roles(ctx: Context, request: models.ListRolesRequest) -> models.ListRolesResponse:
     """List the roles by name, with their members. Raises InvalidInputError."""
-    names, token = ctx.paging.fetch_page("roles", request.page_token, request.limit, ctx.store.list_roles, lambda name: name)
+    names, token = ctx.paging.fetch_page(
+        "roles", request.page_token, request.limit, ctx.store.list_roles, lambda name: name
+    )
     roles = [models.RoleEntry(name=name, members=_members(ctx, name)) for name in names]
     return models.ListRolesResponse(roles=roles, page_token=token)
 
 
 def _members(ctx: Context, role: str) -> list[models.RoleMember]:
-    members = map(Grantee.of, ctx.store.members_of(role))
+    members = map(Grantee.from_text, ctx.store.members_of(role))
     return [models.RoleMember(name=member.name, kind=member.kind) for member in members]
 
 
 @operation(needs=ADMINISTRATORS)
 def add_role_member(ctx: Context, request: models.AddRoleMemberRequest) -> models.AddRoleMemberResponse:
-    """Let a principal, or whoever is in a group, be in a role. Raises InvalidInputError (no such role; it is one)."""
+    """Add a principal or a group to a role. Raises InvalidInputError (no such role, a member already)."""
     if not ctx.store.add_member(request.role, _member(request.member, request.member_kind)):
         raise InvalidInputError(f"'{request.member}' is in the role '{request.role}' already.")
-    ctx.access.changed()
+    ctx.rights_cache.refresh_next()
     return models.AddRoleMemberResponse()
 
 
 @operation(needs=ADMINISTRATORS)
 def remove_role_member(ctx: Context, request: models.RemoveRoleMemberRequest) -> models.RemoveRoleMemberResponse:
-    """Take a principal or a group out of a role. Raises InvalidInputError (it is not in it)."""
+    """Remove a principal or a group from a role. Raises InvalidInputError (it is no member)."""
     if not ctx.store.drop_member(request.role, _member(request.member, request.member_kind)):
         raise InvalidInputError(f"'{request.member}' is not in the role '{request.role}'.")
-    ctx.access.changed()
+    ctx.rights_cache.refresh_next()
     return models.RemoveRoleMemberResponse()
 
 

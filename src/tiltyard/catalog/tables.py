@@ -1,4 +1,4 @@
-"""Tables as entries of the catalog: declare, register, describe, list, rename, deregister, drop."""
+"""Operations on tables as entries of the catalog: declare, register, describe, list, rename, deregister and drop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.access import Privilege, narrowing_of
-from tiltyard.access.create_checks import DECLARE_TABLE, REGISTER_TABLE, owner
+from tiltyard.access.caller import effective_policy_of
+from tiltyard.access.filtered_lists import inline_unless_many_grants
 from tiltyard.access.filtered_lists import list_all_tables as all_visible_tables
 from tiltyard.access.filtered_lists import list_tables as visible_tables
-from tiltyard.access.filtered_lists import short
-from tiltyard.access.needs import ANYBODY, SEEING_NAMESPACE, on_table
-from tiltyard.access.rename_checks import RENAME_TABLE, new_home
-from tiltyard.catalog.folder_deletion import delete_dropped
+from tiltyard.access.lifecycle_needs import DECLARE_TABLE, REGISTER_TABLE, RENAME_TABLE, creator_for, target_namespace
+from tiltyard.access.needs import ANY_CALLER, SEE_NAMESPACE, on_table
+from tiltyard.catalog.folder_deletion import delete_dropped_table
 from tiltyard.context import Context
 from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.paging import tables_scope
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.to_json import to_json
 from tiltyard.model.spec import models
 from tiltyard.storage.locations import is_relative
@@ -43,9 +43,9 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
     Raises TableAlreadyExistsError, NamespaceNotFoundError, InvalidInputError (a location outside the roots, or taken).
     """
     path = table_id(request.id)
-    given = request.location
+    requested = request.location
     with prefer_name_conflict(ctx, path):
-        location = ctx.storage.check_location(given) if given else ctx.storage.new_location(path)
+        location = ctx.storage.check_location(requested) if requested else ctx.storage.new_location(path)
         managed = new_is_managed(ctx, path, request.properties)
     record = ctx.store.insert_table(
         path,
@@ -53,8 +53,8 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
         request.properties or {},
         managed=managed,
         declared=True,
-        registered=bool(given),
-        creator=owner(ctx, path[:-1]),
+        registered=bool(requested),
+        creator=creator_for(ctx, path[:-1]),
         expected_parent_id=ctx.resolved_namespace_id(path[:-1]),
     )
     return models.DeclareTableResponse(
@@ -67,24 +67,29 @@ def declare_table(ctx: Context, request: models.DeclareTableRequest) -> models.D
 
 @operation(needs=DECLARE_TABLE)
 def create_empty_table(ctx: Context, request: models.CreateEmptyTableRequest) -> models.CreateEmptyTableResponse:
-    """Do what DeclareTable does, under its older name."""
-    declared = declare_table(ctx, msgspec.convert(request, models.DeclareTableRequest, from_attributes=True))
+    """Declare a table: the older name of DeclareTable."""
+    response = declare_table(ctx, msgspec.convert(request, models.DeclareTableRequest, from_attributes=True))
     return models.CreateEmptyTableResponse(
-        location=declared.location, storage_options=declared.storage_options, properties=declared.properties
+        location=response.location, storage_options=response.storage_options, properties=response.properties
     )
 
 
 @operation(needs=REGISTER_TABLE)
 def register_table(ctx: Context, request: models.RegisterTableRequest) -> models.RegisterTableResponse:
-    """Enter a table that lies at a location already, which may be relative to the server's root.
+    """Register a table that exists at a location, which may be relative to the server's root.
 
-    The answer has a relative location as it was given. Raises TableAlreadyExistsError (not with Overwrite, which points
-    the name at the new location and leaves the old data), NamespaceNotFoundError, InvalidInputError (no table there,
-    outside the roots, or taken by another name; or its files are outside the roots), what opening a table raises.
+    The response has a relative location as the request has it. Raises TableAlreadyExistsError (not with Overwrite,
+    which points the name at the new location and leaves the old data), NamespaceNotFoundError, InvalidInputError (no
+    table there, outside the roots, or taken by another name; or its files are outside the roots), what opening a table
+    raises.
     """
     path = table_id(request.id)
     mode = parse_mode(RegisterMode, request.mode, RegisterMode.CREATE)
-    properties, made_by, home = request.properties or {}, owner(ctx, path[:-1]), ctx.resolved_namespace_id(path[:-1])
+    properties, creator, parent_id = (
+        request.properties or {},
+        creator_for(ctx, path[:-1]),
+        ctx.resolved_namespace_id(path[:-1]),
+    )
     with prefer_name_conflict(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
         location = ctx.storage.check_location(request.location, relative=True)
         if not ctx.storage.has_table(location):
@@ -95,23 +100,35 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     def work(catalog: UnitOfWork) -> models.RegisterTableResponse:
         if mode is RegisterMode.OVERWRITE:
             keep_ms = ctx.settings.retention_ms
-            made = catalog.replace_registration(
-                path, location, properties, managed=managed, keep_ms=keep_ms, creator=made_by, expected_parent_id=home
+            record = catalog.replace_registration(
+                path,
+                location,
+                properties,
+                managed=managed,
+                keep_ms=keep_ms,
+                creator=creator,
+                expected_parent_id=parent_id,
             )
         else:
-            made = catalog.insert_table(
-                path, location, properties, managed=managed, registered=True, creator=made_by, expected_parent_id=home
+            record = catalog.insert_table(
+                path,
+                location,
+                properties,
+                managed=managed,
+                registered=True,
+                creator=creator,
+                expected_parent_id=parent_id,
             )
         for base in bases:
-            catalog.add_clone(made.id, base)
-        answered = request.location if is_relative(request.location) else made.location
-        return models.RegisterTableResponse(location=answered, properties=made.properties)
+            catalog.add_clone(record.id, base)
+        location_shown = request.location if is_relative(request.location) else record.location
+        return models.RegisterTableResponse(location=location_shown, properties=record.properties)
 
     return ctx.transact(work)
 
 
 def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> bool:
-    """Whether a description needs nothing from storage."""
+    """Return whether a description needs nothing from storage."""
     return not (
         request.load_detailed_metadata
         or request.check_declared
@@ -121,16 +138,16 @@ def _reads_catalog_only(ctx: Context, request: models.DescribeTableRequest) -> b
     )
 
 
-def _quick(ctx: Context, request: models.DescribeTableRequest) -> Context | None:
-    """For `inline`: a description that takes nothing but a few reads of the catalog."""
+def _inline_description(ctx: Context, request: models.DescribeTableRequest) -> Context | None:
+    """Return the context, as `inline`, for a description that takes only a few reads of the catalog."""
     return ctx if _reads_catalog_only(ctx, request) and not may_call_provider(ctx, request.vend_credentials) else None
 
 
-@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_quick, changes=False)
+@operation(needs=on_table(Privilege.USE, enforces_policies=True), inline=_inline_description, changes=False)
 def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models.DescribeTableResponse:
-    """Tell a table's location and properties; version, schema and statistics if details are asked for.
+    """Describe a table's location and properties; with details its version, schema and statistics, too.
 
-    Details are read when `load_detailed_metadata` is set, or a version, tag or branch is named. A table that is only
+    Details are read where `load_detailed_metadata` is set, or a version, tag or branch is named. A table that is only
     declared has none. Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError,
     TableTagNotFoundError, TableBranchNotFoundError, InvalidInputError.
     """
@@ -146,7 +163,7 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
         managed_versioning=record.managed,
     )
     if not _reads_catalog_only(ctx, request):
-        response.is_only_declared = _only_declared(ctx, record)
+        response.is_only_declared = _is_only_declared(ctx, record)
         if not response.is_only_declared and (request.load_detailed_metadata or not request.check_declared):
             _add_details(ctx, request, response)
         elif request.version is not None or request.tag or request.branch:
@@ -154,8 +171,8 @@ def describe_table(ctx: Context, request: models.DescribeTableRequest) -> models
     return response
 
 
-def _only_declared(ctx: Context, record: TableRecord) -> bool:
-    """Whether a table has no data; one that was declared may have been written by its location since."""
+def _is_only_declared(ctx: Context, record: TableRecord) -> bool:
+    """Return whether a table has no data; a declared one may have been written to, at its location, since then."""
     if not record.declared:
         return False
     if not ctx.storage.has_table(record.location):
@@ -169,8 +186,8 @@ def _add_details(ctx: Context, request: models.DescribeTableRequest, response: m
     dataset = table.dataset
     response.version = dataset.version
     response.schema = to_json(dataset.schema)
-    if narrowing_of(ctx, table.record) is None:
-        response.stats = basic_stats(dataset)  # which tell of rows
+    if effective_policy_of(ctx, table.record) is None:
+        response.stats = basic_stats(dataset)  # which disclose rows
     response.metadata = _text_metadata(dataset.schema.metadata)
     sources = source_version_properties(ctx, table.record, request.branch, dataset)
     response.properties = {**(response.properties or {}), **sources}
@@ -180,14 +197,14 @@ def _text_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (metadata or {}).items()}
 
 
-def _at_no_version(ctx: Context, request: models.TableExistsRequest) -> Context | None:
-    """For `inline`: whether there is such a version is up to storage."""
+def _inline_without_version(ctx: Context, request: models.TableExistsRequest) -> Context | None:
+    """Return the context, as `inline`, for a request without a version, which takes a look at storage."""
     return ctx if request.version is None else None
 
 
-@operation(needs=on_table(Privilege.USE, narrowed=True), inline=_at_no_version, changes=False)
+@operation(needs=on_table(Privilege.USE, enforces_policies=True), inline=_inline_without_version, changes=False)
 def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
-    """Answer if a table exists, at a version if one is named.
+    """Check that a table exists, at a version if one is named.
 
     Raises NamespaceNotFoundError, TableNotFoundError, TableVersionNotFoundError, InvalidInputError.
     """
@@ -200,7 +217,7 @@ def table_exists(ctx: Context, request: models.TableExistsRequest) -> None:
         raise TableVersionNotFoundError("This table has no versions yet: it is only declared.") from error
 
 
-@operation(needs=SEEING_NAMESPACE, inline=short, changes=False)
+@operation(needs=SEE_NAMESPACE, inline=inline_unless_many_grants, changes=False)
 def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListTablesResponse:
     """List the names of the tables directly in a namespace; a page goes on after a token, or after a last name.
 
@@ -219,11 +236,11 @@ def list_tables(ctx: Context, request: models.ListTablesRequest) -> models.ListT
     return models.ListTablesResponse(tables=list(names), page_token=token)
 
 
-@operation(needs=ANYBODY, inline=short, changes=False)
+@operation(needs=ANY_CALLER, inline=inline_unless_many_grants, changes=False)
 def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> models.ListTablesResponse:
     """List the full ids of all tables, their names joined by `delimiter`. Raises InvalidInputError."""
     declared = request.include_declared is not False
-    found, token = ctx.paging.fetch_page(
+    entries, token = ctx.paging.fetch_page(
         "all tables",
         request.page_token,
         request.limit,
@@ -232,7 +249,7 @@ def list_all_tables(ctx: Context, request: models.ListAllTablesRequest) -> model
     )
     delimiter = request.delimiter or DEFAULT_DELIMITER
     return models.ListTablesResponse(
-        tables=[delimiter.join((*entry.namespace, entry.name)) for entry in found], page_token=token
+        tables=[delimiter.join((*entry.namespace, entry.name)) for entry in entries], page_token=token
     )
 
 
@@ -243,54 +260,54 @@ def rename_table(ctx: Context, request: models.RenameTableRequest) -> models.Ren
     Raises TableNotFoundError, NamespaceNotFoundError, TableAlreadyExistsError, InvalidInputError.
     """
     path = table_id(request.id)
-    home = new_home(path, request.new_namespace_id)
-    new_path = table_id([*home, request.new_table_name])
-    only, into = ctx.resolved_table_id(path), ctx.resolved_namespace_id(home)
+    parent = target_namespace(path, request.new_namespace_id)
+    new_path = table_id([*parent, request.new_table_name])
+    expected_id, expected_parent_id = ctx.resolved_table_id(path), ctx.resolved_namespace_id(parent)
 
     def work(catalog: UnitOfWork) -> models.RenameTableResponse:
-        catalog.rename_table(path, new_path, expected_id=only, expected_parent_id=into)
+        catalog.rename_table(path, new_path, expected_id=expected_id, expected_parent_id=expected_parent_id)
         return models.RenameTableResponse()
 
     return ctx.transact(work)
 
 
-@operation(needs=on_table(Privilege.DROP, narrowed=True))
+@operation(needs=on_table(Privilege.DROP, enforces_policies=True))
 def deregister_table(ctx: Context, request: models.DeregisterTableRequest) -> models.DeregisterTableResponse:
-    """Take a table out of the catalog and leave its data; UndropTable brings the entry back for a while.
+    """Remove a table from the catalog and leave its data; UndropTable can restore the entry for a while.
 
     Raises NamespaceNotFoundError, TableNotFoundError.
     """
     path = table_id(request.id)
-    only, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
+    expected_id, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DeregisterTableResponse:
-        record = catalog.remove_table(path, delete_folder=False, keep_ms=keep_ms, expected_id=only)
+        record = catalog.remove_table(path, delete_folder=False, keep_ms=keep_ms, expected_id=expected_id)
         return models.DeregisterTableResponse(id=list(path), location=record.location, properties=record.properties)
 
-    answer = ctx.transact(work)
-    ctx.storage.datasets.evict(str(answer.location))
-    return answer
+    response = ctx.transact(work)
+    ctx.storage.datasets.evict(str(response.location))
+    return response
 
 
-@operation(needs=on_table(Privilege.DROP, narrowed=True))
+@operation(needs=on_table(Privilege.DROP, enforces_policies=True))
 def drop_table(ctx: Context, request: models.DropTableRequest) -> models.DropTableResponse:
-    """Drop a table and delete its data: at once, or after `retention_days` for which UndropTable brings it back.
+    """Drop a table and delete its data: at once, or after `retention_days`, in which UndropTable can restore it.
 
-    The record goes first, and marks the folder: what a crash leaves is deleted by the next sweep. Raises
+    The record is removed first, and the folder marked: what a crash leaves is deleted by the next sweep. Raises
     NamespaceNotFoundError, TableNotFoundError, ServiceUnavailableError (the storage does not answer; the table is
-    gone, its data is deleted later).
+    dropped, its data is deleted later).
     """
     path = table_id(request.id)
-    only, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
+    expected_id, keep_ms = ctx.resolved_table_id(path), ctx.settings.retention_ms
 
     def work(catalog: UnitOfWork) -> models.DropTableResponse:
-        record = catalog.remove_table(path, delete_folder=True, keep_ms=keep_ms, expected_id=only)
+        record = catalog.remove_table(path, delete_folder=True, keep_ms=keep_ms, expected_id=expected_id)
         return models.DropTableResponse(id=list(path), location=record.location, properties=record.properties)
 
-    answer = ctx.transact(work)
-    location = str(answer.location)
+    response = ctx.transact(work)
+    location = str(response.location)
     if keep_ms:
         ctx.storage.datasets.evict(location)
     else:
-        delete_dropped(ctx, location)
-    return answer
+        delete_dropped_table(ctx, location)
+    return response

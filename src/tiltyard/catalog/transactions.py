@@ -1,4 +1,4 @@
-"""Transactions: how long work stands, and how a client steers it."""
+"""Operations on transactions, the records of long work: describe and alter them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
-from tiltyard.access.transaction_checks import ALTER_TRANSACTION, DESCRIBE_TRANSACTION
+from tiltyard.access.transaction_needs import ALTER_TRANSACTION, DESCRIBE_TRANSACTION
 from tiltyard.context import Context
 from tiltyard.model.modes import SetPropertyMode, TransactionStatus, UnsetPropertyMode, parse_mode
 from tiltyard.model.operations import always, operation
@@ -14,18 +14,18 @@ from tiltyard.model.spec import models
 
 Status = TransactionStatus
 
-_MOVES: Mapping[Status, frozenset[Status]] = {
+_TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.QUEUED: frozenset({Status.RUNNING, Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
     Status.RUNNING: frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
     Status.SUCCEEDED: frozenset(),
     Status.FAILED: frozenset({Status.QUEUED, Status.CANCELED}),
     Status.CANCELED: frozenset(),
 }
-"""Where each status may go; Failed → Queued tries the work again, Failed → Canceled lets go of what it has kept."""
+"""The allowed transitions; Failed → Queued retries the work, Failed → Canceled discards its checkpoints."""
 
 
 def transaction_id(names: Sequence[str] | None) -> str:
-    """The id of a transaction, from a request. Raises InvalidInputError."""
+    """Return the id of a transaction in a request. Raises InvalidInputError."""
     if not names or len(names) != 1:
         raise InvalidInputError("A transaction's id is one name: the transaction_id of the response that began it.")
     return names[0]
@@ -35,7 +35,7 @@ def transaction_id(names: Sequence[str] | None) -> str:
 def describe_transaction(
     ctx: Context, request: models.DescribeTransactionRequest
 ) -> models.DescribeTransactionResponse:
-    """Tell a transaction's status and properties. Raises TransactionNotFoundError, InvalidInputError."""
+    """Describe a transaction by its status and properties. Raises TransactionNotFoundError, InvalidInputError."""
     record = ctx.store.describe_transaction(transaction_id(request.id))
     properties = dict(record.properties) | ({"error": record.error} if record.error else {})
     return models.DescribeTransactionResponse(status=record.status, properties={"kind": record.kind} | properties)
@@ -58,7 +58,7 @@ def alter_transaction(ctx: Context, request: models.AlterTransactionRequest) -> 
         changed = dict(properties)
         for action in request.actions:
             if action.setStatusAction is not None:
-                status = _moved(status, action.setStatusAction)
+                status = _next_status(status, action.setStatusAction)
             elif action.setPropertyAction is not None:
                 _set_property(changed, action.setPropertyAction)
             elif action.unsetPropertyAction is not None:
@@ -70,18 +70,18 @@ def alter_transaction(ctx: Context, request: models.AlterTransactionRequest) -> 
 
 
 def _check_single(action: models.AlterTransactionAction) -> None:
-    given = [name for name in action.__struct_fields__ if getattr(action, name) is not None]
-    if len(given) != 1:
-        raise InvalidInputError(f"Each action does exactly one thing: this one does {len(given)}.")
+    present = [name for name in action.__struct_fields__ if getattr(action, name) is not None]
+    if len(present) != 1:
+        raise InvalidInputError(f"Each action does exactly one thing: this one does {len(present)}.")
 
 
-def _moved(status: Status, action: models.AlterTransactionSetStatus) -> Status:
+def _next_status(status: Status, action: models.AlterTransactionSetStatus) -> Status:
     if action.status is None:
         raise InvalidInputError("setStatusAction needs a status.")
-    wanted = parse_mode(Status, action.status, status, "status")
-    if wanted is not status and wanted not in _MOVES[status]:
-        raise InvalidTableStateError(f"A transaction that is {status} cannot become {wanted}.")
-    return wanted
+    new_status = parse_mode(Status, action.status, status, "status")
+    if new_status is not status and new_status not in _TRANSITIONS[status]:
+        raise InvalidTableStateError(f"A transaction that is {status} cannot become {new_status}.")
+    return new_status
 
 
 def _set_property(properties: dict[str, str], action: models.AlterTransactionSetProperty) -> None:

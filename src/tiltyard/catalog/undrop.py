@@ -1,4 +1,4 @@
-"""Bringing back what was dropped or deregistered, for as long as it is kept."""
+"""List and restore dropped tables and namespaces, for as long as they are kept."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.filtered_lists import list_removed_namespaces, list_removed_tables, short
-from tiltyard.access.needs import ANYBODY
-from tiltyard.access.rename_checks import UNDROP_NAMESPACE, UNDROP_TABLE, new_home
+from tiltyard.access.filtered_lists import inline_unless_many_grants, list_removed_namespaces, list_removed_tables
+from tiltyard.access.lifecycle_needs import UNDROP_NAMESPACE, UNDROP_TABLE, target_namespace
+from tiltyard.access.needs import ANY_CALLER
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 DROPPED, DEREGISTERED = "dropped", "deregistered"
 
 
-@operation(needs=ANYBODY, inline=short, changes=False)
+@operation(needs=ANY_CALLER, inline=inline_unless_many_grants, changes=False)
 def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) -> models.ListDroppedTablesResponse:
-    """List the tables that UndropTable can bring back, newest first. Raises InvalidInputError."""
-    found, token = ctx.paging.fetch_page(
+    """List the tables that UndropTable can restore, newest first. Raises InvalidInputError."""
+    removals, token = ctx.paging.fetch_page(
         "dropped tables",
         request.page_token,
         request.limit,
@@ -39,17 +39,17 @@ def list_dropped_tables(ctx: Context, request: models.ListDroppedTablesRequest) 
             removed_at_millis=removed.removed_at,
             due_at_millis=removed.due_at,
         )
-        for removed in found
+        for removed in removals
     ]
     return models.ListDroppedTablesResponse(tables=tables, page_token=token)
 
 
-@operation(needs=ANYBODY, inline=short, changes=False)
+@operation(needs=ANY_CALLER, inline=inline_unless_many_grants, changes=False)
 def list_dropped_namespaces(
     ctx: Context, request: models.ListDroppedNamespacesRequest
 ) -> models.ListDroppedNamespacesResponse:
-    """List the namespaces that UndropNamespace can bring back, newest first. Raises InvalidInputError."""
-    found, token = ctx.paging.fetch_page(
+    """List the namespaces that UndropNamespace can restore, newest first. Raises InvalidInputError."""
+    removals, token = ctx.paging.fetch_page(
         "dropped namespaces",
         request.page_token,
         request.limit,
@@ -63,49 +63,49 @@ def list_dropped_namespaces(
             removed_at_millis=removed.removed_at,
             due_at_millis=removed.due_at,
         )
-        for removed in found
+        for removed in removals
     ]
     return models.ListDroppedNamespacesResponse(namespaces=namespaces, page_token=token)
 
 
 @operation(needs=UNDROP_TABLE)
 def undrop_table(ctx: Context, request: models.UndropTableRequest) -> models.UndropTableResponse:
-    """Bring back a table that was dropped, deregistered or replaced: its data, properties, versions, under its name.
+    """Restore a table that was dropped, deregistered or replaced: its data, properties, versions, under its name.
 
-    Of several that had the name it is the one removed last, unless `dropped_id` says which. Raises TableNotFoundError
-    (none is kept, or its time is over), NamespaceNotFoundError, TableAlreadyExistsError (the name was given again:
-    name another), InvalidInputError (its location was registered again).
+    Of several tables of the name it is the one removed last, unless `dropped_id` says which. Raises TableNotFoundError
+    (none is kept, or no longer), NamespaceNotFoundError, TableAlreadyExistsError (the name is taken: give
+    another), InvalidInputError (its location was registered again).
     """
     path = table_id(request.id)
-    home = new_home(path, request.new_namespace_id)
+    parent = target_namespace(path, request.new_namespace_id)
     name = path[-1] if request.new_table_name is None else request.new_table_name
-    new_path = table_id([*home, name])
-    into = ctx.resolved_namespace_id(home)
+    new_path = table_id([*parent, name])
+    expected_parent_id = ctx.resolved_namespace_id(parent)
 
     def work(catalog: UnitOfWork) -> models.UndropTableResponse:
-        record = catalog.restore_table(path, new_path, request.dropped_id, expected_parent_id=into)
+        record = catalog.restore_table(path, new_path, request.dropped_id, expected_parent_id=expected_parent_id)
         return models.UndropTableResponse(id=list(new_path), location=record.location, properties=record.properties)
 
-    answer = ctx.transact(work)
-    ctx.storage.datasets.evict(answer.location)
-    return answer
+    response = ctx.transact(work)
+    ctx.storage.datasets.evict(response.location)
+    return response
 
 
 @operation(needs=UNDROP_NAMESPACE)
 def undrop_namespace(ctx: Context, request: models.UndropNamespaceRequest) -> models.UndropNamespaceResponse:
-    """Bring back a namespace that was dropped by Cascade, or overwritten, with all that was in it.
+    """Restore a namespace that was dropped by Cascade, or overwritten, with its contents.
 
-    `new_namespace_id` gives it another place. Raises NamespaceNotFoundError (none is kept, its time is over, or there
-    is nothing above it), NamespaceAlreadyExistsError (the name was given again), InvalidInputError (the root).
+    `new_namespace_id` gives it another name or parent. Raises NamespaceNotFoundError (none is kept, or no longer, or
+    its parent is missing), NamespaceAlreadyExistsError (the name is taken), InvalidInputError (the root).
     """
     path = namespace_id(request.id)
     new_path = path if request.new_namespace_id is None else namespace_id(request.new_namespace_id)
     if not path or not new_path:
         raise InvalidInputError("The root namespace is never dropped: name a namespace in it.")
-    home = ctx.resolved_namespace_id(new_path[:-1])
+    parent_id = ctx.resolved_namespace_id(new_path[:-1])
 
     def work(catalog: UnitOfWork) -> models.UndropNamespaceResponse:
-        record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, expected_parent_id=home)
+        record, tables = catalog.restore_namespace(path, new_path, request.dropped_id, expected_parent_id=parent_id)
         return models.UndropNamespaceResponse(id=list(new_path), properties=record.properties, tables=tables)
 
     return ctx.transact(work)

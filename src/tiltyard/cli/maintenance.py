@@ -41,7 +41,7 @@ def gc(
     """
     from tiltyard.cli.client import open_context
     from tiltyard.model.ids import display
-    from tiltyard.tables.maintenance.garbage import collect_options, collect, try_collect
+    from tiltyard.tables.maintenance.garbage import collect, collect_options, try_collect
 
     if unknown_folders and table is not None:
         refuse("--unknown-folders is about all tables: leave out the table's name.")
@@ -65,11 +65,11 @@ def _collect_folders(ctx: Context, *, remove: bool) -> None:
     from tiltyard.catalog import garbage
     from tiltyard.catalog.folder_deletion import sweep
 
-    folders = garbage.unknown_folders(ctx)
+    folders = garbage.find_unknown_folders(ctx)
     for folder in folders:
         click.echo(f"{_format_size(folder.size):>12}  {'unknown folder':<16}  {folder.location}")
     if remove:
-        removed = garbage.remove_folders(ctx, folders)
+        removed = garbage.schedule_deletion(ctx, folders)
         while sweep(ctx):
             pass
         size = sum(folder.size for folder in removed)

@@ -65,7 +65,7 @@ def announce_access(services: Services, address: str) -> None:
         log.warning("keys and tokens go over the network as they are: set tls_certificate, or a proxy that has one")
     key = create_first_key(services.store)
     if key is not None:
-        print(f"The key of '{FIRST_NAME}', shown this once: {key}", file=sys.stdout, flush=True)
+        print(f"The key of '{FIRST_ADMINISTRATOR}', shown this once: {key}", file=sys.stdout, flush=True)
 
 
 def _is_loopback(address: str) -> bool:

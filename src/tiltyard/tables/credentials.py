@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access import Privilege, narrowing_of, table_privileges
+from tiltyard.access.caller import effective_policy_of, table_privileges
+from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:
     from tiltyard.context import Context
@@ -57,7 +58,7 @@ def access_by_grants(ctx: Context, record: TableRecord) -> FileAccess:
 @file_access_rule
 def access_by_policies(ctx: Context, record: TableRecord) -> FileAccess:
     """Return no access for principals whom policies restrict: files have all rows and columns."""
-    return FileAccess.WRITE if narrowing_of(ctx, record) is None else FileAccess.NOTHING
+    return FileAccess.WRITE if effective_policy_of(ctx, record) is None else FileAccess.NOTHING
 
 
 def may_call_provider(ctx: Context, vend: bool | None) -> bool:

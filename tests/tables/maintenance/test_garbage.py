@@ -466,7 +466,7 @@ def test_gc_of_everything_knows_every_folder_and_removes_others_only_if_told(car
     store.remove_table(("dropped",), delete_folder=True, keep_ms=60_000)
     store.remove_table(("gone",), delete_folder=False)
     storage.files(storage.root).write_if_not_exists(f"{storage.root}/other/file", b"x")
-    assert [folder.location for folder in everywhere.unknown_folders(careless.ctx)] == [gone.location]
+    assert [folder.location for folder in everywhere.find_unknown_folders(careless.ctx)] == [gone.location]
     for told in (False, True):
         request = ask(models.CollectGarbageRequest, unknown_folders=told)
         everywhere.collect_garbage(careless.ctx, request)
@@ -483,10 +483,10 @@ def test_gc_of_everything_leaves_a_folder_that_was_registered_since_it_looked(ca
     back, gone = Table(careless, "back"), Table(careless, "gone")
     for name in ("back", "gone"):
         store.remove_table((name,), delete_folder=False)
-    found = everywhere.unknown_folders(careless.ctx)
+    found = everywhere.find_unknown_folders(careless.ctx)
     assert {folder.location for folder in found} == {back.location, gone.location}
     store.insert_table(("back",), back.location, {}, registered=True)
-    assert [folder.location for folder in everywhere.remove_folders(careless.ctx, found)] == [gone.location]
+    assert [folder.location for folder in everywhere.schedule_deletion(careless.ctx, found)] == [gone.location]
     assert sweep(careless.ctx) == 1
     store.remove_table(("back",), delete_folder=False, keep_ms=60_000)
     assert sweep(careless.ctx) == 0
@@ -506,8 +506,8 @@ def test_gc_of_everything_tells_of_the_folders_that_it_removed(
         store.insert_table(("back",), back.location, {}, registered=True)
         return found
 
-    monkeypatch.setattr(everywhere, "unknown_folders", look_and_let_register)
+    monkeypatch.setattr(everywhere, "find_unknown_folders", look_and_let_register)
     payload = {"dry_run": False, "keep_versions_days": None, "unknown_folders": True}
     running = Job("j", everywhere.COLLECT_GARBAGE, None, payload, lambda _: True)
-    assert everywhere.collect_everywhere(careless.ctx, running)["unknown_folders"] == "0"
+    assert everywhere.collect_all(careless.ctx, running)["unknown_folders"] == "0"
     assert back.files

@@ -16,14 +16,14 @@ from lance_namespace.errors import (
     TableIndexNotFoundError,
 )
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
-from tiltyard.catalog.job_admission import asked
+from tiltyard.catalog.job_authorization import submitter_payload
 from tiltyard.context import Context, OpenTable
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type, spec_index_type
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.column_cache import branch_key
 from tiltyard.storage.errors import column_not_found, lance_errors
@@ -142,7 +142,10 @@ def _queue(ctx: Context, table: OpenTable, path: Id, spec: IndexSpec, waiting: I
     }
     kind = CREATE_INDEX
     if ctx.settings.spark_index_rows and table.dataset.count_rows() >= ctx.settings.spark_index_rows:
-        kind, payload = INDEX_JOB, {**payload, **spark_job_payload(spec, path), **asked(ctx, Privilege.ALTER)}
+        kind, payload = (
+            INDEX_JOB,
+            {**payload, **spark_job_payload(spec, path), **submitter_payload(ctx, Privilege.ALTER)},
+        )
     queued = ctx.store.create_transaction(kind, table.record.id, payload, properties, requested_by=ctx.principal.name)
     return queued.id
 

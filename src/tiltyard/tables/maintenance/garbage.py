@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, LanceNamespaceError
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.config import DAY_MS
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.model.jobs import Job, job
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.manifest_format import is_detached, versions_folder

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.commits.finalizing import finalize, stat_final_manifest

@@ -16,10 +16,10 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access import Privilege
-from tiltyard.access.visibility import seen_namespace, seen_table
+from tiltyard.access.authorization import authorize_namespace, authorize_table
 from tiltyard.model.computed_columns import PREFIX
 from tiltyard.model.ids import display
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_column_name
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def check_declared(
         )
     if not ctx.principal.administrator:
         if table.id:
-            seen_table(ctx, path, Privilege.RUN_UDFS.value)
+            authorize_table(ctx, path, Privilege.RUN_UDFS.value)
         else:
-            seen_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
+            authorize_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
     for image in (value.decode(errors="replace") for code in new for key, value in code if key == _IMAGE_KEY):
         if image not in ctx.settings.udf_images:
             raise InvalidInputError(

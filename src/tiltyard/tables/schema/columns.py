@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from tiltyard.access import Privilege
 from tiltyard.access.needs import on_table
 from tiltyard.model.computed_columns import read_declaration
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
 from tiltyard.model.schemas.from_json import from_json, parse_type
 from tiltyard.model.spec import models

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.access import Privilege
+from tiltyard.access.authorization import authorize_table
 from tiltyard.access.needs import on_table
-from tiltyard.access.visibility import seen_table
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.computed_columns import ExpressionDeclaration, UdfDeclaration, read_declaration
 from tiltyard.model.ids import MAIN_BRANCH, display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.from_json import parse_type
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
@@ -86,7 +86,7 @@ def check_udfs(ctx: Context, names: Sequence[str] | None) -> None:
             "Columns that code of clients computes are switched off: the server's setting 'udfs' allows them."
         )
     if not ctx.principal.administrator:
-        seen_table(ctx, table_id(names), Privilege.RUN_UDFS.value)
+        authorize_table(ctx, table_id(names), Privilege.RUN_UDFS.value)
 
 
 def check_inputs(dataset: lance.LanceDataset, fields: Sequence[pa.Field]) -> None:
@@ -198,7 +198,14 @@ def queue_backfill(
     arguments = {name: value for name, value in options.items() if value is not None}
     properties = {"column": column}
     queued = queue_job(
-        ctx, BACKFILL, arguments, wanted=privileges, record_id=record_id, table=path, properties=properties, image=image
+        ctx,
+        BACKFILL,
+        arguments,
+        required=privileges,
+        record_id=record_id,
+        table=path,
+        properties=properties,
+        image=image,
     )
     return queued.id
 

@@ -19,11 +19,11 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.access import Privilege
-from tiltyard.access.principal_refresh import present
-from tiltyard.access.visibility import seen_table
+from tiltyard.access.authorization import authorize_table
+from tiltyard.access.caller import refresh_principal
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id, table_id
 from tiltyard.model.principals import Principal
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.table_history import read_transactions
 from tiltyard.model.view_definitions import ViewDefinition, ViewLineage, parse_sources
 from tiltyard.storage.errors import lance_errors
@@ -85,7 +85,7 @@ def resolve_sources(ctx: Context, view: Id, query: str, definer: Principal) -> d
 def _readable(ctx: Context, path: Id) -> TableRecord:
     if ctx.principal.administrator:
         return ctx.store.describe_table(path)
-    return seen_table(msgspec.structs.replace(ctx, resolved=None), path, Privilege.READ.value)
+    return authorize_table(msgspec.structs.replace(ctx, resolved=None), path, Privilege.READ.value)
 
 
 def _check_definer(ctx: Context, path: Id) -> None:
@@ -100,7 +100,7 @@ def _check_definer(ctx: Context, path: Id) -> None:
 
 def _refreshed(ctx: Context, definer: Principal) -> Principal:
     try:
-        return present(ctx, definer)
+        return refresh_principal(ctx, definer)
     except PermissionDeniedError as error:
         raise PermissionDeniedError(
             f"{error} It made this view: let a principal make it who may read its tables."

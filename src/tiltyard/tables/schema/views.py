@@ -16,16 +16,16 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.access import Privilege
-from tiltyard.access.create_checks import check_table
+from tiltyard.access.authorization import authorize_namespace, authorize_table
+from tiltyard.access.lifecycle_needs import authorize_table_creation
 from tiltyard.access.needs import on_table
-from tiltyard.access.visibility import seen_namespace, seen_table
-from tiltyard.catalog.job_admission import job_check
+from tiltyard.catalog.job_authorization import job_validator
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.modes import CreateMode
 from tiltyard.model.operations import Needs, operation
+from tiltyard.model.privileges import Privilege
 from tiltyard.model.schemas.arrow_compat import check_names
 from tiltyard.model.spec import models
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind, check_query_text
@@ -63,10 +63,10 @@ class EmptyBody:
 
 def _authorize_create(ctx: Context, request: models.CreateMaterializedViewRequest) -> Context:
     path = table_id(request.id)
-    seen_namespace(ctx, path[:-1], Privilege.CREATE.value)
+    authorize_namespace(ctx, path[:-1], Privilege.CREATE.value)
     if request.udtf_spec is not None:
-        seen_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
-    return check_table(ctx, path, CreateMode.CREATE, None)
+        authorize_namespace(ctx, path[:-1], Privilege.RUN_UDFS.value)
+    return authorize_table_creation(ctx, path, CreateMode.CREATE, None)
 
 
 CREATE_VIEW = Needs("`create` on the namespace; for a view that code computes, `run_udfs` on it too", _authorize_create)
@@ -127,7 +127,7 @@ def refresh_materialized_view(
     return models.RefreshMaterializedViewResponse(job_id=job_id)
 
 
-@job_check(REFRESH)
+@job_validator(REFRESH)
 def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a refresh, with the source tables it may read. Raises as `refresh_materialized_view`."""
     table = open_for_reading(ctx, path)
@@ -139,7 +139,7 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
     if definition.kind is not ViewKind.QUERY:
         _check_udfs_enabled(ctx)
         if not ctx.principal.administrator:
-            seen_table(ctx, path, Privilege.RUN_UDFS.value)
+            authorize_table(ctx, path, Privilege.RUN_UDFS.value)
     definer = find_definer(ctx, table.record, definition)
     sources = resolve_sources(ctx, path, definition.query, definer)
     return {**arguments, "sources": sources, "definition": definition.digest}
@@ -148,7 +148,7 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
 def _queue_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> str:
     arguments = {**arguments, "table": display(path)}
     record_id = find_table(ctx, path).id
-    return queue_job(ctx, REFRESH, arguments, wanted=Privilege.WRITE, record_id=record_id, table=path).id
+    return queue_job(ctx, REFRESH, arguments, required=Privilege.WRITE, record_id=record_id, table=path).id
 
 
 def _check_installed() -> None:

@@ -1,0 +1,116 @@
+"""Authorize the caller on namespaces and tables. An object that the caller cannot see does not exist, word for word.
+
+A caller sees an object on which, or on a namespace above which, it has any privilege. It sees the namespaces on the
+path to such an object, too: their names, and no more. Every caller sees the root namespace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import (
+    LanceNamespaceError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+)
+
+from tiltyard.access.caller import caller_rights
+from tiltyard.access.policies import policy_denial
+from tiltyard.model.ids import display
+from tiltyard.model.privileges import Privilege, privilege_names
+from tiltyard.store.paths import ROOT, namespace_not_found, table_not_found
+
+if TYPE_CHECKING:
+    from tiltyard.context import Context
+    from tiltyard.model.ids import Id
+    from tiltyard.store import TableRecord
+
+_USE = Privilege.USE.value
+
+
+def missing_privileges(missing: int, where: str) -> PermissionDeniedError:
+    """Return the error for privileges that the caller lacks somewhere."""
+    return PermissionDeniedError(
+        f"This needs {' and '.join(privilege_names(missing))} on {where}: ask who may grant it."
+    )
+
+
+def authorize_table(ctx: Context, path: Id, required: int, *, enforces_policies: bool = False) -> TableRecord:
+    """Return a table on which the caller has all `required` privileges; with 0, one that it can see.
+
+    Where policies of the table bind the caller, the operation is denied, unless it `enforces_policies` itself. Raises
+    TableNotFoundError, NamespaceNotFoundError (none that the caller can see), PermissionDeniedError.
+    """
+    try:
+        record = ctx.store.describe_table(path)
+    except (TableNotFoundError, NamespaceNotFoundError):
+        raise table_not_visible(ctx, path) from None
+    authorize_record(ctx, path, record, required, enforces_policies=enforces_policies)
+    return record
+
+
+def authorize_record(
+    ctx: Context, path: Id, record: TableRecord, required: int, *, enforces_policies: bool = False
+) -> None:
+    """Check what `authorize_table` checks, for a table that was looked up already; raises the same."""
+    required |= _USE
+    rights = caller_rights(ctx)
+    if rights.allow(record, required):
+        if not enforces_policies and rights.effective_policy(record.id) is not None:
+            raise policy_denial(f"the table {display(path)}")
+        return
+    bits = rights.on_table(record.id, record.namespace_id)
+    if not bits:
+        raise table_not_visible(ctx, path)
+    raise missing_privileges(required & ~bits, f"the table {display(path)}")
+
+
+def table_not_visible(ctx: Context, path: Id) -> LanceNamespaceError:
+    """Return the error for a table that does not exist or is not visible: both take the same steps."""
+    return table_not_found(path) if _can_see_namespace(ctx, path[:-1]) else namespace_not_found(path[:-1])
+
+
+def authorize_namespace(ctx: Context, path: Id, required: int) -> int:
+    """Return the id of a namespace on which the caller has all `required` privileges; with 0, of one that it can see.
+
+    Raises NamespaceNotFoundError (none that the caller can see), PermissionDeniedError.
+    """
+    if not path and not required:
+        return ROOT
+    try:
+        record = ctx.store.describe_namespace(path)
+    except NamespaceNotFoundError:
+        _can_see_id(ctx, 0)
+        raise
+    bits = caller_rights(ctx).on_namespace(record.id)
+    if required and bits & required == required:
+        return record.id
+    if not (bits or not path or _can_see_id(ctx, record.id)):
+        raise namespace_not_found(path)
+    if not required:
+        return record.id
+    raise missing_privileges(required & ~bits, f"the namespace {display(path)}" if path else "the root namespace")
+
+
+def _can_see_namespace(ctx: Context, path: Id) -> bool:
+    """Return whether a namespace exists and the caller can see it."""
+    if not path:
+        return True
+    try:
+        namespace_id = ctx.store.describe_namespace(path).id
+    except NamespaceNotFoundError:
+        namespace_id = 0  # which no namespace has: the same queries run for it
+    return _can_see_id(ctx, namespace_id)
+
+
+def _can_see_id(ctx: Context, namespace_id: int) -> bool:
+    rights = caller_rights(ctx)
+    return bool(rights.on_namespace(namespace_id)) or ctx.store.has_grant_at_or_below(namespace_id, rights.grantees)
+
+
+def authorize_server(ctx: Context, required: int, where: str = "the server") -> None:
+    """Raise PermissionDeniedError unless the caller has all `required` privileges on the whole server."""
+    bits = caller_rights(ctx).server
+    if bits & required != required:
+        raise missing_privileges(required & ~bits, where)

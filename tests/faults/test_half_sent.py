@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from tests.faults.conftest import ROWS, Place, wait_until
+from tests.faults.conftest import ROWS, Installation, wait_until
 from tests.services.server import ServerProcess
 from tests.services.sockets import connect, read_answer
 from tests.services.wire import Wire, stream
@@ -46,19 +46,19 @@ CUTS = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("half")
-    found = Place(folder / "root", f"sqlite:///{folder / 'catalog.db'}")
-    found.start()
-    yield found
-    [server] = found.servers
+    installation = Installation(folder / "root", f"sqlite:///{folder / 'catalog.db'}")
+    installation.start()
+    yield installation
+    [server] = installation.servers
     assert server.stop() == 0
     assert not [line for line in server.log if " ERROR " in line or "Traceback" in line], "".join(server.log)
 
 
 @pytest.fixture(scope="module")
-def server(place: Place) -> ServerProcess:
-    return place.servers[0]
+def server(installation: Installation) -> ServerProcess:
+    return installation.servers[0]
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +70,11 @@ def wire(server: ServerProcess) -> Iterator[Wire]:
 
 
 @pytest.fixture(scope="module")
-def before(place: Place, wire: Wire) -> Iterator[set[str]]:
+def before(installation: Installation, wire: Wire) -> Iterator[set[str]]:
     """The files before the first upload: taken between two, they could hold some of the former that go only then."""
-    files = place.files()
+    files = installation.files()
     yield files
-    wait_until(lambda: place.files() == files, "the files are as before, at the end of all uploads")
+    wait_until(lambda: installation.files() == files, "the files are as before, at the end of all uploads")
 
 
 def head(path: str, length: str) -> bytes:
@@ -100,22 +100,22 @@ ACTIONS = [
 ]
 
 
-def assert_nothing_came_of_it(place: Place, wire: Wire, before: set[str]) -> None:
+def check_unchanged(installation: Installation, wire: Wire, before: set[str]) -> None:
     """The table is what it was, no other one came to be, and no file is left of the attempt."""
-    wait_until(lambda: place.files() == before, "the files are as before")
+    wait_until(lambda: installation.files() == before, "the files are as before")
     assert wire.good(wire.table(["t"], "describe", query={"load_detailed_metadata": "true"}))["version"] == 1
     assert wire.table(["t"], "count_rows").text == "100"
     assert wire.table(["new"], "exists").status_code == 404
     seen = wire.good(wire.table(["d"], "describe", query={"check_declared": "true"}))
     assert seen["is_only_declared"] is True
-    wait_until(lambda: not place.sql("SELECT location FROM doomed_folders"), "no folder waits for its deletion")
+    wait_until(lambda: not installation.sql("SELECT location FROM doomed_folders"), "no folder waits for its deletion")
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("path", ACTIONS)
 def test_upload_whose_client_leaves_changes_nothing(
-    place: Place, server: ServerProcess, wire: Wire, before: set[str], path: str, cut: str, framing: str
+    installation: Installation, server: ServerProcess, wire: Wire, before: set[str], path: str, cut: str, framing: str
 ) -> None:
     body, end = CUTS[cut]
     if framing == "length":
@@ -123,13 +123,13 @@ def test_upload_whose_client_leaves_changes_nothing(
     else:
         request = head(path, "Transfer-Encoding: chunked") + (chunk(body[:end]) if end else b"")
     send_and_leave(connect(server.url), request)
-    assert_nothing_came_of_it(place, wire, before)
+    check_unchanged(installation, wire, before)
 
 
 @pytest.mark.parametrize("cut", [name for name, (_, end) in CUTS.items() if end])  # no byte at all is an empty table
 @pytest.mark.parametrize("path", ACTIONS)
 def test_upload_that_ends_early_by_its_own_framing_is_400(
-    place: Place, server: ServerProcess, wire: Wire, before: set[str], path: str, cut: str
+    installation: Installation, server: ServerProcess, wire: Wire, before: set[str], path: str, cut: str
 ) -> None:
     """A proxy that loses its source may close the chunked body as if all were well."""
     body, end = CUTS[cut]
@@ -140,7 +140,7 @@ def test_upload_that_ends_early_by_its_own_framing_is_400(
         answer = read_answer(connection)
     assert answer.status == 400, answer
     answer.check_error()
-    assert_nothing_came_of_it(place, wire, before)
+    check_unchanged(installation, wire, before)
 
 
 @pytest.mark.parametrize("path", ACTIONS)
@@ -148,7 +148,7 @@ def test_upload_that_ends_early_by_its_own_framing_is_400(
     "body, end", [(SMALL_BODY, SMALL_ENDS[2]), (LARGE_BODY, LARGE_ENDS[9])], ids=["small", "large"]
 )
 def test_upload_with_a_broken_chunk_changes_nothing(
-    place: Place, server: ServerProcess, wire: Wire, before: set[str], path: str, body: bytes, end: int
+    installation: Installation, server: ServerProcess, wire: Wire, before: set[str], path: str, body: bytes, end: int
 ) -> None:
     with connect(server.url) as connection:
         connection.sendall(
@@ -156,16 +156,18 @@ def test_upload_with_a_broken_chunk_changes_nothing(
         )
         answer = read_answer(connection)
     assert answer.status in (0, 400), answer
-    assert_nothing_came_of_it(place, wire, before)
+    check_unchanged(installation, wire, before)
 
 
-def test_upload_corrupt_in_a_late_batch_is_400_and_changes_nothing(place: Place, wire: Wire, before: set[str]) -> None:
+def test_upload_corrupt_in_a_late_batch_is_400_and_changes_nothing(
+    installation: Installation, wire: Wire, before: set[str]
+) -> None:
     body = bytearray(LARGE_BODY)
     body[LARGE_ENDS[9] : LARGE_ENDS[9] + 64] = b"\xff" * 64
     for path in ACTIONS:
         response = wire.http.post(path, content=bytes(body))
         assert (response.status_code, response.json()["code"]) == (400, 13), response.text
-        assert_nothing_came_of_it(place, wire, before)
+        check_unchanged(installation, wire, before)
 
 
 COUNT = b"POST /v1/table/t/count_rows HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -180,10 +182,10 @@ def framed(path: str, body: bytes, framing: str) -> bytes:
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 def test_upload_followed_by_a_request_on_its_connection_answers_both(
-    small_place: Place, talk: Callable[[ServerProcess], Wire], framing: str
+    small_installation: Installation, talk: Callable[[ServerProcess], Wire], framing: str
 ) -> None:
     """However much of the body was read, what follows it is the next request."""
-    server = small_place.start()
+    server = small_installation.start()
     wire = talk(server)
     wire.good(wire.table(["t"], "create", stream(ROWS)))
     other = stream(LARGE.rename_columns(["id", "other"]), 20_000)
@@ -214,9 +216,9 @@ def read_bodies(connection: socket.socket, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("rows", [3, 10_000], ids=["small", "several reads long"])
 def test_requests_sent_without_waiting_are_answered_in_order_each_with_its_own_body(
-    small_place: Place, talk: Callable[[ServerProcess], Wire], rows: int
+    small_installation: Installation, talk: Callable[[ServerProcess], Wire], rows: int
 ) -> None:
-    server = small_place.start()
+    server = small_installation.start()
     wire = talk(server)
     wire.good(wire.table(["t"], "create", stream(ROWS.schema)))
     row = pa.table({"id": pa.array(range(rows), pa.int64()), "text": ["some words"] * rows})

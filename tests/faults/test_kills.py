@@ -1,4 +1,4 @@
-"""SIGKILL at bad moments: what was acknowledged is there, what was begun is finished or gone after a restart."""
+"""SIGKILL at bad moments: after a restart acknowledged writes are there, others are complete or rolled back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.faults.conftest import MANY_BATCHES, ROWS, Place, wait_until
+from tests.faults.conftest import MANY_BATCHES, ROWS, Installation, wait_until
 from tests.services.server import ServerProcess
 from tests.services.sockets import connect
 from tests.services.wire import Wire, stream
 
+pytestmark = pytest.mark.extended
+
 Talk = Callable[[ServerProcess], Wire]
 
 
-def half_an_upload(server: ServerProcess, path: str) -> None:
+def start_upload(server: ServerProcess, path: str) -> None:
     """Send the first part of a large body, and leave the connection open."""
     body = stream(pa.table({"id": pa.array(range(500_000), pa.int64())}), MANY_BATCHES)
     connection = connect(server.url)
@@ -33,24 +35,26 @@ def half_an_upload(server: ServerProcess, path: str) -> None:
     server.held.append(connection)  # type: ignore[attr-defined]  # as above
 
 
-def test_server_killed_in_an_upload_leaves_no_table_and_no_version(place: Place, talk: Talk) -> None:
-    server = place.start()
+def test_server_killed_in_an_upload_leaves_no_table_and_no_version(installation: Installation, talk: Talk) -> None:
+    server = installation.start()
     wire = talk(server)
     wire.good(wire.table(["t"], "create", stream(ROWS.select(["id"]))))
-    half_an_upload(server, "/v1/table/new/create")
-    half_an_upload(server, "/v1/table/t/insert")
-    wait_until(lambda: len(place.folders()) == 2, "the new table's folder is being written")
+    start_upload(server, "/v1/table/new/create")
+    start_upload(server, "/v1/table/t/insert")
+    wait_until(lambda: len(installation.folders()) == 2, "the new table's folder is being written")
     server.kill()
     server.start()
-    place.wait_until_swept()
+    installation.wait_until_swept()
     again = talk(server)
     assert again.table(["new"], "exists").status_code == 404
     assert again.table(["t"], "count_rows").text == "100"
     assert again.good(again.table(["new"], "create", stream(ROWS)))["version"] == 1
 
 
-def test_server_killed_between_mark_and_delete_deletes_after_its_restart(place: Place, talk: Talk) -> None:
-    server = place.start("--jobs", "0")  # marks, and has nobody who deletes
+def test_server_killed_between_mark_and_delete_deletes_after_its_restart(
+    installation: Installation, talk: Talk
+) -> None:
+    server = installation.start("--jobs", "0")  # marks folders, and has no worker to delete them
     wire = talk(server)
     wire.namespace(["n"], "create")
     wire.namespace(["n", "inner"], "create")
@@ -59,42 +63,42 @@ def test_server_killed_between_mark_and_delete_deletes_after_its_restart(place: 
     wire.good(wire.table(["kept"], "create", stream(ROWS)))
     dropped = wire.good(wire.namespace(["n"], "drop", {"behavior": "Cascade"}))
     assert wire.namespace(["n"], "exists").status_code == 404
-    assert len(place.folders()) == 6
+    assert len(installation.folders()) == 6
     server.kill()
-    after = place.start()
+    after = installation.start()
     again = talk(after)
     [transaction] = dropped["transaction_id"]
     wait_until(
         lambda: again.good(again.call("transaction", [transaction], "describe"))["status"] == "Succeeded",
         "the deletion is done",
     )
-    place.wait_until_swept()
+    installation.wait_until_swept()
     assert again.table(["kept"], "count_rows").text == "100"
 
 
 @pytest.mark.parametrize("kind", [{"index_type": "IVF_PQ", "num_partitions": 64, "num_sub_vectors": 16}])
 def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
-    place: Place, talk: Talk, tmp_path: Path, kind: dict[str, object]
+    installation: Installation, talk: Talk, tmp_path: Path, kind: dict[str, object]
 ) -> None:
-    held = tmp_path / "held"  # from here on nothing is committed: the build cannot end before it is killed
-    server = place.start(TILTYARD_FAULT=f"before_record=hold@{held}")
+    held = tmp_path / "held"  # nothing is committed while it exists: the build cannot end before it is killed
+    server = installation.start(TILTYARD_FAULT=f"before_record=hold@{held}")
     wire = talk(server)
     vectors = np.random.default_rng(1).random((40_000, 64), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
     wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
-    asked = {"column": "vector", "distance_type": "l2", "name": "near", **kind}
+    request = {"column": "vector", "distance_type": "l2", "name": "near", **kind}
     held.touch()
-    transaction = wire.good(wire.table(["t"], "create_index", asked))["transaction_id"]
+    transaction = wire.good(wire.table(["t"], "create_index", request))["transaction_id"]
     status = f"SELECT status, attempts FROM transactions WHERE id = '{transaction}'"
-    wait_until(lambda: place.sql(status)[0][0] == "Running", "the build has begun")
+    wait_until(lambda: installation.sql(status)[0][0] == "Running", "the build has begun")
     server.kill()
-    assert place.sql(status) == [("Running", 1)]
+    assert installation.sql(status) == [("Running", 1)]
     held.unlink()
     server.start()
-    place.let_leases_end()
+    installation.expire_leases()
     again = talk(server)
-    wait_until(lambda: place.sql(status)[0][0] not in ("Queued", "Running"), "the build has ended")
-    assert place.sql(status) == [("Succeeded", 2)]
+    wait_until(lambda: installation.sql(status)[0][0] not in ("Queued", "Running"), "the build has ended")
+    assert installation.sql(status) == [("Succeeded", 2)]
     [index] = again.good(again.table(["t"], "index/list"))["indexes"]
     assert index["index_name"] == "near"
     assert again.good(again.table(["t"], "index/near/stats"))["num_indexed_rows"] == 40_000
@@ -102,7 +106,7 @@ def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
 
 @dataclass
 class Ledger:
-    """What a storm was told: rows of each table, None once its drop was asked for and not answered."""
+    """What a storm of writes knows: acknowledged rows of each table, and tables whose last request had no response."""
 
     rows: dict[str, int] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
@@ -110,7 +114,7 @@ class Ledger:
 
 
 def storm(wire: Wire, ledger: Ledger, prefix: str, seed: int, stop: threading.Event) -> None:
-    """Create, fill and drop tables until the server dies; write down what was acknowledged."""
+    """Create, fill and drop tables until the server dies; record what was acknowledged."""
     dice = random.Random(seed)
     number = 0
     while not stop.is_set():
@@ -121,11 +125,11 @@ def storm(wire: Wire, ledger: Ledger, prefix: str, seed: int, stop: threading.Ev
         target = name if action == "create" else dice.choice(existing)
         ledger.unsure.add(target)
         try:
-            answer = wire.table([target], action, None if action == "drop" else stream(ROWS))
+            response = wire.table([target], action, None if action == "drop" else stream(ROWS))
         except httpx.TransportError:
             ledger.rows.setdefault(target, 0)
             return
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
         ledger.unsure.discard(target)
         if action == "drop":
             del ledger.rows[target]
@@ -136,9 +140,9 @@ def storm(wire: Wire, ledger: Ledger, prefix: str, seed: int, stop: threading.Ev
 
 @pytest.mark.parametrize("seed", range(3))
 def test_server_killed_in_a_storm_of_writes_keeps_folders_and_records_together(
-    place: Place, talk: Talk, seed: int
+    installation: Installation, talk: Talk, seed: int
 ) -> None:
-    server = place.start()
+    server = installation.start()
     ledger, stop = Ledger(), threading.Event()
     with ThreadPoolExecutor(6) as pool:
         running = [
@@ -151,13 +155,14 @@ def test_server_killed_in_a_storm_of_writes_keeps_folders_and_records_together(
         for storming in running:
             storming.result(60)
     server.start()
-    place.wait_until_swept()
+    installation.wait_until_swept()
     wire = talk(server)
-    there = set(wire.pages("/v1/table", "tables", 100))
-    assert there >= set(ledger.rows) - ledger.unsure
-    assert not there & ledger.gone
-    assert there <= set(ledger.rows)
-    for name in there:
+    existing = set(wire.pages("/v1/table", "tables", 100))
+    assert existing >= set(ledger.rows) - ledger.unsure
+    assert not existing & ledger.gone
+    assert existing <= set(ledger.rows)
+    for name in existing:
         count = int(wire.table([name], "count_rows").text)
-        told = ledger.rows[name]
-        assert count == told or (name in ledger.unsure and count == told + ROWS.num_rows), (name, count, told)
+        acknowledged = ledger.rows[name]
+        is_possible = count == acknowledged or (name in ledger.unsure and count == acknowledged + ROWS.num_rows)
+        assert is_possible, (name, count, acknowledged)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Place
+from tests.faults.conftest import Installation
 from tiltyard.audit import check_audit_file
 from tiltyard.config import Settings
 from tiltyard.store import open_store
@@ -70,11 +70,11 @@ def test_check_audit_that_is_off_makes_no_file(tmp_path: Path) -> None:
     assert lines.exists()
 
 
-def test_database_of_a_newer_version_is_refused(place: Place) -> None:
-    assert place.start().stop() == 0
-    place.sql("INSERT INTO schema_migrations VALUES (9999, 0)")
+def test_database_of_a_newer_version_is_refused(installation: Installation) -> None:
+    assert installation.start().stop() == 0
+    installation.sql("INSERT INTO schema_migrations VALUES (9999, 0)")
     for command in ("serve", "worker", "db upgrade"):
-        flags = ["--root", str(place.root), "--db", place.db]
+        flags = ["--root", str(installation.root), "--db", installation.db]
         assert "newer" in refused(*flags, *(["--port", "0"] if command == "serve" else []), command=command)
 
 

@@ -12,16 +12,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pytest
 
-from tests.faults.conftest import ROWS, Place
+from tests.faults.conftest import ROWS, Installation
 from tests.services.server import ServerProcess
 from tests.services.wire import Wire, stream
+
+pytestmark = pytest.mark.extended
 
 Talk = Callable[[ServerProcess], Wire]
 
 
-def test_servers_on_one_catalog_see_each_others_commits_at_once(place: Place, talk: Talk) -> None:
-    one, other = (talk(place.start()) for _ in range(2))
+def test_servers_on_one_catalog_see_each_others_commits_at_once(installation: Installation, talk: Talk) -> None:
+    one, other = (talk(installation.start()) for _ in range(2))
     one.good(one.namespace(["n"], "create", {"properties": {"a": "b"}}))
     assert other.good(other.namespace(["n"], "describe"))["properties"] == {"a": "b"}
     one.good(one.table(["n", "t"], "create", stream(ROWS)))
@@ -41,8 +44,8 @@ def test_servers_on_one_catalog_see_each_others_commits_at_once(place: Place, ta
     assert one.table(["n", "u"], "count_rows").text == "100"
 
 
-def test_servers_that_share_a_secret_take_each_others_page_tokens(place: Place, talk: Talk) -> None:
-    one, other = (talk(place.start()) for _ in range(2))
+def test_servers_that_share_a_secret_take_each_others_page_tokens(installation: Installation, talk: Talk) -> None:
+    one, other = (talk(installation.start()) for _ in range(2))
     for name in "abc":
         one.good(one.namespace([name], "create"))
     page = one.good(one.namespace([], "list", method="GET", query={"limit": 1}))
@@ -50,8 +53,8 @@ def test_servers_that_share_a_secret_take_each_others_page_tokens(place: Place, 
     assert page["namespaces"] + following["namespaces"] == ["a", "b", "c"]
 
 
-def test_concurrent_writers_on_two_servers_lose_nothing(place: Place, talk: Talk) -> None:
-    wires = [talk(place.start()) for _ in range(2)]
+def test_concurrent_writers_on_two_servers_lose_nothing(installation: Installation, talk: Talk) -> None:
+    wires = [talk(installation.start()) for _ in range(2)]
     wires[0].good(wires[0].table(["t"], "create", stream(ROWS.schema)))
 
     def write(number: int) -> int:
@@ -65,8 +68,8 @@ def test_concurrent_writers_on_two_servers_lose_nothing(place: Place, talk: Talk
         assert wire.table(["t"], "count_rows").text == "60"
 
 
-def test_server_processes_of_one_server_answer_alike(place: Place, talk: Talk) -> None:
-    server = place.start("--workers", "2")
+def test_server_processes_of_one_server_answer_alike(installation: Installation, talk: Talk) -> None:
+    server = installation.start("--workers", "2")
     wires = [talk(server) for _ in range(8)]  # a connection stays with the process that took it
     for wire in wires:
         assert wire.http.get("/health/ready").status_code == 200
@@ -94,8 +97,8 @@ def connections_of(process: int, port: int) -> int:
     return sum(map(is_one, Path(f"/proc/{process}/fd").iterdir()))
 
 
-def test_connections_come_to_a_process_that_was_stuck_when_they_were_opened(place: Place) -> None:
-    server = place.start("--workers", "2")
+def test_connections_come_to_a_process_that_was_stuck_when_they_were_opened(installation: Installation) -> None:
+    server = installation.start("--workers", "2")
     address = urlsplit(server.url)
     assert address.hostname and address.port
     clients = [http.client.HTTPConnection(address.hostname, address.port, timeout=60) for _ in range(8)]

@@ -12,8 +12,12 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.faults.conftest import Place, wait_until
+import pytest
+
+from tests.faults.conftest import Installation, wait_until
 from tests.services.server import ServerProcess
+
+pytestmark = pytest.mark.extended
 
 SLOW_SECONDS = 8
 """Longer than uvicorn's own supervisor waits for a sign of life (5)."""
@@ -41,21 +45,23 @@ def asked(server: ServerProcess) -> int:
         client.close()
 
 
-def test_processes_whose_imports_take_long_come_to_serve(small_place: Place, tmp_path: Path) -> None:
+def test_processes_whose_imports_take_long_come_to_serve(small_installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
-    server = small_place.start("--workers", "2", PYTHONPATH=str(tmp_path))
+    server = small_installation.start("--workers", "2", PYTHONPATH=str(tmp_path))
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     first = server.workers
     assert asked(server) == 200
     assert server.workers == first
     for process in first:
-        assert str(small_place.root).encode() not in Path(f"/proc/{process}/environ").read_bytes()
+        assert str(small_installation.root).encode() not in Path(f"/proc/{process}/environ").read_bytes()
     assert not [line for line in server.log if "server process" in line], server.log
     assert server.stop() == 0
 
 
-def test_process_that_stands_still_for_a_while_stays_and_one_that_is_killed_is_replaced(small_place: Place) -> None:
-    server = small_place.start("--workers", "2")
+def test_process_that_stands_still_for_a_while_stays_and_one_that_is_killed_is_replaced(
+    small_installation: Installation,
+) -> None:
+    server = small_installation.start("--workers", "2")
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     still, killed = server.workers
     assert asked(server) == 200
@@ -75,8 +81,8 @@ def test_process_that_stands_still_for_a_while_stays_and_one_that_is_killed_is_r
     assert server.stop() == 0
 
 
-def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small_place: Place) -> None:
-    server = small_place.start("--workers", "2", TILTYARD_WORKER_TIMEOUT="10")
+def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small_installation: Installation) -> None:
+    server = small_installation.start("--workers", "2", TILTYARD_WORKER_TIMEOUT="10")
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     assert asked(server) == 200
     still = server.workers[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.faults.conftest import MANY_BATCHES, ROWS, Place, wait_until
+from tests.faults.conftest import MANY_BATCHES, ROWS, Installation, wait_until
 from tests.services.server import ServerProcess
 from tests.services.sockets import connect, read_answer
 from tests.services.wire import Wire, stream
@@ -23,13 +23,13 @@ LONGEST_STOP = 20
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_stopping_server_finishes_the_uploads_that_go_on(small_place: Place, workers: str) -> None:
-    server = small_place.start("--workers", workers)
+def test_stopping_server_finishes_the_uploads_that_go_on(small_installation: Installation, workers: str) -> None:
+    server = small_installation.start("--workers", workers)
     body = stream(pa.table({"id": pa.array(range(500_000), pa.int64())}), MANY_BATCHES)
     connection = connect(server.url)
     head = f"POST /v1/table/t/create HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     connection.sendall(head + body[: 3 << 20])
-    wait_until(small_place.folders, "the upload is being written")
+    wait_until(small_installation.folders, "the upload is being written")
     server.process.send_signal(signal.SIGTERM)
     connection.sendall(body[3 << 20 :])
     answer = read_answer(connection)
@@ -40,8 +40,10 @@ def test_stopping_server_finishes_the_uploads_that_go_on(small_place: Place, wor
         assert wire.table(["t"], "count_rows").text == "500000"
 
 
-def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(small_place: Place, talk: Talk) -> None:
-    server = small_place.start()
+def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(
+    small_installation: Installation, talk: Talk
+) -> None:
+    server = small_installation.start()
     wire = talk(server)
     wire.good(wire.table(["t"], "create", stream(ROWS)))
     body = stream(pa.table({"id": pa.array(range(500_000), pa.int64()), "text": ["x"] * 500_000}), MANY_BATCHES)
@@ -49,19 +51,19 @@ def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(small_pla
     for connection, path in zip(connections, ("new/create", "t/insert", "t/insert?mode=overwrite"), strict=True):
         head = f"POST /v1/table/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         connection.sendall(head + body[: 2 << 20])
-    wait_until(lambda: len(small_place.folders()) == 2, "the uploads are being written")
+    wait_until(lambda: len(small_installation.folders()) == 2, "the uploads are being written")
     assert server.stop(LONGEST_STOP) == 0
     for connection in connections:
         connection.close()
     server.start()
-    small_place.wait_until_swept()
+    small_installation.wait_until_swept()
     again = talk(server)
     assert again.table(["t"], "count_rows").text == "100"
     assert again.table(["new"], "exists").status_code == 404
 
 
-def test_stopping_server_answers_the_queries_that_run(small_place: Place, talk: Talk) -> None:
-    server = small_place.start()
+def test_stopping_server_answers_the_queries_that_run(small_installation: Installation, talk: Talk) -> None:
+    server = small_installation.start()
     wire = talk(server)
     wide = pa.table({"id": pa.array(range(200_000), pa.int64()), "text": ["word " * 20] * 200_000})
     wire.good(wire.table(["t"], "create", stream(wide)))
@@ -77,11 +79,11 @@ def test_stopping_server_answers_the_queries_that_run(small_place: Place, talk: 
             assert pa.ipc.open_file(outcome.content).read_all().num_rows == 200_000
 
 
-def test_stopping_server_puts_its_work_back(small_place: Place, talk: Talk) -> None:
+def test_stopping_server_puts_its_work_back(small_installation: Installation, talk: Talk) -> None:
     """A second server goes on with it at once, without waiting for a lease to end."""
     import numpy as np
 
-    server = small_place.start()
+    server = small_installation.start()
     wire = talk(server)
     vectors = np.random.default_rng(1).random((60_000, 64), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
@@ -89,15 +91,17 @@ def test_stopping_server_puts_its_work_back(small_place: Place, talk: Talk) -> N
     asked = {"column": "vector", "index_type": "IVF_PQ", "num_partitions": 128, "num_sub_vectors": 32}
     transaction = wire.good(wire.table(["t"], "create_index", asked))["transaction_id"]
     status = f"SELECT status FROM transactions WHERE id = '{transaction}'"
-    wait_until(lambda: small_place.sql(status) == [("Running",)], "the build has begun")
+    wait_until(lambda: small_installation.sql(status) == [("Running",)], "the build has begun")
     assert server.stop(LONGEST_STOP) == 0
-    assert small_place.sql(status)[0][0] in ("Queued", "Succeeded")
-    small_place.start()
-    wait_until(lambda: small_place.sql(status) == [("Succeeded",)], "the next server has built it", 240)
+    assert small_installation.sql(status)[0][0] in ("Queued", "Succeeded")
+    small_installation.start()
+    wait_until(lambda: small_installation.sql(status) == [("Succeeded",)], "the next server has built it", 240)
 
 
-def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(small_place: Place, talk: Talk) -> None:
-    server = small_place.start("--workers", "2")
+def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(
+    small_installation: Installation, talk: Talk
+) -> None:
+    server = small_installation.start("--workers", "2")
     talk(server).good(talk(server).table(["t"], "create", stream(ROWS)))
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     workers = server.workers
@@ -108,9 +112,11 @@ def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(sm
     assert talk(server).table(["t"], "count_rows").text == "100"
 
 
-def test_server_whose_first_process_is_killed_starts_again_at_once(small_place: Place, talk: Talk) -> None:
+def test_server_whose_first_process_is_killed_starts_again_at_once(
+    small_installation: Installation, talk: Talk
+) -> None:
     """Processes of the killed one may have the port for a while: one is held there until the new server waits."""
-    server = small_place.start("--workers", "2")
+    server = small_installation.start("--workers", "2")
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     orphans = server.workers
     os.kill(orphans[0], signal.SIGSTOP)

@@ -63,7 +63,7 @@ def test_publishing_page_examples_run_one_after_the_other_against_a_new_server(t
     assert (len(examples), status) == (4, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)  # it starts a server and Spark, beside the session of other tests
 def test_demo_finds_what_it_looks_for_and_stops_with_status_0() -> None:
     demo = [sys.executable, str(HOME / "examples/films.py")]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.services.server import ServerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
 MARK = f"secret{uuid4().hex}"
 SCHEMA = pa.schema([("a", pa.string())])

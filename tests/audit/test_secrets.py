@@ -1,4 +1,4 @@
-"""No secret of the server, and none of its callers, gets into its log, its audit or its answers."""
+"""No secret of the server or of its callers is in its log, its audit or its responses."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def call_all(client: httpx.Client, given: httpx.Client) -> str:
-    """Every call, by an administrator, and by whoever it shows to be; all their answers."""
+def call_all(client: httpx.Client, other: httpx.Client) -> str:
+    """Send every request, as an administrator or with the credentials it has; return all response texts."""
     answers = []
     for path, options in CALLS:
-        asker = given if "x-api-key" in options.get("headers", {}) else client
-        answers.append(asker.post(path, **options).text)
+        sender = other if "x-api-key" in options.get("headers", {}) else client
+        answers.append(sender.post(path, **options).text)
     return "\n".join(answers)
 
 
-@pytest.mark.slow
-def test_no_secret_is_in_the_log_in_the_audit_or_in_an_answer(tmp_path: Path) -> None:
+@pytest.mark.extended
+def test_no_secret_is_in_the_log_in_the_audit_or_in_a_response(tmp_path: Path) -> None:
     lines = tmp_path / "audit.jsonl"
     with ExitStack() as stack:
         services = stack.enter_context(ExitStack())

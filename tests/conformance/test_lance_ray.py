@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.lance_ray import on_lake
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_every_call_lance_ray_on_s3_with_a_key_works(tmp_path: Path) -> None:
     story = on_lake(tmp_path)

@@ -19,6 +19,8 @@ from tiltyard.bootstrap import register_operations
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.spec import Operation, Shape, models
 
+pytestmark = pytest.mark.extended
+
 register_operations()
 SERVED = {name: facts for name, (facts, served) in bound_operations().items() if served is not None}
 ARROW_IN = [name for name, facts in SERVED.items() if facts.request_shape is Shape.ARROW]

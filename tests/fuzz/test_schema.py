@@ -17,6 +17,8 @@ from tiltyard.bootstrap import register_operations
 from tiltyard.model.operations import bound_operations
 from tiltyard.model.spec import ARROW_STREAM, Shape, operations
 
+pytestmark = pytest.mark.extended
+
 register_operations()
 SERVED = sorted(name for name, (_, served) in bound_operations().items() if served is not None)
 

@@ -1,4 +1,4 @@
-"""API keys: who is let in, until when, and what of a key is kept."""
+"""API keys: which requests they authenticate, until when, and what of a key is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.identity.answers import LIST, SLACK_SECONDS, ask, refused, wait_for
+from tests.identity.responses import LIST, SLACK_SECONDS, ask, refused, wait_for
 from tests.services.postgres import PostgresServer
 from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
@@ -69,7 +69,7 @@ def test_upload_without_credentials_is_refused_before_its_body_is_read(secured: 
         refused(http.post("/v1/table/t/insert", json={"identity": {"api_key": secured.keys["ann"]}}))
 
 
-def test_key_that_is_none_is_refused_and_told_nothing(secured: Secured) -> None:
+def test_unknown_key_is_refused_without_details(secured: Secured) -> None:
     mark, id_, secret = secured.keys["ann"].split("_", 2)
     other = secured.keys["bob"].split("_", 2)
     messages = {
@@ -96,7 +96,7 @@ def test_key_as_a_bearer_and_token_as_a_key_are_refused(secured: Secured) -> Non
     refused(ask(secured.url, {"x-api-key": "eyJhbGciOiJub25lIn0.e30."}))
 
 
-def test_credentials_that_come_twice_are_refused(secured: Secured) -> None:
+def test_repeated_credential_headers_are_refused(secured: Secured) -> None:
     """A proxy may have looked at the one, and the server would believe the other."""
     ann, bob = secured.keys["ann"], secured.keys["bob"]
     for twice in (
@@ -108,7 +108,7 @@ def test_credentials_that_come_twice_are_refused(secured: Secured) -> None:
     assert httpx.get(secured.url + LIST, headers=[("x-api-key", ann), ("a", "1"), ("a", "2")], timeout=60).is_success
 
 
-def test_identity_in_the_body_is_believed_where_no_header_shows_one(secured: Secured) -> None:
+def test_identity_in_the_body_is_used_without_credential_headers(secured: Secured) -> None:
     url = secured.url + "/tiltyard/v1/key/list"
     for shown in ({"api_key": secured.keys["ann"]}, {"api_key": secured.keys["ann"], "auth_token": None}):
         told = httpx.post(url, json={"identity": shown}, timeout=60).json()
@@ -119,7 +119,7 @@ def test_identity_in_the_body_is_believed_where_no_header_shows_one(secured: Sec
     refused(httpx.post(url, content=b"no json", timeout=60))
 
 
-def test_identity_in_the_body_loses_against_headers(secured: Secured) -> None:
+def test_headers_take_precedence_over_identity_in_the_body(secured: Secured) -> None:
     body = {"identity": {"api_key": secured.keys["administrator"]}}
     url = secured.url + "/tiltyard/v1/principal/list"
     assert httpx.post(url, json=body, timeout=60).status_code == 200
@@ -127,13 +127,13 @@ def test_identity_in_the_body_loses_against_headers(secured: Secured) -> None:
     refused(httpx.post(url, json=body, headers={"x-api-key": "none"}, timeout=60))
 
 
-def test_body_of_a_stranger_is_read_up_to_a_bound(secured: Secured) -> None:
+def test_body_of_an_unauthenticated_caller_is_read_up_to_a_limit(secured: Secured) -> None:
     body = b'{"identity": {"api_key": "%s"}, "page_token": "%s"}' % (secured.keys["ann"].encode(), b"x" * (1 << 20))
     answer = httpx.post(secured.url + "/tiltyard/v1/key/list", content=body, timeout=60)
     assert answer.status_code == 413 and check_error(answer) == 13
 
 
-def test_create_api_key_makes_a_principal_and_shows_the_key_once(secured: Secured, administrator: Caller) -> None:
+def test_create_api_key_creates_a_principal_and_returns_the_key_once(secured: Secured, administrator: Caller) -> None:
     made = administrator("key/create", principal="cleo", note="nightly", expires_in_seconds=3600)
     key = key_of(made)
     assert ask(secured.url, {"x-api-key": key}).status_code == 200
@@ -144,7 +144,7 @@ def test_create_api_key_makes_a_principal_and_shows_the_key_once(secured: Secure
     assert key.split("_", 2)[2] not in listed.text
 
 
-def test_create_api_key_keeps_no_secret_in_the_catalog(secured: Secured, administrator: Caller) -> None:
+def test_create_api_key_stores_no_secret_in_the_catalog(secured: Secured, administrator: Caller) -> None:
     secret = key_of(administrator("key/create", principal="carol")).split("_", 2)[2]
     with closing(sqlite3.connect(f"{secured.server.root}/catalog.db")) as catalog:
         assert secret not in "\n".join(catalog.iterdump())
@@ -164,7 +164,7 @@ def test_create_api_key_keeps_no_secret_in_the_catalog(secured: Secured, adminis
         {},
     ],
 )
-def test_create_api_key_that_cannot_be_is_400(administrator: Caller, wrong: dict[str, Any]) -> None:
+def test_create_api_key_with_invalid_fields_is_400(administrator: Caller, wrong: dict[str, Any]) -> None:
     answer = administrator("key/create", **wrong)
     assert answer.status_code == 400 and check_error(answer) == 13
 
@@ -197,7 +197,7 @@ def test_rotate_api_key_of_ones_own_lives_no_longer_than_it(secured: Secured, ad
         assert rotated.json()["key"]["expires_at_millis"] == ends
 
 
-def test_keys_of_others_are_not_there_for_those_who_are_no_administrators(
+def test_keys_of_others_do_not_exist_for_callers_who_are_not_administrators(
     secured: Secured, administrator: Caller, ann: Caller
 ) -> None:
     id_ = secured.keys["bob"].split("_")[1]
@@ -237,7 +237,7 @@ def test_alter_principal_disables_all_keys_and_enables_them_again(secured: Secur
     assert names == sorted(names) and {"administrator", "ann", "bob", "gwen"} <= set(names)
 
 
-def test_alter_principal_of_oneself_cannot_shut_out(administrator: Caller) -> None:
+def test_alter_principal_of_the_caller_cannot_lock_it_out(administrator: Caller) -> None:
     for change in ({"disabled": True}, {"administrator": False}):
         answer = administrator("principal/alter", principal="administrator", **change)
         assert answer.status_code == 400 and check_error(answer) == 13
@@ -252,7 +252,7 @@ def test_list_api_keys_pages(administrator: Caller) -> None:
     assert administrator("key/list", page_token=first["page_token"]).status_code == 400
 
 
-def test_use_of_a_key_is_noted(secured: Secured, administrator: Caller) -> None:
+def test_use_of_a_key_is_recorded(secured: Secured, administrator: Caller) -> None:
     key = key_of(administrator("key/create", principal="iris"))
 
     def used() -> int | None:
@@ -267,7 +267,7 @@ def test_use_of_a_key_is_noted(secured: Secured, administrator: Caller) -> None:
     assert used() == first  # at most once a minute
 
 
-def test_revoked_key_is_dead_on_a_second_replica_within_5_seconds(tmp_path: Path, postgres: PostgresServer) -> None:
+def test_revoked_key_is_refused_by_a_second_replica_within_5_seconds(tmp_path: Path, postgres: PostgresServer) -> None:
     db = postgres.new_database()
     with secured_server(tmp_path, db=db) as secured:
         second = ServerProcess(tmp_path, "--auth", "--db", db)
@@ -284,8 +284,8 @@ def test_revoked_key_is_dead_on_a_second_replica_within_5_seconds(tmp_path: Path
             second.stop()
 
 
-@pytest.mark.slow
-def test_database_that_is_away_refuses_everybody_after_two_seconds(tmp_path: Path, postgres: PostgresServer) -> None:
+@pytest.mark.extended
+def test_unavailable_database_refuses_all_requests_after_two_seconds(tmp_path: Path, postgres: PostgresServer) -> None:
     db = postgres.new_database()
     with secured_server(tmp_path, db=db) as secured:
         ann = {"x-api-key": secured.keys["ann"]}
@@ -301,7 +301,7 @@ def test_database_that_is_away_refuses_everybody_after_two_seconds(tmp_path: Pat
         wait_for(lambda: ask(secured.url, ann).status_code == 200)
 
 
-def test_keys_of_one_catalog_are_none_of_another(tmp_path: Path, secured: Secured) -> None:
+def test_keys_of_one_catalog_are_unknown_to_another(tmp_path: Path, secured: Secured) -> None:
     with open_store(f"sqlite:///{tmp_path}/other.db") as store:
         foreign = create_key(store, wall_clock, "administrator", NewKeyOptions(), administrator=True).text
     refused(ask(secured.url, {"x-api-key": foreign}))

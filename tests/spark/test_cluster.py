@@ -42,7 +42,7 @@ CONF = {
     "spark.speculation.task.duration.threshold": "2s",  # waves may have one task, which has no others to compare with
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # JVMs start slowly where others work, too
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]  # JVMs start slowly where others work, too
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.table_location import CatalogConnection
 
+pytestmark = pytest.mark.extended
+
 OLD, UPSERTED, DELETED, APPENDED = range(2000), range(1900, 2100), range(300, 340), 10_000
 
 

@@ -32,7 +32,7 @@ def twice(ids: range, given: int) -> pa.Array:
     return pa.array([2 * number if number < given else None for number in ids], pa.int64())
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)  # a JVM starts, beside that of the tests
 def test_jobs_and_data_source_through_spark_connect_are_the_same_rows(environ: dict[str, str], tmp_path: Path) -> None:
     pq.write_table(rows(range(100), "old"), tmp_path / "source.parquet", row_group_size=25)

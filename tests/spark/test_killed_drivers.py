@@ -30,6 +30,8 @@ from tiltyard.pipeline.runs import LocalRun
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.extended
+
 VECTORS: Mapping[str, Any] = {"column": "vector", "type": "IVF_FLAT", "parameters": {"num_partitions": "2"}}
 
 

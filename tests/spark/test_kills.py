@@ -75,7 +75,7 @@ def running(server: ServerProcess, name: str) -> str:
     return str(job["id"])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)  # two JVMs start, beside that of the tests
 def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_once(
     spark: SparkSession,

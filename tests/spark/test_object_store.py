@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.extended
+
 VECTOR = pa.list_(pa.float32(), 2)
 
 

@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/pipeline.md").read_text()
 SHOWN_URL = "http://127.0.0.1:2333"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_pipeline_page_examples_run_one_after_the_other_against_a_new_server(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from tiltyard.pipeline.views.job import refresh
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.extended
+
 Fresh = Callable[[str], str]
 
 

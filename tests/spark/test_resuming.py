@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tiltyard.pipeline.table_location import CatalogConnection
 
+pytestmark = pytest.mark.extended
+
 Fresh = Callable[[str], str]
 ROWS, FIRST = 400, 250
 """All rows, and those of the first file: the larger one, so that each file is a task of its own."""
@@ -81,7 +83,7 @@ def work(
     request: pytest.FixtureRequest, spark: SparkSession, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> Callable[..., Any]:
     """Bring the rows of two files, a task each, into a table through a function; `work.table` and `work.expected`."""
-    found = table_of(catalog, fresh(request.param))
+    target = table_of(catalog, fresh(request.param))
     source, code = tmp_path / "source", tmp_path / "own.py"
     source.mkdir()
     for part, new in enumerate([rows(0, "new").slice(0, FIRST), rows(0, "new").slice(FIRST)]):
@@ -91,21 +93,21 @@ def work(
     options: dict[str, Any] = {}
     if request.param == "upsert":
         job, options = upsert, {"on": ["id"]}
-        lance.write_dataset(rows(ROWS // 2, "old"), namespace_client=found.client, table_id=found.id)
+        lance.write_dataset(rows(ROWS // 2, "old"), namespace_client=target.client, table_id=target.id)
 
     def call(run: LocalRun, function: str) -> Any:
-        return job(run, catalog, spark, str(source), str(found), udf=f"{code}:{function}", **options)
+        return job(run, catalog, spark, str(source), str(target), udf=f"{code}:{function}", **options)
 
     left = [rows(ROWS // 2, "old").slice(ROWS // 2)] if request.param == "upsert" else []
     call.expected = pa.concat_tables([rows(0, "new"), *left])  # type: ignore[attr-defined]  # a fixture of three parts
-    call.table = found  # type: ignore[attr-defined]  # the same
+    call.table = target  # type: ignore[attr-defined]  # the same
     return call
 
 
 def check(work: Any) -> None:
     """All rows are there, once, by plain pylance; every file that a version names is one that can be read."""
-    found: Table = work.table
-    dataset = lance.dataset(found.location().uri)
+    target: Table = work.table
+    dataset = lance.dataset(target.location().uri)
     dataset.validate()
     assert dataset.to_table().sort_by("id") == work.expected
 

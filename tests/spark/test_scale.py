@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from tiltyard.pipeline.version_diff import group_fragments
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.mark.parametrize("name", MARKS)
 def test_scale_page_holds_what_the_program_computes(name: str) -> None:

@@ -11,7 +11,7 @@ from tests.faults.history.journal import Kind
 from tests.faults.history.run import Plan, run
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("variant, seconds", [(Variant.EMBEDDED, 6), (Variant.REPLICAS, 6), (Variant.OBJECTS, 8)])
 def test_history_of_writers_in_a_storm_keeps_every_promise(tmp_path: Path, variant: Variant, seconds: float) -> None:
     report = run(Plan(variant, seconds, seed=3, processes=2, patience=5), tmp_path)

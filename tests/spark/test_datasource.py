@@ -36,7 +36,7 @@ def write(served: ServerProcess) -> Callable[..., None]:
 
 @pytest.fixture
 def read(spark: SparkSession, served: ServerProcess) -> Callable[..., DataFrame]:
-    """A DataFrame of a table."""
+    """Read a table as a DataFrame."""
     return lambda name, **options: spark.read.format("tiltyard").options(uri=served.url, table=name, **options).load()
 
 
@@ -45,15 +45,15 @@ def put(catalog: CatalogConnection) -> Callable[..., lance.LanceDataset]:
     """Write a table with plain pylance."""
 
     def call(name: str, table: pa.Table, **options: Any) -> lance.LanceDataset:
-        found = table_of(catalog, name)
-        lance.write_dataset(table, namespace_client=found.client, table_id=found.id, **options)
-        return found.dataset()
+        target = table_of(catalog, name)
+        lance.write_dataset(table, namespace_client=target.client, table_id=target.id, **options)
+        return target.dataset()
 
     return call
 
 
 def plain(catalog: CatalogConnection, name: str) -> pa.Table:
-    """The table, read by plain pylance."""
+    """Return the table, read by plain pylance."""
     return lance.dataset(table_of(catalog, name).location().uri).to_table()
 
 
@@ -115,9 +115,8 @@ def test_read_version_tag_branch_filter_and_columns_are_those_of_lance(
     dataset = put(name, numbers(2, 3), mode="append")
     dataset.tags.create("first", 1)
     dataset.create_branch("side", 1)
-    assert [read(name, **given).count() for given in ({}, {"version": "1"}, {"tag": "first"}, {"branch": "side"})] == [
-        5, 3, 3, 3,
-    ]  # fmt: skip
+    selections: list[dict[str, str]] = [{}, {"version": "1"}, {"tag": "first"}, {"branch": "side"}]
+    assert [read(name, **options).count() for options in selections] == [5, 3, 3, 3]
     assert read(name, filter="n >= 2 and text <> 't3'", columns="text").collect() == [("t2",), ("t4",)]
 
 
@@ -228,5 +227,5 @@ def test_stream_reads_what_is_appended_once_also_across_compaction(
     dataset.optimize.compact_files()
     put(name, numbers(1, 5), mode="append")
     run()
-    found = spark.read.schema("n long, text string").json(str(tmp_path / "out")).collect()
-    assert sorted(row["n"] for row in found) == list(range(6))
+    streamed = spark.read.schema("n long, text string").json(str(tmp_path / "out")).collect()
+    assert sorted(row["n"] for row in streamed) == list(range(6))

@@ -36,16 +36,16 @@ VECTOR = pa.list_(pa.float32(), 2)
 
 def rows(ids: range | list[int], value: str) -> pa.Table:
     """Rows of (id, half, v, vector); the key is `id`, or `id` and `half`."""
-    found = list(ids)
-    vectors = pa.array([[float(n), 0.5] for n in found], VECTOR)
+    numbers = list(ids)
+    vectors = pa.array([[float(n), 0.5] for n in numbers], VECTOR)
     return pa.table(
-        {"id": found, "half": ["ab"[n % 2] for n in found], "v": [value] * len(found), "vector": vectors},
+        {"id": numbers, "half": ["ab"[n % 2] for n in numbers], "v": [value] * len(numbers), "vector": vectors},
         schema=pa.schema([("id", pa.int64()), ("half", pa.string()), ("v", pa.string()), ("vector", VECTOR)]),
     )
 
 
 @pytest.fixture
-def found(catalog: CatalogConnection, fresh: Fresh) -> Table:
+def target(catalog: CatalogConnection, fresh: Fresh) -> Table:
     """A table of 100 rows in four fragments."""
     made = table_of(catalog, fresh("upserted"))
     lance.write_dataset(rows(range(100), "old"), namespace_client=made.client, table_id=made.id, max_rows_per_file=25)
@@ -69,11 +69,11 @@ def frame(spark: SparkSession, first: int, end: int, value: str) -> DataFrame:
     return spark.range(first, end, 1, 3).selectExpr(*columns)
 
 
-def contents(found: Table) -> pa.Table:
+def contents(target: Table) -> pa.Table:
     """The table, read by plain pylance; fails if an id is there twice."""
-    there = lance.dataset(found.location().uri).to_table().sort_by("id")
-    assert len(set(there["id"].to_pylist())) == there.num_rows
-    return there
+    stored = lance.dataset(target.location().uri).to_table().sort_by("id")
+    assert len(set(stored["id"].to_pylist())) == stored.num_rows
+    return stored
 
 
 def joined(*parts: pa.Table) -> pa.Table:
@@ -81,10 +81,12 @@ def joined(*parts: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("on", ["id", "id, half"])
-def test_write_on_a_key_replaces_and_adds_in_one_commit(spark: SparkSession, write: Any, found: Table, on: str) -> None:
-    write(frame(spark, 90, 120, "new"), found, on)
-    assert contents(found) == joined(rows(range(90), "old"), rows(range(90, 120), "new"))
-    assert found.dataset().version == 2
+def test_write_on_a_key_replaces_and_adds_in_one_commit(
+    spark: SparkSession, write: Any, target: Table, on: str
+) -> None:
+    write(frame(spark, 90, 120, "new"), target, on)
+    assert contents(target) == joined(rows(range(90), "old"), rows(range(90, 120), "new"))
+    assert target.dataset().version == 2
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,12 @@ def test_write_on_a_key_replaces_and_adds_in_one_commit(spark: SparkSession, wri
     ids=["twice", "null", "column", "key", "overwrite", "batch"],
 )
 def test_write_on_a_key_that_cannot_be_changes_nothing_and_leaves_nothing(
-    spark: SparkSession, write: Any, found: Table, columns: list[str], options: dict[str, Any], reason: str
+    spark: SparkSession, write: Any, target: Table, columns: list[str], options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(PySparkException, match=reason):
-        write(frame(spark, 0, 3, "new").selectExpr(*columns), found, **options)
-    assert contents(found) == rows(range(100), "old") and found.dataset().version == 1
-    assert len(list((Path(found.location().uri) / "data").iterdir())) == 4
+        write(frame(spark, 0, 3, "new").selectExpr(*columns), target, **options)
+    assert contents(target) == rows(range(100), "old") and target.dataset().version == 1
+    assert len(list((Path(target.location().uri) / "data").iterdir())) == 4
 
 
 def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
@@ -118,7 +120,7 @@ def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
 
 
 def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
-    spark: SparkSession, served: ServerProcess, write: Any, found: Table, catalog: CatalogConnection, tmp_path: Path
+    spark: SparkSession, served: ServerProcess, write: Any, target: Table, catalog: CatalogConnection, tmp_path: Path
 ) -> None:
     pq.write_table(rows(range(90, 140), "job"), tmp_path / "job.parquet")
     ended = threading.Event()
@@ -126,7 +128,7 @@ def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
     def append() -> int:
         number = 0
         while not ended.wait(0.05):
-            found.dataset().insert(rows([10_000 + number], "appended"))
+            target.dataset().insert(rows([10_000 + number], "appended"))
             number += 1
         return number
 
@@ -136,20 +138,20 @@ def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
         frame(spark, 90, 140, name).write.json(str(files / "rows"))
         kept = {"checkpointLocation": str(tmp_path / f"{name} seen"), "stream": name}
         source = spark.readStream.schema("id long, half string, v string, vector array<float>").json(f"{files}/rows")
-        out = source.writeStream.format("tiltyard").options(uri=served.url, table=str(found), on="id", **kept)
+        out = source.writeStream.format("tiltyard").options(uri=served.url, table=str(target), on="id", **kept)
         return out.trigger(availableNow=True).start()
 
     with ThreadPoolExecutor(2) as pool:
         appending = pool.submit(append)
         try:
             query = stream("stream")
-            job = pool.submit(upsert, LocalRun(), catalog, spark, str(tmp_path / "job.parquet"), str(found), on=["id"])
-            write(frame(spark, 90, 140, "batch"), found)
+            job = pool.submit(upsert, LocalRun(), catalog, spark, str(tmp_path / "job.parquet"), str(target), on=["id"])
+            write(frame(spark, 90, 140, "batch"), target)
             assert job.result()["rows"] == 50
             query.awaitTermination()
         finally:
             ended.set()
-    there = contents(found)
+    there = contents(target)
     [last] = set(there.slice(90, 50)["v"].to_pylist())  # all of one writer, the last: a commit is whole
     appended = rows(range(10_000, 10_000 + appending.result()), "appended")
     assert there == joined(rows(range(90), "old"), rows(range(90, 140), last), appended)
@@ -168,11 +170,11 @@ def _forget_last(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("way", ["append", "foreachBatch"])
 def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
-    spark: SparkSession, served: ServerProcess, write: Any, found: Table, tmp_path: Path, way: str
+    spark: SparkSession, served: ServerProcess, write: Any, target: Table, tmp_path: Path, way: str
 ) -> None:
     files, seen = tmp_path / "files", tmp_path / "seen"
     files.mkdir()
-    options = {"uri": served.url, "table": str(found), "on": "id", "stream": "numbers"}
+    options = {"uri": served.url, "table": str(target), "on": "id", "stream": "numbers"}
     columns = ["id", "substr('ab', int(id % 2) + 1, 1) as half", "v", "array(float(id), 0.5f) as vector"]
 
     def run() -> None:
@@ -181,7 +183,7 @@ def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
         else:  # Spark has no update mode for sources in Python: a batch by hand, under its number
             counted = _query(spark, files).groupBy("id").agg({"v": "max"}).toDF("id", "v").selectExpr(*columns)
             stream = counted.writeStream.outputMode("update").foreachBatch(
-                lambda batch, number: write(batch, found, stream="numbers", batch=number)
+                lambda batch, number: write(batch, target, stream="numbers", batch=number)
             )
         stream.option("checkpointLocation", str(seen)).trigger(availableNow=True).start().awaitTermination()
 
@@ -189,11 +191,11 @@ def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
     run()
     (files / "1.json").write_text('{"id": 100, "v": "second"}\n{"id": 101, "v": "second"}\n')
     run()
-    found.dataset().update({"v": "'theirs'"}, where="id = 101")
+    target.dataset().update({"v": "'theirs'"}, where="id = 101")
     _forget_last(seen)
     run()
     expected = [rows(range(99), "old"), rows([99], "first"), rows([100], "second"), rows([101], "theirs")]
-    assert contents(found) == joined(*expected)
+    assert contents(target) == joined(*expected)
 
 
 EITHER = pytest.mark.parametrize("on", [{}, {"on": "id"}], ids=["append", "upsert"])
@@ -207,11 +209,11 @@ def writer(url: str, table: Table, on: dict[str, str]) -> TableWriter:
 
 @EITHER
 def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
-    served: ServerProcess, found: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
+    served: ServerProcess, target: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
 ) -> None:
     """Spark aborts a write whose commit raised: what a version names must not be deleted then."""
     new = rows(range(100, 110), "new")
-    ours = writer(served.url, found, on)
+    ours = writer(served.url, target, on)
     written = [ours.write(iter(new.to_batches()))]
     commit = JobTable.commit
 
@@ -223,23 +225,23 @@ def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
     with pytest.raises(ServiceUnavailableError):
         ours.commit(written)
     ours.abort(written)
-    assert contents(found) == joined(rows(range(100), "old"), new)
+    assert contents(target) == joined(rows(range(100), "old"), new)
 
 
 @EITHER
-def test_write_whose_task_failed_leaves_nothing(served: ServerProcess, found: Table, on: dict[str, str]) -> None:
-    ours = writer(served.url, found, on)
+def test_write_whose_task_failed_leaves_nothing(served: ServerProcess, target: Table, on: dict[str, str]) -> None:
+    ours = writer(served.url, target, on)
     ours.abort([ours.write(iter(rows([1000], "new").to_batches())), None])
-    assert contents(found) == rows(range(100), "old")
-    assert len(list((Path(found.location().uri) / "data").iterdir())) == 4
+    assert contents(target) == rows(range(100), "old")
+    assert len(list((Path(target.location().uri) / "data").iterdir())) == 4
 
 
 @EITHER
 def test_stream_batch_that_two_drivers_commit_at_once_is_there_once(
-    served: ServerProcess, found: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
+    served: ServerProcess, target: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
 ) -> None:
     """A driver that was thought dead comes between: its batch has other rows, for the source gave others."""
-    theirs, ours = writer(served.url, found, on), writer(served.url, found, on)
+    theirs, ours = writer(served.url, target, on), writer(served.url, target, on)
     new = rows(range(100, 110), "theirs")
     written = [theirs.write(iter(new.to_batches()))]
     late = [ours.write(iter(rows(range(110, 120), "ours").to_batches()))]
@@ -252,4 +254,4 @@ def test_stream_batch_that_two_drivers_commit_at_once_is_there_once(
 
     monkeypatch.setattr(JobTable, "commit", overtaken)
     ours.commit_batch(late, "numbers", 0)
-    assert contents(found) == joined(rows(range(100), "old"), new)
+    assert contents(target) == joined(rows(range(100), "old"), new)

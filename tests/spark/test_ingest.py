@@ -1,4 +1,4 @@
-"""Ingest through a running server: every format, values compared one by one, and nothing visible that should not be."""
+"""Ingest through a running server: every format, values compared one by one, and nothing visible of a failed job."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Fresh = Callable[[str], str]
 
 @dataclass(slots=True)
 class DyingRun(LocalRun):
-    """A run whose driver dies when it wants to keep more than so much."""
+    """A run whose driver dies when it would save more than so many checkpoints."""
 
-    keeps: int = 0
+    saves: int = 0
 
     def save_checkpoint(self, key: str, value: str) -> None:
         if key.startswith("share-"):
-            self.keeps -= 1
-        if self.keeps < 0:
+            self.saves -= 1
+        if self.saves < 0:
             raise KeyboardInterrupt
         super(DyingRun, self).save_checkpoint(key, value)
 
@@ -52,9 +52,9 @@ def rows(count: int, first: int = 0) -> pa.Table:
 
 
 def stored(catalog: CatalogConnection, name: str) -> pa.Table:
-    """The table, read by plain pylance."""
-    found = table_of(catalog, name)
-    return lance.dataset(found.location().uri).to_table()
+    """Return the table, read by plain pylance."""
+    table = table_of(catalog, name)
+    return lance.dataset(table.location().uri).to_table()
 
 
 @pytest.fixture
@@ -179,17 +179,17 @@ def test_ingest_image_folder_with_metadata_is_images_and_rejects(
     assert bad["row"]["file_name"] == "3.png" and "cannot be read" in bad["reason"]
 
 
-def test_ingest_csv_with_bad_rows_puts_them_aside_with_the_reason(
+def test_ingest_csv_with_invalid_rows_writes_rejects_with_the_reason(
     put: Any, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, file = fresh("bad"), tmp_path / "rows.csv"
     file.write_text("id,score\n" + "".join(f"{n},{n / 2}\n" for n in range(100)) + "x,1.0\n7\n101,oops\n102,51.0\n")
     put(file, name, cast={"id": "int64", "score": "float64"}, rejects=str(tmp_path / "bad"), check=["rejected == 3"])
-    found = stored(catalog, name)
-    assert found["id"].to_pylist() == [*range(100), 102]
-    told = [json.loads(line) for part in (tmp_path / "bad").iterdir() for line in part.read_text().splitlines()]
-    assert {one["row"] for one in told} == {"x,1.0", "7", "101,oops"}
-    assert all(str(file) in one["reason"] for one in told)
+    table = stored(catalog, name)
+    assert table["id"].to_pylist() == [*range(100), 102]
+    rejects = [json.loads(line) for part in (tmp_path / "bad").iterdir() for line in part.read_text().splitlines()]
+    assert {reject["row"] for reject in rejects} == {"x,1.0", "7", "101,oops"}
+    assert all(str(file) in reject["reason"] for reject in rejects)
 
 
 def test_ingest_bad_row_without_a_place_for_it_publishes_nothing(
@@ -284,7 +284,7 @@ def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_
     name = fresh("resumed")
     for shard in range(4):
         pq.write_table(rows(100, shard * 100), tmp_path / f"{shard}.parquet")
-    run = DyingRun(keeps=1)
+    run = DyingRun(saves=1)
     with pytest.raises(KeyboardInterrupt):
         put(tmp_path, name, run=run)
     assert [key for key in run.checkpoints() if key.startswith("share-")]
@@ -302,7 +302,7 @@ def test_ingest_that_is_resumed_writes_anew_what_was_kept_and_is_gone(
     name = fresh("gone")
     for shard in range(4):
         pq.write_table(rows(100, shard * 100), tmp_path / f"{shard}.parquet")
-    run = DyingRun(keeps=1)
+    run = DyingRun(saves=1)
     with pytest.raises(KeyboardInterrupt):
         put(tmp_path, name, run=run)
     for file in Path(table_of(catalog, name).location().uri).rglob("*.lance"):

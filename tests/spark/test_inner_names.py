@@ -54,14 +54,14 @@ def made(
     """A table of ten rows from Parquet, by a job or by plain pylance."""
 
     def make(how: str) -> Table:
-        found = table(catalog, fresh("maps"))
+        target = table(catalog, fresh("maps"))
         pq.write_table(rows(range(10), OTHERS), tmp_path / "first.parquet")
         if how == "job":
-            ingest(LocalRun(), catalog, spark, str(tmp_path / "first.parquet"), str(found))
+            ingest(LocalRun(), catalog, spark, str(tmp_path / "first.parquet"), str(target))
         else:
-            given = pq.read_table(tmp_path / "first.parquet") if how == "parquet" else rows(range(10), OTHERS)
-            lance.write_dataset(given, namespace_client=found.client, table_id=found.id)
-        return found
+            first_rows = pq.read_table(tmp_path / "first.parquet") if how == "parquet" else rows(range(10), OTHERS)
+            lance.write_dataset(first_rows, namespace_client=target.client, table_id=target.id)
+        return target
 
     return make
 
@@ -70,8 +70,8 @@ def made(
 def test_table_with_maps_takes_appends_and_upserts_of_any_file(
     spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, made: Any, tmp_path: Path, how: str
 ) -> None:
-    found = made(how)
-    path, name = str(tmp_path / "more.parquet"), str(found)
+    target = made(how)
+    path, name = str(tmp_path / "more.parquet"), str(target)
     for number, schema in enumerate((OTHERS, ARROWS)):
         pq.write_table(rows(range(10 * number, 10 * number + 10), schema), path)
         ingest(LocalRun(), catalog, spark, path, name, mode="append")
@@ -83,19 +83,19 @@ def test_table_with_maps_takes_appends_and_upserts_of_any_file(
     frame.filter("id < 5").selectExpr("id + 25 as id", "words", "listed", "inside").write.format("tiltyard").options(
         uri=served.url, table=name
     ).mode("append").save()
-    there = found.dataset().to_table().sort_by("id")
+    stored = target.dataset().to_table().sort_by("id")
     expected = rows(range(25), ARROWS).to_pylist() + [
         {**row, "id": row["id"] + 25} for row in rows(range(5), ARROWS).to_pylist()
     ]
-    assert there.to_pylist() == expected
+    assert stored.to_pylist() == expected
 
 
 def test_field_of_a_struct_that_the_table_lacks_is_an_error_and_not_left_out(
     spark: SparkSession, catalog: CatalogConnection, made: Any, tmp_path: Path
 ) -> None:
-    found = made("job")
+    target = made("job")
     inside = pa.array([{"tags": ["a"], "words": None, "more": 1}])
     pq.write_table(rows(range(1), ARROWS).set_column(3, "inside", inside), tmp_path / "more.parquet")
     with pytest.raises((RefusedError, InvalidInputError), match=r"'inside'.*more"):
-        ingest(LocalRun(), catalog, spark, str(tmp_path / "more.parquet"), str(found), mode="append")
-    assert found.dataset().count_rows() == 10
+        ingest(LocalRun(), catalog, spark, str(tmp_path / "more.parquet"), str(target), mode="append")
+    assert target.dataset().count_rows() == 10

@@ -56,8 +56,8 @@ def embed(rows):
 """
 
 
-def laid_out(folder: Path, names: tuple[str, str], *, first: int = 0, mode: str = "create") -> Path:
-    """A pipeline's file in a folder, with 40 documents of three words beside it."""
+def write_pipeline_file(folder: Path, names: tuple[str, str], *, first: int = 0, mode: str = "create") -> Path:
+    """Write a pipeline's file to a folder, with 40 documents of three words."""
     ids = range(first, first + 40)
     pq.write_table(pa.table({"id": ids, "text": [f"document number {n}" for n in ids]}), folder / "documents.parquet")
     (folder / "embed.py").write_text(CODE)
@@ -70,32 +70,32 @@ def laid_out(folder: Path, names: tuple[str, str], *, first: int = 0, mode: str 
 
 
 def run_here(run: LocalRun, catalog: CatalogConnection, spark: SparkSession, file: Path) -> dict[str, Any]:
-    """Drive a pipeline with a run of our own."""
+    """Drive a pipeline with a local run."""
     plan = read_plan(file, {})
-    told = msgspec.json.encode(plan).decode()
-    return dict(job.pipeline(run, catalog, spark, told, udf=plan.functions))
+    plan_json = msgspec.json.encode(plan).decode()
+    return dict(job.pipeline(run, catalog, spark, plan_json, udf=plan.functions))
 
 
-def opened(catalog: CatalogConnection, name: str, version: int | str | None = None) -> lance.LanceDataset:
-    """A table as plain pylance sees it."""
+def open_table(catalog: CatalogConnection, name: str, version: int | str | None = None) -> lance.LanceDataset:
+    """Open a table with plain pylance."""
     return lance.dataset(namespace_client=catalog.client(), table_id=[name], version=version)
 
 
 def check_tables(catalog: CatalogConnection, names: tuple[str, str], documents: int) -> None:
-    """Documents and chunks agree, value by value, and all their rows are in the indexes."""
-    rows = opened(catalog, names[0]).to_table().sort_by("id")
+    """Assert that documents and chunks agree, value by value, and all their rows are in the indexes."""
+    rows = open_table(catalog, names[0]).to_table().sort_by("id")
     assert rows.to_pydict() == {
         "id": list(range(documents)),
         "body": [f"document number {n}" for n in range(documents)],
     }
-    chunks = opened(catalog, names[1]).to_table().sort_by([("document", "ascending"), ("position", "ascending")])
+    chunks = open_table(catalog, names[1]).to_table().sort_by([("document", "ascending"), ("position", "ascending")])
     words = [word for body in rows["body"].to_pylist() for word in body.split()]
     assert chunks["word"].to_pylist() == words
     assert chunks["vector"].to_pylist() == [[float(len(word)), 1.0] for word in words]
     for name, indexes in zip(names, ({"id_idx"}, {"word_idx", "by_length"}), strict=True):
-        found = opened(catalog, name).describe_indices()
-        assert {one.name for one in found} == indexes
-        assert {one.num_rows_indexed for one in found} == {opened(catalog, name).count_rows()}
+        indices = open_table(catalog, name).describe_indices()
+        assert {index.name for index in indices} == indexes
+        assert {index.num_rows_indexed for index in indices} == {open_table(catalog, name).count_rows()}
 
 
 @pytest.fixture
@@ -106,28 +106,28 @@ def names(fresh: Callable[[str], str]) -> tuple[str, str]:
 def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_one_transaction(
     spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    file = laid_out(tmp_path, names)
+    file = write_pipeline_file(tmp_path, names)
     done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     check_tables(catalog, names, 40)
     versions = json.loads(done.output.split("versions: ")[1].splitlines()[0])
     assert versions == {names[0]: 2, names[1]: 3}
-    assert [opened(catalog, name, "nightly").version for name in names] == [2, 3]
-    nearest = opened(catalog, names[1]).to_table(nearest={"column": "vector", "q": [8.0, 1.0], "k": 1})
+    assert [open_table(catalog, name, "nightly").version for name in names] == [2, 3]
+    nearest = open_table(catalog, names[1]).to_table(nearest={"column": "vector", "q": [8.0, 1.0], "k": 1})
     assert nearest["word"].to_pylist() == ["document"]
 
-    laid_out(tmp_path, names, first=40, mode="append")
+    write_pipeline_file(tmp_path, names, first=40, mode="append")
     done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    documents = opened(catalog, names[0])
+    documents = open_table(catalog, names[0])
     assert documents.count_rows() == 80 and documents.describe_indices()[0].num_rows_indexed == 80
-    assert opened(catalog, names[0], "nightly").version == documents.version
+    assert open_table(catalog, names[0], "nightly").version == documents.version
 
 
 def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no_name(
     spark: SparkSession, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    file = laid_out(tmp_path, names)
+    file = write_pipeline_file(tmp_path, names)
     file.write_text(file.read_text().replace("udf: embed.py:embed", 'udf: embed.py:embed\n    check: ["rows >= 1000"]'))
     with pytest.raises(InvalidInputError, match=rf"{names[1]}: Nothing was published: rows >= 1000: 120 rows"):
         run_here(LocalRun(), catalog, spark, file)
@@ -138,7 +138,7 @@ def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no
 def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
     spark: SparkSession, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    run, file = LocalRun(), laid_out(tmp_path, names)
+    run, file = LocalRun(), write_pipeline_file(tmp_path, names)
     plan = file.read_text()
     file.write_text(plan.replace("udf: embed.py:embed", 'udf: embed.py:embed\n    check: ["rows >= 1000"]'))
     with pytest.raises(InvalidInputError, match="Nothing was published"):
@@ -148,29 +148,29 @@ def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
     check_tables(catalog, names, 40)
 
 
-def test_pipeline_that_others_overtake_publishes_on_top_of_them(
+def test_pipeline_that_loses_a_commit_publishes_on_top_of_the_others(
     spark: SparkSession,
     catalog: CatalogConnection,
     tmp_path: Path,
     names: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = laid_out(tmp_path, names)
+    file = write_pipeline_file(tmp_path, names)
     run_here(LocalRun(), catalog, spark, file)
-    file = laid_out(tmp_path, names, first=40, mode="append")
+    file = write_pipeline_file(tmp_path, names, first=40, mode="append")
     build, others = publication._build_index, iter([1])
 
-    def overtaken(*given: Any) -> None:
+    def overtaken(*arguments: Any) -> None:
         if next(others, None):
             more = pa.table({"id": [1000], "body": ["somebody else's"]})
             lance.write_dataset(more, namespace_client=catalog.client(), table_id=[names[0]], mode="append")
-        build(*given)
+        build(*arguments)
 
     monkeypatch.setattr(publication, "_build_index", overtaken)
     run_here(LocalRun(), catalog, spark, file)
-    ids = opened(catalog, names[0]).to_table(columns=["id"])["id"].to_pylist()
+    ids = open_table(catalog, names[0]).to_table(columns=["id"])["id"].to_pylist()
     assert sorted(ids) == [*range(80), 1000]
-    assert opened(catalog, names[1]).count_rows() == 240
+    assert open_table(catalog, names[1]).count_rows() == 240
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before_publishing", "after_publishing"])
@@ -185,14 +185,14 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
     class DiedError(BaseException):
         pass
 
-    publish_all = job.publish_all
+    publish_tables = job.publish_tables
 
-    def dying(*given: Any) -> Any:
+    def dying(*arguments: Any) -> Any:
         if late:
-            publish_all(*given)
+            publish_tables(*arguments)
         raise DiedError
 
-    run, file = LocalRun(), laid_out(tmp_path, names)
+    run, file = LocalRun(), write_pipeline_file(tmp_path, names)
     with monkeypatch.context() as patch:
         patch.setattr(job, "publish_tables", dying)
         with pytest.raises(DiedError):
@@ -201,19 +201,17 @@ def test_pipeline_whose_driver_dies_is_resumed_and_each_row_is_there_once(
     figures = run_here(run, catalog, spark, file)
     check_tables(catalog, names, 40)
     assert figures["rows"] == 160 and json.loads(figures["versions"]) == {names[0]: 2, names[1]: 3}
-    assert opened(catalog, names[0], "nightly").version == 2
+    assert open_table(catalog, names[0], "nightly").version == 2
 
 
-def test_pipeline_that_calls_code_which_it_was_not_given_leave_for_is_refused(
-    spark: SparkSession, catalog: CatalogConnection
-) -> None:
+def test_pipeline_that_calls_undeclared_code_is_refused(spark: SparkSession, catalog: CatalogConnection) -> None:
     plan = json.dumps({"tables": {"any": {"files": "any.parquet", "udf": "os:getcwd"}}})
     with pytest.raises(InvalidInputError, match="calls os:getcwd, which --udf does not name"):
         job.pipeline(LocalRun(), catalog, spark, plan)
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, message",
     [
         ("tables: {}\n", "line 1: tables: name the tables"),
         ("tables:\n  a:\n    files: x\n    sql: SELECT 1\n", "line 2: tables.a: say where its rows come from"),
@@ -231,12 +229,12 @@ def test_pipeline_that_calls_code_which_it_was_not_given_leave_for_is_refused(
     ],
     ids=["empty", "two_origins", "unknown_key", "index", "mode", "check", "twice", "variable", "syntax", "unsafe"],
 )
-def test_pipeline_check_of_a_mistake_names_its_line_and_key(tmp_path: Path, text: str, told: str) -> None:
+def test_pipeline_check_of_a_mistake_names_its_line_and_key(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "docs.yaml"
     file.write_text(text)
-    done = CliRunner().invoke(main, ["pipeline", "check", str(file)])
-    assert done.exit_code == 1
-    assert told in done.output, done.output
+    result = CliRunner().invoke(main, ["pipeline", "check", str(file)])
+    assert result.exit_code == 1
+    assert message in result.output, result.output
 
 
 def test_pipeline_check_of_a_python_file_tells_what_it_would_do(tmp_path: Path) -> None:

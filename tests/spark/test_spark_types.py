@@ -1,4 +1,4 @@
-"""Every type, each way into a table: read back by plain pylance, value by value; what cannot be is named."""
+"""Every type through each way into a table is read back by plain pylance, value by value; errors name the column."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def plain(catalog: CatalogConnection, name: str) -> pa.Table:
     return lance.dataset(table_of(catalog, name).location().uri).to_table()
 
 
-def same(found: pa.Table, expected: pa.Table) -> None:
-    """Whether types and values are the same, column by column, to see which is not."""
-    assert found.schema == expected.schema
+def assert_same(actual: pa.Table, expected: pa.Table) -> None:
+    """Assert that types and values are equal, column by column, so that a failure names the column."""
+    assert actual.schema == expected.schema
     for name in expected.schema.names:
-        assert found[name].to_pylist() == expected[name].to_pylist(), name
+        assert actual[name].to_pylist() == expected[name].to_pylist(), name
 
 
 @pytest.fixture
-def given(catalog: CatalogConnection, fresh: Fresh) -> str:
-    """A table with every type, written by plain pylance."""
-    found = table_of(catalog, fresh("types"))
-    lance.write_dataset(every_type(), namespace_client=found.client, table_id=found.id)
-    return str(found)
+def types_table(catalog: CatalogConnection, fresh: Fresh) -> str:
+    """Write a table with every type by plain pylance; return its name."""
+    target = table_of(catalog, fresh("types"))
+    lance.write_dataset(every_type(), namespace_client=target.client, table_id=target.id)
+    return str(target)
 
 
 @pytest.fixture
-def frame(spark: SparkSession, served: ServerProcess, given: str) -> DataFrame:
-    """That table in Spark."""
-    return spark.read.format("tiltyard").options(uri=served.url, table=given).load()
+def frame(spark: SparkSession, served: ServerProcess, types_table: str) -> DataFrame:
+    """Read that table in Spark."""
+    return spark.read.format("tiltyard").options(uri=served.url, table=types_table).load()
 
 
 @pytest.mark.parametrize("kind", ["feather", "parquet", "lance"])
@@ -72,13 +72,13 @@ def test_ingest_of_files_keeps_every_type_and_value(
     else:
         lance.write_dataset(table, file)
     ingest(LocalRun(), catalog, spark, str(file), name)
-    same(plain(catalog, name), table)
+    assert_same(plain(catalog, name), table)
 
 
 def test_write_frame_keeps_every_type_and_value(catalog: CatalogConnection, frame: DataFrame, fresh: Fresh) -> None:
     name = fresh("types")
     write_frame(LocalRun(), frame, table_of(catalog, name), WriteOptions())
-    same(plain(catalog, name), every_type())
+    assert_same(plain(catalog, name), every_type())
 
 
 def test_data_source_read_and_write_keep_every_type_and_value(
@@ -86,7 +86,7 @@ def test_data_source_read_and_write_keep_every_type_and_value(
 ) -> None:
     name = fresh("types")
     frame.write.format("tiltyard").options(uri=served.url, table=name).mode("append").save()
-    same(plain(catalog, name), every_type())
+    assert_same(plain(catalog, name), every_type())
 
 
 def test_data_source_read_has_the_values_in_spark(frame: DataFrame) -> None:

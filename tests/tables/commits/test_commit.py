@@ -402,6 +402,7 @@ def test_latest_version_is_told_by_its_record_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(server.services.storage.datasets, "open_for_writing", opened)
+        patch.setattr(server.services.storage.datasets, "open_for_reading", opened)
         found, token = latest(server)
     assert (found, bool(token)) == (committed, True)
     request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True, page_token=token)

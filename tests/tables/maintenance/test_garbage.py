@@ -499,7 +499,7 @@ def test_gc_of_everything_tells_of_the_folders_that_it_removed(
 ) -> None:
     back, store = Table(careless, "back"), careless.services.store
     store.remove_table(("back",), delete_folder=False)
-    look = everywhere.unknown_folders
+    look = everywhere.find_unknown_folders
 
     def look_and_let_register(ctx: Context) -> list[everywhere.UnknownFolder]:
         found = look(ctx)

@@ -28,7 +28,7 @@ from tiltyard.api.request_log import LoggedRequest
 from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import Settings
 from tiltyard.context import Context
-from tiltyard.server.http_protocol import Protocol
+from tiltyard.server.http_protocol import HttpProtocol
 
 TIMES = 20
 OF_ONE_REQUEST = (
@@ -49,7 +49,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     services = open_services(Settings(root=str(tmp_path / "root")))
     with services.store, socket.create_server(("127.0.0.1", 0)) as listener:
         api = Api(services)
-        server = uvicorn.Server(uvicorn.Config(api, http=Protocol, lifespan="off", log_config=None))
+        server = uvicorn.Server(uvicorn.Config(api, http=HttpProtocol, lifespan="off", log_config=None))
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         serving.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The registry of operations: the server does not start with an invalid one, and no module lists operations by name."""
+"""The registry of operations: an invalid one refuses the start, and no module lists operations by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Browsers: what they must not do with an answer, and whom they must not ask on behalf of a page from elsewhere."""
+"""Protect browsers: security headers on responses; without authentication, no requests from foreign pages."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ SECURITY_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
 )
 SECURITY_LINES = b"".join(b"%s: %s\r\n" % pair for pair in SECURITY_HEADERS)
-"""The same, as they go over the wire."""
+"""The same as header lines."""
 
 _ORIGIN, _HOST, _SITE = b"origin", b"host", b"sec-fetch-site"
 _OWN_SITE = frozenset({b"same-origin", b"none"})
-"""The page is the server's own, or the user has typed the address."""
-_ONCE = frozenset({b"authorization", b"x-api-key", b"idempotency-key", b"x-lancedb-database", b"host", b"origin"})
+"""Values of Sec-Fetch-Site: the page is the server's own, or the user has typed the address."""
+_SINGLE = frozenset({b"authorization", b"x-api-key", b"idempotency-key", b"x-lancedb-database", b"host", b"origin"})
 
 
 def check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise InvalidInputError if a header comes twice of which a proxy and this server might read different ones."""
-    seen = set()
+    """Raise InvalidInputError for a repeated header of which a proxy and this server might read different ones."""
+    names = set()
     for name, _ in headers:
-        if name in _ONCE and name in seen:
+        if name in _SINGLE and name in names:
             raise InvalidInputError(f"The header {name.decode()} came twice: send it once.")
-        seen.add(name)
+        names.add(name)
 
 
 def check_page(headers: Mapping[bytes, bytes], *, by_any_name: bool) -> None:
-    """Raise PermissionDeniedError for a request that a page from elsewhere has a browser send.
+    """Raise PermissionDeniedError for a request that a browser sends for a foreign page.
 
-    For servers that ask nobody who it is: any page in a browser on the same machine could otherwise drop tables, since
-    a browser sends simple requests anywhere. And a page can give its own name this machine's address, and then read the
-    answers too; so a server on loopback answers to no name of the wide network, unless `by_any_name`.
+    For servers without authentication: any page in a browser on the same machine could otherwise drop tables, since a
+    browser sends simple requests anywhere. And a page can point its own host name to this machine's address (DNS
+    rebinding), and then read the responses too; so a server on loopback accepts no public host name, unless
+    `by_any_name`.
     """
     origin, host = headers.get(_ORIGIN), headers.get(_HOST, b"")
-    if headers.get(_SITE, b"none") not in _OWN_SITE or (origin is not None and not _is_of(origin, host)):
+    if headers.get(_SITE, b"none") not in _OWN_SITE or (origin is not None and not _is_origin_of(origin, host)):
         raise PermissionDeniedError("A page from elsewhere asks here: start the server with --auth to serve others.")
     if not by_any_name and not _is_local_name(host):
         raise PermissionDeniedError(
@@ -51,7 +52,7 @@ def check_page(headers: Mapping[bytes, bytes], *, by_any_name: bool) -> None:
 
 
 def is_own_page(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request can be trusted to come from where its address says: no page from elsewhere has it sent."""
+    """Whether a request comes from no foreign page, so that its address can be trusted."""
     try:
         check_page(headers, by_any_name=False)
     except PermissionDeniedError:
@@ -60,14 +61,14 @@ def is_own_page(headers: Mapping[bytes, bytes]) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _is_of(origin: bytes, host: bytes) -> bool:
-    """Whether a page's origin is the server that it asks."""
+def _is_origin_of(origin: bytes, host: bytes) -> bool:
+    """Whether a page's origin is the server that it calls."""
     return origin.partition(b"://")[2].lower() == host.lower() != b""
 
 
 @lru_cache(maxsize=256)
 def _is_local_name(host: bytes) -> bool:
-    """Whether a Host header names an address, or a name that the wide network does not have."""
+    """Whether a Host header has an address, or a name that public DNS does not have."""
     try:
         name = urlsplit(f"//{host.decode('ascii')}").hostname or ""
     except ValueError:

@@ -1,10 +1,10 @@
-"""The connections of one process: bounded in number, and ended where they stand still.
+"""Limit the number of connections of one process, and end those that make no progress.
 
-A connection costs a descriptor, and descriptors end before anything else does. So there are at most as many connections
-as leave enough of them, and a new one always gets in, in the place of the oldest that has not shown who it is: those of
-callers who are known can only be crowded out by each other, and then while they are idle.
+A connection costs a file descriptor, and these run out before anything else does. So there are at most as many
+connections as leave enough of them. A new one is always accepted, in the place of the oldest that has not
+authenticated: connections of authenticated clients are displaced only by each other, and only while they are idle.
 
-What stands still is seen by looking at all of them once a second, which costs requests nothing.
+Progress is checked for all connections once a second, which costs requests nothing.
 """
 
 from __future__ import annotations
@@ -25,178 +25,178 @@ if TYPE_CHECKING:
 CONNECTIONS = "tiltyard.connections"
 """The entry of the lifespan's state that has a `Connections`."""
 RECOGNIZE = "tiltyard.recognize"
-"""The extension of the ASGI scope by which a connection hears that its caller is known; only until then."""
+"""The extension of the ASGI scope to call once a connection's first request is authenticated; absent after that."""
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 DRAIN_SECONDS = 60.0
-"""How long the rest of a body may come in after its request was answered."""
-LOOKED_AT = 64
-"""Strangers, oldest first, among which one that asks nothing is looked for."""
+"""How long the rest of a body may take to come after its request was answered."""
+CANDIDATES = 64
+"""Anonymous connections, oldest first, among which an idle one is searched for."""
 WARN_SECONDS = 60.0
-STRANGERS_BYTES = 128 << 20
-"""Bytes that all strangers together may have sent of requests under way: of each of them a head and a small body are
-held until it is known who asks, and there may be tens of thousands."""
+ANONYMOUS_BYTES = 128 << 20
+"""Bytes of running requests that all anonymous connections together may have sent: a head and a small body of each are
+held until it is authenticated, and there may be tens of thousands."""
 
 log = logging.getLogger("tiltyard.api")
 
 
 class Phase(StrEnum):
-    """What the client of a connection is waited for."""
+    """What a connection waits for its client to do."""
 
     HEAD = "head"
-    """The end of its request's head."""
+    """Send the end of a request's head."""
     BODY = "body"
-    """The rest of a body whose request was answered."""
-    ANSWER = "answer"
-    """That it reads its answer."""
+    """Send the rest of a body whose request was answered."""
+    RESPONSE = "response"
+    """Read its response."""
 
 
-Standing = tuple[Phase, int]
-"""A phase, and how far it has come: a connection that stands still has the same at each look."""
+Progress = tuple[Phase, int]
+"""A phase, and how far it has come: the same at each check if the client does nothing."""
 
 
 class Connection(Protocol):
-    """A connection, as its protocol shows it."""
+    """A connection, as its HTTP protocol implements it."""
 
-    stood: tuple[Standing, float] | None
-    """Its standing at the last look, and since when."""
-    held: int
-    """Bytes of its requests under way, until it is known who asks."""
+    unchanged: tuple[Progress, float] | None
+    """Its progress at the last check, and since when it has been that."""
+    held_bytes: int
+    """Bytes of its running requests, until it is authenticated."""
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is under way."""
+    def is_busy(self) -> bool:
+        """Whether a request is running."""
 
-    def standing(self) -> Standing | None:
-        """What the client is waited for; None where it is not."""
+    def progress(self) -> Progress | None:
+        """Return what it waits for its client to do; None where it does not wait."""
 
     def expire(self, phase: Phase) -> None:
         """End it: its client took too long."""
 
-    def give_way(self) -> None:
-        """End it: another one needs its place."""
+    def displace(self) -> None:
+        """End it: another connection needs its place."""
 
     def turn_away(self) -> None:
-        """Answer that there is no place, and end it."""
+        """Respond that the server has too many connections, and end it."""
 
 
 class Connections:
     """The connections of one process. Belongs to its event loop."""
 
-    def __init__(self, settings: Settings, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`most` is how many there may be."""
-        self._most = most
+    def __init__(self, settings: Settings, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`limit` is how many connections there may be."""
+        self._limit = limit
         self._clock = clock
-        self._allowed: Mapping[Phase, float] = {
+        self._allowed_seconds: Mapping[Phase, float] = {
             Phase.HEAD: settings.head_timeout,
             Phase.BODY: DRAIN_SECONDS,
-            Phase.ANSWER: settings.send_timeout,
+            Phase.RESPONSE: settings.send_timeout,
         }
         # Dicts, since they keep the order in which connections came.
-        self._strangers: dict[Connection, None] = {}
-        self._known: dict[Connection, None] = {}
-        self._looking: asyncio.TimerHandle | None = None
-        self._held = 0
+        self._anonymous: dict[Connection, None] = {}
+        self._authenticated: dict[Connection, None] = {}
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._held_bytes = 0
         self._ended: Counter[str] = Counter()
-        self._warned: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return len(self._strangers) + len(self._known)
+        return len(self._anonymous) + len(self._authenticated)
 
     def add(self, connection: Connection) -> None:
-        """Take a connection in; where there are enough, another one ends for it."""
-        self._strangers[connection] = None
-        if self._looking is None:
-            self._look_later()
-        if len(self) <= self._most:
+        """Add a connection; at the limit, another one ends for it."""
+        self._anonymous[connection] = None
+        if self._check_timer is None:
+            self._schedule_check()
+        if len(self) <= self._limit:
             return
-        self._warn(f"{self._most} connections, as many as this process takes (max_connections, ulimit -n)")
-        leaving = self._stranger_but(connection) or self._idle()
-        if leaving is None:
+        self._warn(f"{self._limit} connections, as many as this process takes (max_connections, ulimit -n)")
+        displaced = self._oldest_anonymous(connection) or self._oldest_idle()
+        if displaced is None:
             self.remove(connection)
             connection.turn_away()
             return
-        self.remove(leaving)
-        leaving.give_way()
+        self.remove(displaced)
+        displaced.displace()
 
     def hold(self, connection: Connection, size: int) -> None:
-        """A stranger has sent so many bytes more; where all of them hold too much, those end that hold the most."""
-        connection.held += size
-        self._held += size
-        if self._held > STRANGERS_BYTES:
+        """Count bytes of an anonymous connection; where all hold too much, those that hold the most end."""
+        connection.held_bytes += size
+        self._held_bytes += size
+        if self._held_bytes > ANONYMOUS_BYTES:
             self._end_largest()
 
-    def let_go(self, connection: Connection) -> None:
-        """Nothing that it has sent is held any more, or it is known who asks."""
-        self._held -= connection.held
-        connection.held = 0
+    def release(self, connection: Connection) -> None:
+        """Count no bytes of a connection any more: its requests have ended, or it is authenticated."""
+        self._held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
 
     def _end_largest(self) -> None:
-        """Free half of what strangers may hold, so that this comes seldom however many there are."""
+        """End connections until half of the allowed bytes are free, so that this is rare however many there are."""
         ended = 0
-        for connection in sorted(self._strangers, key=lambda one: one.held, reverse=True):
-            if self._held <= STRANGERS_BYTES // 2:
+        for connection in sorted(self._anonymous, key=lambda anonymous: anonymous.held_bytes, reverse=True):
+            if self._held_bytes <= ANONYMOUS_BYTES // 2:
                 break
             self.remove(connection)
-            connection.give_way()
+            connection.displace()
             ended += 1
-        self._warn(f"{STRANGERS_BYTES >> 20} MiB of requests are held whose callers nobody knows yet", ended)
+        self._warn(f"{ANONYMOUS_BYTES >> 20} MiB of requests are held whose callers nobody knows yet", ended)
 
-    def recognize(self, connection: Connection) -> None:
-        """Its caller is known."""
-        self.let_go(connection)
-        if connection in self._strangers:
-            del self._strangers[connection]
-            self._known[connection] = None
+    def authenticate(self, connection: Connection) -> None:
+        """Count a connection as authenticated."""
+        self.release(connection)
+        if connection in self._anonymous:
+            del self._anonymous[connection]
+            self._authenticated[connection] = None
 
     def remove(self, connection: Connection) -> None:
-        """It has ended, or will."""
-        self.let_go(connection)
-        self._strangers.pop(connection, None)
-        self._known.pop(connection, None)
+        """Remove a connection that has ended, or will."""
+        self.release(connection)
+        self._anonymous.pop(connection, None)
+        self._authenticated.pop(connection, None)
 
     def gauges(self) -> dict[str, float]:
         """Return the number of connections, for the metrics."""
-        return {"connections": len(self), "connections of nobody known": len(self._strangers)}
+        return {"connections": len(self), "connections of nobody known": len(self._anonymous)}
 
-    def _stranger_but(self, newest: Connection) -> Connection | None:
-        """The oldest of nobody known: one that asks nothing, if there is one among the first."""
-        oldest = [stranger for stranger in islice(self._strangers, LOOKED_AT) if stranger is not newest]
-        return next((stranger for stranger in oldest if not stranger.busy), oldest[0] if oldest else None)
+    def _oldest_anonymous(self, newest: Connection) -> Connection | None:
+        """Return an idle one of the oldest anonymous connections, else the oldest; None if there is only the newest."""
+        oldest = [connection for connection in islice(self._anonymous, CANDIDATES) if connection is not newest]
+        return next((connection for connection in oldest if not connection.is_busy), oldest[0] if oldest else None)
 
-    def _idle(self) -> Connection | None:
-        """A connection of a known caller that asks nothing; those that do are looked at last the next time."""
-        for _ in range(len(self._known)):
-            connection = next(iter(self._known))
-            if not connection.busy:
+    def _oldest_idle(self) -> Connection | None:
+        """Return an idle authenticated connection; busy ones move to the end of the order."""
+        for _ in range(len(self._authenticated)):
+            connection = next(iter(self._authenticated))
+            if not connection.is_busy:
                 return connection
-            del self._known[connection]
-            self._known[connection] = None
+            del self._authenticated[connection]
+            self._authenticated[connection] = None
         return None
 
     def _warn(self, reason: str, ended: int = 1) -> None:
-        """One line a minute for each reason, however many come."""
+        """Log one line a minute for each reason, with the number of connections that ended."""
         self._ended[reason] += ended
         now = self._clock()
-        if now < self._warned.get(reason, -WARN_SECONDS) + WARN_SECONDS:
+        if now < self._warned_at.get(reason, -WARN_SECONDS) + WARN_SECONDS:
             return
         log.warning("%s; ended for others: %d", reason, self._ended.pop(reason))
-        self._warned[reason] = now
+        self._warned_at[reason] = now
 
-    def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+    def _schedule_check(self) -> None:
+        self._check_timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
 
-    def _look(self) -> None:
-        """End what has stood still for too long."""
-        self._looking = None
+    def _check(self) -> None:
+        """End connections without progress for too long."""
+        self._check_timer = None
         now = self._clock()
-        for connection in (*self._strangers, *self._known):
-            standing = connection.standing()
-            if standing is None:
-                connection.stood = None
-            elif connection.stood is None or connection.stood[0] != standing:
-                connection.stood = standing, now
-            elif now - connection.stood[1] >= self._allowed[standing[0]]:
-                connection.expire(standing[0])
+        for connection in (*self._anonymous, *self._authenticated):
+            progress = connection.progress()
+            if progress is None:
+                connection.unchanged = None
+            elif connection.unchanged is None or connection.unchanged[0] != progress:
+                connection.unchanged = progress, now
+            elif now - connection.unchanged[1] >= self._allowed_seconds[progress[0]]:
+                connection.expire(progress[0])
         if len(self):
-            self._look_later()
+            self._schedule_check()

@@ -1,4 +1,4 @@
-"""/openapi.json: the specification as this server serves it, from the same facts that route its requests."""
+"""Build /openapi.json: the specification as this server serves it, from the facts that also route its requests."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ SCHEMES: Json = {
     "BearerAuth": {"type": "http", "scheme": "bearer"},
     "ApiKeyAuth": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-"""How callers show who they are, as the specification has it."""
+"""How clients authenticate, as the specification has it."""
 
 
 @cache
-def openapi_json(asks: bool) -> bytes:
-    """OpenAPI 3.1, encoded once; `asks` says whether callers have to show who they are."""
+def openapi_json(requires_auth: bool) -> bytes:
+    """Return the OpenAPI 3.1 document, encoded once; without `requires_auth`, clients may be anonymous."""
     facts = document()["operations"]
     paths: dict[str, Json] = {}
-    for name, (operation, served) in bound_operations().items():
-        if served is not None:
+    for name, (operation, handler) in bound_operations().items():
+        if handler is not None:
             paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
-                name, facts[name], served.function
+                name, facts[name], handler.function
             )
     return msgspec.json.encode(
         {
@@ -34,13 +34,13 @@ def openapi_json(asks: bool) -> bytes:
             "info": {"title": "Tiltyard: Lance REST Namespace", "version": __version__},
             "paths": paths,
             "components": {"schemas": document()["schemas"], "securitySchemes": SCHEMES},
-            "security": [*({name: []} for name in SCHEMES), *([] if asks else [{}])],
+            "security": [*({name: []} for name in SCHEMES), *([] if requires_auth else [{}])],
         }
     )
 
 
 def _operation(name: str, facts: Json, function: object) -> Json:
-    described: Json = {
+    description: Json = {
         "operationId": name,
         "tags": facts.get("tags", []),
         "summary": (function.__doc__ or name).strip().splitlines()[0],
@@ -51,5 +51,5 @@ def _operation(name: str, facts: Json, function: object) -> Json:
         },
     }
     if facts["request"]:
-        described["requestBody"] = {"content": facts["request"]}
-    return described
+        description["requestBody"] = {"content": facts["request"]}
+    return description

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import ErrorCode
+import msgspec
+from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
-from tiltyard.api import health, metrics, oauth
+from tiltyard import __version__
+from tiltyard.api import metrics, oauth
 from tiltyard.api.browser_security import check_single, is_own_page
 from tiltyard.api.errors import HttpError
-from tiltyard.context import Context
+from tiltyard.api.openapi import openapi_json
+from tiltyard.context import Context, Services
 from tiltyard.model.spec import JSON
 
 if TYPE_CHECKING:
@@ -21,9 +26,45 @@ if TYPE_CHECKING:
     from tiltyard.api.execution.threaded import ThreadPools
     from tiltyard.api.request_limits import Limits
     from tiltyard.api.request_log import RequestLog
-    from tiltyard.context import Services
 
-PATHS = frozenset({*health.PAGES, oauth.PATH, metrics.PATH})
+log = logging.getLogger("tiltyard.api")
+
+Page = Callable[[Services], tuple[int, bytes]]
+
+
+def live(services: Services) -> tuple[int, bytes]:
+    """Report that the process answers."""
+    return 200, msgspec.json.encode({"status": "ok", "version": __version__})
+
+
+def ready(services: Services) -> tuple[int, bytes]:
+    """Report whether the database and the storage answer, by a call to each.
+
+    The reason for a failure goes to the log; with authentication, the page has none.
+    """
+    checks: dict[str, str] = {}
+    for name, check in (("database", services.store.check_ready), ("storage", services.storage.probe)):
+        try:
+            check()
+            checks[name] = "ok"
+        except LanceNamespaceError as error:
+            checks[name] = str(error)
+            if not services.outage_log.report(error):
+                log.warning("not ready: %s", error)
+    is_ready = all(outcome == "ok" for outcome in checks.values())
+    body: dict[str, object] = {"status": "ok" if is_ready else "unavailable"}
+    if not services.settings.auth:
+        body["checks"] = checks
+    return 200 if is_ready else 503, msgspec.json.encode(body)
+
+
+def openapi_document(services: Services) -> tuple[int, bytes]:
+    """Return the OpenAPI document."""
+    return 200, openapi_json(services.settings.auth)
+
+
+PAGES: Mapping[bytes, Page] = {b"/health/live": live, b"/health/ready": ready, b"/openapi.json": openapi_document}
+PATHS = frozenset({*PAGES, oauth.PATH, metrics.PATH})
 
 
 class Pages:
@@ -62,7 +103,7 @@ class Pages:
             await self._serve_metrics(scope, headers, exchange)
             return
         loop = asyncio.get_running_loop()
-        status, body = await loop.run_in_executor(self._pools.catalog, health.PAGES[path], self._services)
+        status, body = await loop.run_in_executor(self._pools.catalog, PAGES[path], self._services)
         await exchange.send(status, body, JSON)
 
     async def _serve_metrics(self, scope: dict[str, Any], headers: Headers, exchange: Exchange) -> None:

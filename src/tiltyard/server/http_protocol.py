@@ -1,9 +1,9 @@
-"""uvicorn's HTTP/1.1, with our error shape for what is no HTTP, bounds on all that is no body, and a way for threads to
-read large bodies themselves, and one for short answers to go out in one piece.
+"""Extend uvicorn's HTTP/1.1: limits on heads, our shape of errors, large bodies read by threads, short responses sent
+in one piece.
 
-The parser (llhttp, in its strict mode) refuses what readers might frame in different ways: a length that comes twice or
-with a transfer coding, whitespace round names, folded lines, lines that end in LF alone. It has no bounds, and it hands
-over trailers of a chunked body as if they were headers: both are seen to here.
+The parser (llhttp, in its strict mode) refuses what parsers might frame in different ways: a length that comes twice or
+with a transfer coding, whitespace round names, folded lines, lines that end in LF alone. It has no limits, and it
+passes on trailers of a chunked body as if they were headers: both are handled here.
 """
 
 from __future__ import annotations
@@ -28,118 +28,113 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tiltyard.api.bodies.connection_reader import COMPLETE_BODY, HAND_OVER, BodyReader
 from tiltyard.api.browser_security import SECURITY_LINES
-from tiltyard.api.connection_limits import CONNECTIONS, RECOGNIZE, Connections, Phase, Standing
+from tiltyard.api.connection_limits import CONNECTIONS, RECOGNIZE, Connections, Phase, Progress
 from tiltyard.api.exchange import SEND_WHOLE, WATCH_CLIENT
 from tiltyard.model.spec.models import ErrorResponse
 
-LARGEST_HEAD = 128 << 10
+MAX_HEAD_BYTES = 128 << 10
 """Bytes of a request line with its headers, and of all trailers; the parser itself would take any number."""
-MOST_FIELDS = 1000
+MAX_HEADERS = 1000
 """Headers of a request: each takes some 100 bytes besides its own, for as few as 4 that are sent."""
 FRAMING_PER_BYTE = 16
-"""Bytes that frame a chunked body (sizes and extensions of chunks), for each of its own, on top of LARGEST_HEAD."""
-MOST_PIPELINED = 32
+"""Bytes that frame a chunked body (sizes and extensions of chunks), for each of its own, on top of MAX_HEAD_BYTES."""
+MAX_PIPELINED = 32
 """Requests of a connection that wait for the answer to an earlier one; each takes some kilobytes."""
 LINE_BYTES = 4
-"""Of a header's line: colon, space, and its end."""
+"""Bytes of a header line besides name and value: colon, space, and its end."""
 
 _INT = struct.Struct("i")
 _CODED, _EXPECT = b"transfer-encoding", b"expect"
 
 
 class RefusedError(Exception):
-    """A request is refused while it is parsed, with an answer and the end of its connection."""
+    """A request is refused while it is parsed, with a response and the end of its connection."""
 
     def __init__(self, status: HTTPStatus, message: str, code: ErrorCode = ErrorCode.INVALID_INPUT) -> None:
         super().__init__(message)
         self.status, self.message, self.code = status, message, code
 
 
-class Protocol(HttpToolsProtocol):
-    """What is refused here never becomes a request, so no other part of the api hears of it."""
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. A request that is refused here never reaches the api."""
 
     _in_head = True
     _overhead = 0
-    """Bytes of the present message that are no body, less what its body allows; see FRAMING_PER_BYTE."""
+    """Bytes of the current message that are no body, less what its body allows; see FRAMING_PER_BYTE."""
     _trailers = 0
     _coding: bytes | None = None
-    """The transfer coding of the present request."""
-    _restating = False
-    """The parser reads a head that was read before: nothing of it counts."""
+    """The transfer coding of the current request."""
+    _is_replaying_head = False
+    """The parser reads a head again: its callbacks do nothing."""
     _refusal: RefusedError | None = None
-    _deaf = False
-    """Nothing that comes now is read: the connection ends once its answers are sent."""
-    _skip = 0
-    """Bytes of a body that nobody wants any more, and that the parser must not see."""
+    _ignores_input = False
+    """Nothing that comes now is read: the connection ends once its responses are sent."""
+    _skipped_bytes = 0
+    """Bytes of a body whose request was answered, which the parser must not see."""
     should_shed: Callable[[], bool] = staticmethod(lambda: False)
-    """Says for each request whether its connection shall end with it: another process has fewer."""
-    stood: tuple[Standing, float] | None = None
-    held = 0
+    """Returns for each request whether its connection shall end with it: another process has fewer."""
+    unchanged: tuple[Progress, float] | None = None
+    held_bytes = 0
     _connections: Connections | None = None
-    _recognized = False
-    _answers = 0
+    _is_recognized = False
+    _responses = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
-        """Begin; another connection may have to end for this one."""
+        """Start the connection; another one may have to end for it."""
         super().connection_made(transport)
         self._connections = self.app_state.get(CONNECTIONS)
         if self._connections is not None:
             self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the connection."""
         if self._connections is not None:
             self._connections.remove(self)
         super().connection_lost(exc)
 
     @property
-    def busy(self) -> bool:
-        """See Connection."""
-        return self._overhead > 0 or self._answering
+    def is_busy(self) -> bool:
+        return self._overhead > 0 or self._is_responding
 
     @property
-    def _answering(self) -> bool:
+    def _is_responding(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
-    def standing(self) -> Standing | None:
-        """See Connection."""
+    def progress(self) -> Progress | None:
         if unsent := self.transport.get_write_buffer_size():
-            return Phase.ANSWER, unsent + _unacknowledged(self.transport)
-        if self._answering:
+            return Phase.RESPONSE, unsent + _unacknowledged(self.transport)
+        if self._is_responding:
             return None
         if not self._in_head:
-            return Phase.BODY, self._answers
+            return Phase.BODY, self._responses
         # Between requests, uvicorn's own timer runs until the first byte of the next one.
-        return (Phase.HEAD, self._answers) if self.timeout_keep_alive_task is None else None
+        return (Phase.HEAD, self._responses) if self.timeout_keep_alive_task is None else None
 
     def expire(self, phase: Phase) -> None:
-        """See Connection."""
-        if phase is Phase.ANSWER:
+        if phase is Phase.RESPONSE:
             self.transport.abort()  # to close it would wait for the client to read
         elif phase is Phase.HEAD and self._overhead:
             self._refuse(RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The URL and headers took too long to come."))
         else:
             self.transport.close()
 
-    def give_way(self) -> None:
-        """See Connection."""
+    def displace(self) -> None:
         self.transport.abort()
 
     def turn_away(self) -> None:
-        """See Connection."""
         text = "All connections that this server takes are at work: try again later."
         self._refuse(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, text, ErrorCode.SERVICE_UNAVAILABLE))
 
     def _recognize(self) -> None:
-        if self._connections is not None and not self._recognized:
-            self._recognized = True
-            self._connections.recognize(self)
+        if self._connections is not None and not self._is_recognized:
+            self._is_recognized = True
+            self._connections.authenticate(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and refuse what does not end."""
+        """Parse bytes; refuse a head that is too large."""
         self._unset_keepalive_if_required()
-        if self._deaf or (self._skip and not (data := self._behind_the_body(data))):
+        if self._ignores_input or (self._skipped_bytes and not (data := self._skip_body(data))):
             return
         self._hold(len(data))
         if self.transport.is_closing():
@@ -151,12 +146,12 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or RefusedError(HTTPStatus.BAD_REQUEST, "Invalid HTTP request received."))
             return
-        if self._overhead > LARGEST_HEAD:
+        if self._overhead > MAX_HEAD_BYTES:
             self._refuse(self._too_large())
 
     def _hold(self, size: int) -> None:
-        """Have it counted what a stranger sends; the rest of a body that was answered is dropped."""
-        if self._connections is not None and not self._recognized and (self._in_head or self._answering):
+        """Count bytes of an unauthenticated client; the rest of a body whose request was answered is dropped."""
+        if self._connections is not None and not self._is_recognized and (self._in_head or self._is_responding):
             self._connections.hold(self, size)
 
     def _parse(self, data: bytes) -> bytes:
@@ -164,82 +159,85 @@ class Protocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._stay()
+            self._continue_http1()
             return data[upgrade.args[0] :]
         return b""
 
-    def _stay(self) -> None:
-        """Go on in HTTP/1.1 behind a head that offered another protocol, as a server may that knows no other.
+    def _continue_http1(self) -> None:
+        """Continue in HTTP/1.1 after a head that offered to upgrade, as a server may that supports no other protocol.
 
-        The parser takes what follows for that protocol, a body too: a new one hears of the body's length, and reads on.
+        The parser takes what follows for the other protocol, a body too: a new parser is given a head with the body's
+        length, and reads on.
         """
         length = self._content_length()
         self._renew_parser()
         if self._coding is not None or length:
             framing = b"transfer-encoding: chunked" if self._coding is not None else b"content-length: %d" % length
-            self._restating = True
+            self._is_replaying_head = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n\r\n" % framing)
-            self._restating = False
+            self._is_replaying_head = False
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
-        if self._restating:
+        """Start a head."""
+        if self._is_replaying_head:
             return
-        if len(self.pipeline) >= MOST_PIPELINED:
-            self._deaf = True
-            self.cycle.keep_alive = False  # its answer, the last one, says so: a client sends the others anew
-            raise OverflowError("enough requests wait")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._ignores_input = True
+            self.cycle.keep_alive = (
+                False  # its response, the last one, says so: a client sends the other requests again
+            )
+            raise OverflowError("too many requests wait")
         self._coding = None
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the URL."""
-        if not self._restating:
+        """Add a part of the URL."""
+        if not self._is_replaying_head:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; drop a trailer: it comes behind all checks, and proxies and servers read it differently."""
+        """Add a header; drop a trailer: it comes after all checks, and proxies and servers read it differently."""
         if self._in_head:
             name = name.lower()
             if name == _CODED:
                 self._coding = value if self._coding is None else b"%s,%s" % (self._coding, value)
             elif name == _EXPECT and value.lower() == b"100-continue":
                 self.expect_100_continue = True
-            if len(self.headers) >= MOST_FIELDS:
-                raise self._end_with(self._too_large(f"The request has more than {MOST_FIELDS} headers."))
+            if len(self.headers) >= MAX_HEADERS:
+                raise self._end_with(self._too_large(f"The request has more than {MAX_HEADERS} headers."))
             self.headers.append((name, value))
-        elif not self._restating:
+        elif not self._is_replaying_head:
             self._trailers += len(name) + len(value) + LINE_BYTES
-            if self._trailers > LARGEST_HEAD:
+            if self._trailers > MAX_HEAD_BYTES:
                 raise self._end_with(self._too_large())
 
     def on_headers_complete(self) -> None:
-        """Begin a request: a body may be of any length."""
-        if self._restating:
+        """Start a request: its body may be of any length."""
+        if self._is_replaying_head:
             return
         self._check_head()
         self._in_head = False
         self._overhead = self._trailers = 0
         extensions: dict[str, Any] = {HAND_OVER: self.hand_over_body}
-        if not self._recognized:
+        if not self._is_recognized:
             extensions[RECOGNIZE] = self._recognize
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         extensions[COMPLETE_BODY] = partial(_take_complete_body, self.cycle)
         extensions[SEND_WHOLE] = partial(_send_whole, self.cycle)
         extensions[WATCH_CLIENT] = partial(_watch_client, self.cycle)
-        self.cycle.on_response = partial(self._answered, extensions)
+        self.cycle.on_response = partial(self._on_response_sent, extensions)
         if self.should_shed():
-            self.cycle.keep_alive = False  # the answer will say so
+            self.cycle.keep_alive = False  # the response will say so
         if self.expect_100_continue:
-            # Before it begins, and weakly: a cycle that held itself would wait for the collector.
+            # Before it starts, and weakly: a cycle that referred to itself would wait for the garbage collector.
             self.cycle.send = partial(_send_expected, ref(self.cycle))  # type: ignore[method-assign]
 
     def _check_head(self) -> None:
         """Raise RefusedError for a head that is too large, or whose body could be framed in several ways."""
-        if self._overhead > LARGEST_HEAD:
+        if self._overhead > MAX_HEAD_BYTES:
             fields = sum(len(name) + len(value) + LINE_BYTES for name, value in self.headers)
-            if len(self.url) + fields > LARGEST_HEAD:
+            if len(self.url) + fields > MAX_HEAD_BYTES:
                 raise self._end_with(self._too_large())
         if self._coding is None:
             return
@@ -251,33 +249,33 @@ class Protocol(HttpToolsProtocol):
             raise self._end_with(RefusedError(HTTPStatus.BAD_REQUEST, text))
 
     def _too_large(self, text: str = "") -> RefusedError:
-        what = "URL and headers have" if self._in_head else "trailers and chunk extensions have"
-        text = text or f"The {what} more than {LARGEST_HEAD} bytes."
+        part = "URL and headers have" if self._in_head else "trailers and chunk extensions have"
+        text = text or f"The {part} more than {MAX_HEAD_BYTES} bytes."
         return RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
     def _end_with(self, refusal: RefusedError) -> RefusedError:
-        """Return what a callback raises to end the parser, which raises an error of its own instead."""
+        """Set the refusal, and return it for a callback to raise: the parser raises an error of its own instead."""
         self._refusal = refusal
         return refusal
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
+        """Add a part of a body."""
         self._overhead = max(0, self._overhead - (FRAMING_PER_BYTE + 1) * len(body))
         super().on_body(body)
 
-    def _answered(self, extensions: dict[str, Any]) -> None:
-        """End an exchange. Its request knows the extensions, and they know it: only the collector would free them."""
-        more = bool(self.pipeline)
-        self._answers += 1
+    def _on_response_sent(self, extensions: dict[str, Any]) -> None:
+        """End an exchange. Its cycle and the extensions refer to each other, so they are cleared."""
+        has_more_requests = bool(self.pipeline)
+        self._responses += 1
         extensions.clear()
-        if self._connections is not None and not more:
-            self._connections.let_go(self)
+        if self._connections is not None and not has_more_requests:
+            self._connections.release(self)
         self.on_response_complete()
-        if self._refusal is not None and not more:
+        if self._refusal is not None and not has_more_requests:
             self._write_refusal(self._refusal)
 
     def on_message_complete(self) -> None:
-        """End a request: a head follows, unless it offered another protocol, before its body (see `_stay`)."""
+        """End a request, unless it offered to upgrade: its body is still to come then (see `_continue_http1`)."""
         if self.parser.should_upgrade() and (self._coding is not None or self._content_length()):
             return
         self._in_head = True
@@ -299,29 +297,29 @@ class Protocol(HttpToolsProtocol):
         return BodyReader(socket.socket(fileno=descriptor), first, remaining, self._on_body_closed)
 
     def _content_length(self) -> int:
-        """Bytes of the body; 0 where the head does not say."""
-        named = dict(self.headers)
-        return 0 if b"transfer-encoding" in named else int(named.get(b"content-length", b"0"))
+        """Return the bytes of the body; 0 where the head does not say."""
+        headers = dict(self.headers)
+        return 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
 
     def _on_body_closed(self, unread: int) -> None:
-        """Go on with what follows the body, once the rest that was not read has come."""
+        """Read what follows the body, once the rest that was not read has come."""
         if self.transport.is_closing():
             return
-        self._skip = unread
+        self._skipped_bytes = unread
         if not unread:
             self._end_body()
         self.flow.resume_reading()
 
-    def _behind_the_body(self, data: bytes) -> bytes:
-        """What follows a body that nobody wants."""
-        skipped = min(self._skip, len(data))
-        self._skip -= skipped
-        if not self._skip:
+    def _skip_body(self, data: bytes) -> bytes:
+        """Return what follows the rest of a body whose request was answered."""
+        skipped = min(self._skipped_bytes, len(data))
+        self._skipped_bytes -= skipped
+        if not self._skipped_bytes:
             self._end_body()
         return data[skipped:]
 
     def _end_body(self) -> None:
-        """The request is complete: the parser, which saw less of it, begins anew."""
+        """End the request with a new parser: the old one has not seen all of the body."""
         self._renew_parser()
         self.on_message_complete()
 
@@ -330,13 +328,13 @@ class Protocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _refuse(self, refusal: RefusedError) -> None:
-        """Answer and close: what follows on this connection cannot be told apart from the broken request.
+        """Send an error and close: what follows on this connection cannot be told apart from the broken request.
 
-        The answers to requests before it come first, else a client would take this one for theirs.
+        The responses to earlier requests come first, or a client would take this one for theirs.
         """
-        if self._deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             return
-        self._deaf, self._refusal = True, refusal
+        self._ignores_input, self._refusal = True, refusal
         in_body = not self._in_head
         cycle = self.cycle
         if in_body and self.pipeline:
@@ -349,11 +347,11 @@ class Protocol(HttpToolsProtocol):
                 self.transport.close()
             else:
                 self._write_refusal(refusal)
-        elif not self.pipeline and not self._answering:
+        elif not self.pipeline and not self._is_responding:
             self._write_refusal(refusal)
 
     def _write_refusal(self, refusal: RefusedError) -> None:
-        """Answer in the one shape of errors, and close."""
+        """Send an error in the one JSON shape, and close."""
         if self.transport.is_closing():
             return
         request_id = uuid.uuid4().hex
@@ -368,14 +366,14 @@ class Protocol(HttpToolsProtocol):
 
 
 def _unacknowledged(transport: asyncio.Transport) -> int:
-    """Bytes that the kernel still has to send, or to send again: a slow reader is seen to read by these."""
+    """Return the bytes that the kernel still has to send, or to resend: they show that a slow client reads."""
     descriptor = transport.get_extra_info("socket").fileno()
     unsent: int = _INT.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, _INT.pack(0)))[0]
     return unsent
 
 
 def _take_complete_body(cycle: RequestResponseCycle) -> bytes | None:
-    """See `tiltyard.api.bodies.connection_reader`."""
+    """Return a body if all of it has come (`tiltyard.api.bodies.connection_reader.TakeCompleteBody`)."""
     if cycle.more_body:
         return None
     body, cycle.body = bytes(cycle.body), bytearray()
@@ -384,8 +382,8 @@ def _take_complete_body(cycle: RequestResponseCycle) -> bytes | None:
 
 
 def _watch_client(cycle: RequestResponseCycle) -> Callable[[], bool]:
-    """See `tiltyard.api.exchange`."""
-    cycle.flow.resume_reading()  # a long body has paused it, and the end of a connection is read, too
+    """Return a function that says whether the client left (`tiltyard.api.exchange.WATCH_CLIENT`)."""
+    cycle.flow.resume_reading()  # a long body has paused it, and only reading notices the end of a connection
     return partial(_has_left, cycle)
 
 
@@ -394,7 +392,7 @@ def _has_left(cycle: RequestResponseCycle) -> bool:
 
 
 def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> bool:
-    """See `tiltyard.api.exchange`. Leaves the cycle as the two messages would that it stands for."""
+    """Send a response (`tiltyard.api.exchange.SendWhole`); leave the cycle as the two ASGI messages would."""
     if cycle.response_started or cycle.flow.write_paused:
         return False
     _check_expected(cycle)
@@ -402,10 +400,10 @@ def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: by
         return True
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
-    always = b"".join(b"%s: %s\r\n" % header for header in cycle.default_headers)
+    default_lines = b"".join(b"%s: %s\r\n" % header for header in cycle.default_headers)
     closing = b"" if cycle.keep_alive else b"connection: close\r\n"
-    shown = b"" if cycle.scope["method"] == "HEAD" else body
-    cycle.transport.write(b"%s%s%s%s\r\n%s" % (STATUS_LINE[status], always, lines, closing, shown))
+    sent_body = b"" if cycle.scope["method"] == "HEAD" else body
+    cycle.transport.write(b"%s%s%s%s\r\n%s" % (STATUS_LINE[status], default_lines, lines, closing, sent_body))
     cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()
@@ -414,14 +412,14 @@ def _send_whole(cycle: RequestResponseCycle, status: int, lines: bytes, body: by
 
 
 async def _send_expected(cycle: ref[RequestResponseCycle], message: Any) -> None:
-    """Send a message of an answer to a request that expects to hear whether its body is wanted."""
-    answering = cycle()
-    assert answering is not None  # it is what runs
-    _check_expected(answering)
-    await RequestResponseCycle.send(answering, message)
+    """Send a message of the response to a request with `Expect: 100-continue`."""
+    running = cycle()
+    assert running is not None  # it awaits this call
+    _check_expected(running)
+    await RequestResponseCycle.send(running, message)
 
 
 def _check_expected(cycle: RequestResponseCycle) -> None:
-    """End a connection whose body was not called for: its client may leave it out, and send a request instead."""
+    """Close the connection after a response without `100 Continue`: its client may send a request instead of the body."""
     if cycle.waiting_for_100_continue and cycle.more_body:
         cycle.keep_alive = False

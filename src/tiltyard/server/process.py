@@ -21,7 +21,7 @@ from tiltyard.config import ConfigError, Settings
 from tiltyard.context import Services
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server.file_limits import connection_limit, raise_descriptor_limit
-from tiltyard.server.http_protocol import Protocol
+from tiltyard.server.http_protocol import HttpProtocol
 from tiltyard.server.memory import keep_large_buffers, release_when_idle, tune_garbage_collector
 from tiltyard.server.startup_checks import uvicorn_network_options
 from tiltyard.storage import StorageError
@@ -124,7 +124,7 @@ def http_server(settings: Settings, application: Application, loop: str) -> uvic
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = uvicorn.Config(
         application,
-        http=Protocol,
+        http=HttpProtocol,
         loop=loop,
         ws="none",
         lifespan="on",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tiltyard.api.connection_limits import DRAIN_SECONDS, STRANGERS_BYTES, Connections, Phase, Standing
+from tiltyard.api.connection_limits import ANONYMOUS_BYTES, DRAIN_SECONDS, Connections, Phase, Progress
 from tiltyard.config import Settings
 
 SETTINGS = Settings(head_timeout=10, send_timeout=60)
@@ -19,19 +19,19 @@ SETTINGS = Settings(head_timeout=10, send_timeout=60)
 class FakeConnection:
     """A connection that notes what becomes of it."""
 
-    busy: bool = False
-    waits: Standing | None = None
-    stood: tuple[Standing, float] | None = None
-    held: int = 0
+    is_busy: bool = False
+    waits: Progress | None = None
+    unchanged: tuple[Progress, float] | None = None
+    held_bytes: int = 0
     ended: list[Any] = field(default_factory=list)
 
-    def standing(self) -> Standing | None:
+    def progress(self) -> Progress | None:
         return self.waits
 
     def expire(self, phase: Phase) -> None:
         self.ended.append(phase)
 
-    def give_way(self) -> None:
+    def displace(self) -> None:
         self.ended.append("gave way")
 
     def turn_away(self) -> None:
@@ -55,15 +55,15 @@ def in_loop(test: Callable[[], None]) -> None:
 def test_newcomer_takes_the_place_of_the_oldest_stranger_that_asks_nothing() -> None:
     def check() -> None:
         connections = Connections(SETTINGS, 3)
-        known, asking, silent, newest = (FakeConnection(busy=number == 1) for number in range(4))
+        known, asking, silent, newest = (FakeConnection(is_busy=number == 1) for number in range(4))
         for connection in (known, asking, silent):
             connections.add(connection)
-        connections.recognize(known)
+        connections.authenticate(known)
         connections.add(newest)
         assert [one.ended for one in (known, asking, silent, newest)] == [[], [], ["gave way"], []]
         connections.remove(newest)
         connections.add(FakeConnection())
-        connections.add(FakeConnection(busy=True))
+        connections.add(FakeConnection(is_busy=True))
         assert asking.ended == []
         assert known.ended == []
         assert len(connections) == 3
@@ -74,15 +74,15 @@ def test_newcomer_takes_the_place_of_the_oldest_stranger_that_asks_nothing() -> 
 def test_newcomer_among_known_callers_takes_the_place_of_an_idle_one_or_is_turned_away() -> None:
     def check() -> None:
         connections = Connections(SETTINGS, 3)
-        callers = [FakeConnection(busy=number != 1) for number in range(3)]
+        callers = [FakeConnection(is_busy=number != 1) for number in range(3)]
         for connection in callers:
             connections.add(connection)
-            connections.recognize(connection)
+            connections.authenticate(connection)
         first, second = FakeConnection(), FakeConnection()
         connections.add(first)
         assert [caller.ended for caller in callers] == [[], ["gave way"], []]
-        connections.recognize(first)
-        first.busy = True
+        connections.authenticate(first)
+        first.is_busy = True
         connections.add(second)
         assert second.ended == ["turned away"]
         assert len(connections) == 3
@@ -97,23 +97,25 @@ def test_strangers_that_hold_the_most_end_where_all_of_them_hold_too_much() -> N
         small, large, known, *others = (FakeConnection() for _ in range(10))
         for connection in (small, large, known, *others):
             connections.add(connection)
-        connections.hold(known, STRANGERS_BYTES)
-        connections.recognize(known)
+        connections.hold(known, ANONYMOUS_BYTES)
+        connections.authenticate(known)
         connections.hold(small, 100)
-        connections.hold(large, STRANGERS_BYTES)
+        connections.hold(large, ANONYMOUS_BYTES)
         assert [one.ended for one in (small, large, known)] == [[], ["gave way"], []]
         for connection in others:
-            connections.hold(connection, STRANGERS_BYTES // 2)
-            connections.let_go(connection)
+            connections.hold(connection, ANONYMOUS_BYTES // 2)
+            connections.release(connection)
         connections.remove(small)
-        connections.hold(others[0], STRANGERS_BYTES)
+        connections.hold(others[0], ANONYMOUS_BYTES)
         assert [other.ended for other in others] == [[]] * len(others)
         assert connections.gauges() == {"connections": 8, "connections of nobody known": 7}
 
     in_loop(check)
 
 
-@pytest.mark.parametrize(("phase", "seconds"), [(Phase.HEAD, 10.0), (Phase.ANSWER, 60.0), (Phase.BODY, DRAIN_SECONDS)])
+@pytest.mark.parametrize(
+    ("phase", "seconds"), [(Phase.HEAD, 10.0), (Phase.RESPONSE, 60.0), (Phase.BODY, DRAIN_SECONDS)]
+)
 def test_look_ends_who_stands_still_for_as_long_as_its_phase_may_take(phase: Phase, seconds: float) -> None:
     def check() -> None:
         clock = Clock()
@@ -123,7 +125,7 @@ def test_look_ends_who_stands_still_for_as_long_as_its_phase_may_take(phase: Pha
             connections.add(connection)
         for tick in range(2 * int(seconds)):
             moving.waits = (phase, tick // 5)
-            connections._look()
+            connections._check()
             clock.now += 1
             assert (still.ended != []) == (tick >= seconds)
         assert still.ended[0] is phase

@@ -1,1 +1,1 @@
-"""Request and response bodies: read within bounds, checked before they are decoded, encoded as they are sent."""
+"""Request and response bodies: read within limits, checked before they are decoded, encoded as they are sent."""

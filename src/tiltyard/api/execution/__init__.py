@@ -1,1 +1,1 @@
-"""Where operations run: on the event loop, in pools of threads, or together with others of their kind."""
+"""How operations run: on the event loop, in thread pools, in batches, once for each idempotency key."""

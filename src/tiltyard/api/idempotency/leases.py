@@ -83,5 +83,5 @@ class Leases:
             self._is_renewing = False
 
     def _renew(self, ids: Sequence[str]) -> None:
-        """Renew the leases of these requests alone: other claims of this process were lost on their way from the catalog."""
+        """Renew the leases of these requests alone: a claim without one was lost on its way from the catalog."""
         self.store.renew_request_leases(self.owner, self.lease_ms, ids)

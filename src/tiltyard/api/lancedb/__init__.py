@@ -1,1 +1,1 @@
-"""The dialect of lancedb's remote protocol, translated to and from the specification's requests and responses."""
+"""lancedb's remote protocol, translated to and from the specification's requests and responses."""

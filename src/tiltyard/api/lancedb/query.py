@@ -1,8 +1,8 @@
-"""The query body of lancedb's remote protocol, as the specification's request.
+"""Translate the query body of lancedb's remote protocol to the specification's request.
 
 It is flat where the specification nests (`vector`, `columns`), and its full-text query is the serialized form of
-Lance's own. What a field means here is in the tests' recorded corpus of bodies. A field that is not known is refused
-unless it is null: a query is never run without a part of it.
+Lance's own. The tests have a recorded corpus of bodies, which shows what a field means. An unknown field is refused
+unless it is null: a query never runs without a part of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-_AS_IS = frozenset(info.encode_name for info in msgspec.structs.fields(models.QueryTableRequest))
+_SPECIFIED = frozenset(info.encode_name for info in msgspec.structs.fields(models.QueryTableRequest))
 
 
 def query_request(body: Fields) -> models.QueryTableRequest:
-    """The request of a body. Raises InvalidInputError, UnsupportedOperationError (a field we do not know)."""
-    fields = _given(body, {*_AS_IS, "use_lsm"}, "a query")
+    """Return the request of a body. Raises InvalidInputError, UnsupportedOperationError (an unknown field)."""
+    fields = _non_null(body, {*_SPECIFIED, "use_lsm"}, "a query")
     if fields.pop("use_lsm", False):
         raise UnsupportedOperationError("use_lsm reads rows that are not in the table yet: this server keeps none.")
     if "vector" in fields:
@@ -40,36 +40,36 @@ def query_request(body: Fields) -> models.QueryTableRequest:
         raise InvalidInputError(f"The query does not fit: {error}.") from error
 
 
-def _given(fields: Any, known: Collection[str], what: str) -> Fields:
-    """The fields that are not null. Raises UnsupportedOperationError for one that is not known."""
+def _non_null(fields: Any, allowed: Collection[str], part: str) -> Fields:
+    """Return the fields that are not null. Raises UnsupportedOperationError for one that is not allowed."""
     if not isinstance(fields, dict):
-        raise InvalidInputError(f"The JSON of {what} is an object.")
-    given = {name: value for name, value in fields.items() if value is not None}
-    if unknown := sorted(given.keys() - known):
-        raise UnsupportedOperationError(f"This server does not know the field '{unknown[0]}' of {what}.")
-    return given
+        raise InvalidInputError(f"The JSON of {part} is an object.")
+    non_null = {name: value for name, value in fields.items() if value is not None}
+    if unknown := sorted(non_null.keys() - allowed):
+        raise UnsupportedOperationError(f"This server does not know the field '{unknown[0]}' of {part}.")
+    return non_null
 
 
 def _vector(vector: Any) -> Any:
-    """Numbers are one vector, lists of numbers several; an empty list is none."""
+    """Translate a vector: numbers are one vector, lists of numbers several; an empty list is none."""
     if not isinstance(vector, list):
         return vector
-    several = bool(vector) and isinstance(vector[0], list)
-    return {"multi_vector" if several else "single_vector": vector}
+    is_multi = bool(vector) and isinstance(vector[0], list)
+    return {"multi_vector" if is_multi else "single_vector": vector}
 
 
 def _columns(columns: Any) -> Any:
-    """A list of names, or expressions by alias."""
+    """Translate columns: a list of names, or expressions by alias."""
     if isinstance(columns, list):
         return {"column_names": columns}
     if isinstance(columns, dict) and all(isinstance(value, str) for value in columns.values()):
         return {"column_aliases": columns}
-    return _given(columns, ("column_names", "column_aliases"), "the columns")
+    return _non_null(columns, ("column_names", "column_aliases"), "the columns")
 
 
-def _full_text(asked: Any) -> Fields:
-    """`{"query": {…}}`, or `{"query": "words", "columns": […]}` as clients of older servers send it."""
-    fields = _given(asked, ("query", "columns", "string_query", "structured_query"), "a full-text query")
+def _full_text(body: Any) -> Fields:
+    """Translate `{"query": {…}}`, or `{"query": "words", "columns": […]}` as clients of older servers send it."""
+    fields = _non_null(body, ("query", "columns", "string_query", "structured_query"), "a full-text query")
     query = fields.get("query")
     if query is None:
         return fields
@@ -81,10 +81,10 @@ def _full_text(asked: Any) -> Fields:
 
 
 def _node(query: Any, depth: int) -> Fields:
-    """One node of a structured query: one kind, and what is in it."""
+    """Translate a node of a structured query: its kind, and the fields of that."""
     if depth > MAX_DEPTH:
         raise InvalidInputError(f"The full-text query nests deeper than {MAX_DEPTH} levels.")
-    fields = _given(query, (*_LEAVES, *_BRANCHES), "a full-text query")
+    fields = _non_null(query, (*_LEAVES, *_BRANCHES), "a full-text query")
     return {
         kind: _LEAVES[kind](inner) if kind in _LEAVES else _BRANCHES[kind](inner, depth + 1)
         for kind, inner in fields.items()
@@ -92,25 +92,25 @@ def _node(query: Any, depth: int) -> Fields:
 
 
 def _match(query: Any) -> Fields:
-    """A fuzziness that is there and null is chosen by the length of each term."""
-    fields = _given(query, _names(models.MatchQuery), "a match query")
+    """Translate a match query; an explicit null for the fuzziness means: by the length of each term."""
+    fields = _non_null(query, _names(models.MatchQuery), "a match query")
     if "fuzziness" in query and query["fuzziness"] is None:
         fields["fuzziness"] = AUTOMATIC
     return fields
 
 
 def _phrase(query: Any) -> Fields:
-    return _given(query, _names(models.PhraseQuery), "a phrase query")
+    return _non_null(query, _names(models.PhraseQuery), "a phrase query")
 
 
 def _boost(query: Any, depth: int) -> Fields:
-    fields = _given(query, _names(models.BoostQuery), "a boost query")
+    fields = _non_null(query, _names(models.BoostQuery), "a boost query")
     return fields | {part: _node(fields[part], depth) for part in ("positive", "negative") if part in fields}
 
 
 def _multi_match(query: Any) -> Fields:
-    """The same terms in several columns, each with its boost."""
-    fields = _given(query, ("query", "columns", "boost", "operator", "match_queries"), "a multi_match query")
+    """Translate a query for the same terms in several columns, each with its boost."""
+    fields = _non_null(query, ("query", "columns", "boost", "operator", "match_queries"), "a multi_match query")
     if "match_queries" in fields:
         return {"match_queries": [_match(part) for part in _list(fields["match_queries"], "match_queries")]}
     columns = _list(fields.get("columns", []), "columns")
@@ -127,7 +127,7 @@ def _multi_match(query: Any) -> Fields:
 
 def _boolean(query: Any, depth: int) -> Fields:
     occurrences = ("must", "should", "must_not")
-    fields = _given(query, occurrences, "a boolean query")
+    fields = _non_null(query, occurrences, "a boolean query")
     return {name: [_node(part, depth) for part in _list(fields.get(name, []), name)] for name in occurrences}
 
 

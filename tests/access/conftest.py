@@ -1,4 +1,4 @@
-"""A catalog in this process, and callers with few rights in it."""
+"""A catalog in process, and callers with few privileges on it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROWS_AS_STREAM = stream(ROWS)
 
 
 class Catalog:
-    """One catalog, seen by any number of principals: `as_("ann")` is the twin that asks as ann."""
+    """One catalog, opened by any object_id of principals: `as_("ann")` is the namespace client of ann."""
 
     def __init__(self, root: Path, db: str | None = None) -> None:
         self.owner = tiltyard.Namespace(str(root), db, jobs=0)
         self._root, self._db = root, db
         self._services = self.owner._services
-        self._twins: dict[Principal, tiltyard.Namespace] = {EVERYBODY: self.owner}
+        self._clients: dict[Principal, tiltyard.Namespace] = {EVERYBODY: self.owner}
 
     @property
     def store(self) -> Any:
@@ -34,39 +34,39 @@ class Catalog:
 
     def as_(self, name: str, *groups: str) -> tiltyard.Namespace:
         principal = Principal(name, groups, "test")
-        if principal not in self._twins:
-            self._twins[principal] = tiltyard.Namespace(str(self._root), self._db, jobs=0, principal=principal)
-        return self._twins[principal]
+        if principal not in self._clients:
+            self._clients[principal] = tiltyard.Namespace(str(self._root), self._db, jobs=0, principal=principal)
+        return self._clients[principal]
 
     def namespace(self, *path: str) -> int:
         self.owner.create_namespace({"id": list(path)})
-        number: int = self.store.describe_namespace(path).id
-        return number
+        object_id: int = self.store.describe_namespace(path).id
+        return object_id
 
     def table(self, *path: str) -> int:
         self.owner.create_table({"id": list(path)}, ROWS_AS_STREAM)
-        number: int = self.store.describe_table(path).id
-        return number
+        object_id: int = self.store.describe_table(path).id
+        return object_id
 
     def grant(self, grantee: str, privileges: str, *, table: Any = None, namespace: Any = None) -> None:
-        """Grant at once: on a table or a namespace by its path, else on the server; to `kind:name`, or a principal."""
-        kind, number = SERVER, 0
+        """Grant privileges on a table or a namespace by its path, else the server; to `kind:name`, or a principal."""
+        kind, object_id = SERVER, 0
         if table is not None:
-            kind, number = TABLE, self.store.describe_table(tuple(table)).id
+            kind, object_id = TABLE, self.store.describe_table(tuple(table)).id
         elif namespace is not None:
-            kind, number = NAMESPACE, self.store.describe_namespace(tuple(namespace)).id
-        whom = grantee if ":" in grantee else f"principal:{grantee}"
-        self.store.grant(whom, kind, number, parse_privileges(privileges.split(",")), "test")
-        self.changed()
+            kind, object_id = NAMESPACE, self.store.describe_namespace(tuple(namespace)).id
+        grantee_text = grantee if ":" in grantee else f"principal:{grantee}"
+        self.store.grant(grantee_text, kind, object_id, parse_privileges(privileges.split(",")), "test")
+        self.refresh_rights()
 
-    def changed(self) -> None:
-        """Let all twins look for changes at their next call, as if a second had passed."""
-        for twin in self._twins.values():
-            twin._services.rights_cache.refresh_next()
+    def refresh_rights(self) -> None:
+        """Let all clients check for changes at their next call, as if a second had passed."""
+        for client in self._clients.values():
+            client._services.rights_cache.refresh_next()
 
     def close(self) -> None:
-        for twin in self._twins.values():
-            twin.close()
+        for client in self._clients.values():
+            client.close()
 
 
 @pytest.fixture(scope="session")
@@ -78,9 +78,9 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def catalog(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Catalog]:
     db = request.getfixturevalue("postgres").new_database() if request.param == "postgres" else None
-    found = Catalog(tmp_path / "root", db)
-    yield found
-    found.close()
+    catalog = Catalog(tmp_path / "root", db)
+    yield catalog
+    catalog.close()
 
 
 __all__ = ["ROWS_AS_STREAM", "Catalog", "Privilege"]

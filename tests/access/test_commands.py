@@ -60,14 +60,14 @@ def test_grants_and_roles_are_given_listed_and_taken_back(secured: Secured, reac
 
 
 def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
-    own = ["--url", secured.url, "--key", secured.keys["ann"]]
+    reach = ["--url", secured.url, "--key", secured.keys["ann"]]
     whoami = [sys.executable, "-m", "tiltyard", "whoami", "--url", secured.url]
     environ = {**os.environ, "TILTYARD_KEY": secured.keys["ann"]}
     done = subprocess.run(whoami, capture_output=True, text=True, timeout=180, check=False, env=environ)
     assert done.returncode == 0 and done.stdout.startswith("principal:  ann\n")
-    refused = run("can", "me", "read", "--on", "table:sales$orders", *own)
+    refused = run("can", "me", "read", "--on", "table:sales$orders", *reach)
     assert refused.exit_code == 1 and "not found" in refused.stderr
-    refused = run("grant", "read", "--to", "ann", *own)
+    refused = run("grant", "read", "--to", "ann", *reach)
     assert refused.exit_code == 1 and "manage_grants" in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
@@ -92,10 +92,10 @@ def test_policies_are_set_listed_and_dropped(secured: Secured, reach: list[str])
     wire = secured.wire("administrator")
     wire.http.post("/v1/table/sales$people/create", content=stream(ROWS))
     masks = ["--null", "text", "--mask", "vector=NULL"]
-    told = run("policy", "set", "sales$people", "own", "--filter", "id = 1", *masks, *reach)
+    result = run("policy", "set", "sales$people", "own", "--filter", "id = 1", *masks, *reach)
     shown = "own  rows where id = 1; text: null; vector: NULL  by "
-    assert told.exit_code == 0 and told.stdout.startswith(shown), told.output
-    assert run("policy", "list", "sales$people", *reach).stdout == told.stdout
+    assert result.exit_code == 0 and result.stdout.startswith(shown), result.output
+    assert run("policy", "list", "sales$people", *reach).stdout == result.stdout
     refused = run("policy", "set", "sales$people", "new", "--mask", "id", *reach)
     assert refused.exit_code != 0 and "COLUMN=SQL" in refused.output
     gone = run("policy", "drop", "sales$people", "own", *reach)

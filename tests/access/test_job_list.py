@@ -1,4 +1,4 @@
-"""Whoever may describe a job finds it in the list; nobody hears of others'."""
+"""The list of jobs has exactly the jobs that the caller can describe."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tests.access.conftest import Catalog
 from tests.services.secured import secured_server
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection
-from tiltyard.pipeline.operation_calls import Calls
+from tiltyard.pipeline.operation_client import OperationClient
 
 
 def submitted(catalog: Catalog, who: str | None, name: str, table: tuple[str, ...] = ()) -> str:
-    given: dict[str, Any] = {"name": name, "arguments": {"table": "$".join(table)}, "table": list(table)}
+    request: dict[str, Any] = {"name": name, "arguments": {"table": "$".join(table)}, "table": list(table)}
     caller = catalog.as_(who) if who else catalog.owner
-    return str(caller.call("SubmitJob", given)["job"]["id"])
+    return str(caller.call("SubmitJob", request)["job"]["id"])
 
 
 def listed(catalog: Catalog, who: str, **fields: Any) -> list[str]:
     """The jobs that somebody finds, page by page of one; each may be described, and no other."""
-    found: list[str] = []
+    job_ids: list[str] = []
     token = None
     while True:
         page = catalog.as_(who).call("ListJobs", {"limit": 1, "page_token": token, **fields})
-        found += [job["id"] for job in page["jobs"]]
+        job_ids += [job["id"] for job in page["jobs"]]
         if not (token := page.get("page_token")):
-            return found
+            return job_ids
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def jobs(catalog: Catalog) -> dict[str, str]:
         catalog.table(space, "t")
     catalog.grant("ann", "write,run_udfs", table=("s", "t"))
     catalog.grant("bob", "write,run_udfs", table=("other", "t"))
-    made = {
+    jobs = {
         "ann": submitted(catalog, "ann", "delete", ("s", "t")),
         "bob": submitted(catalog, "bob", "delete", ("other", "t")),
         "owner in s": submitted(catalog, None, "optimize", ("s", "t")),
@@ -51,7 +51,7 @@ def jobs(catalog: Catalog) -> dict[str, str]:
     catalog.grant("runner", "run_udfs", namespace=("s",))
     catalog.grant("chief", "administer", namespace=("other",))
     catalog.grant("server", "run_udfs")
-    return made
+    return jobs
 
 
 def test_list_jobs_gives_each_caller_those_that_it_may_describe(catalog: Catalog, jobs: dict[str, str]) -> None:
@@ -82,7 +82,7 @@ def test_list_jobs_of_a_table_with_policies_gives_those_they_bind_their_own_jobs
     catalog: Catalog, jobs: dict[str, str]
 ) -> None:
     catalog.owner.call("SetTablePolicy", {"id": ["s", "t"], "name": "few", "filter": "false"})
-    catalog.changed()
+    catalog.refresh_rights()
     assert listed(catalog, "runner") == []
     assert listed(catalog, "ann") == [jobs["ann"]]
     assert listed(catalog, "server") == [jobs[name] for name in ("owner of none", "bob")]
@@ -90,20 +90,20 @@ def test_list_jobs_of_a_table_with_policies_gives_those_they_bind_their_own_jobs
 
 def test_list_jobs_of_a_dropped_table_leaves_whoever_asked_for_them(catalog: Catalog, jobs: dict[str, str]) -> None:
     catalog.owner.call("DropTable", {"id": ["s", "t"]})
-    catalog.changed()
+    catalog.refresh_rights()
     assert (listed(catalog, "ann"), listed(catalog, "runner")) == ([jobs["ann"]], [])
 
 
 def test_job_list_command_works_without_being_an_administrator(tmp_path: Path) -> None:
     with secured_server(tmp_path) as running:
-        admin = Calls(connection(running.url, {"header.x-api-key": running.keys["administrator"]}))
+        admin = OperationClient(connection(running.url, {"header.x-api-key": running.keys["administrator"]}))
         granted = {"object_kind": "namespace", "grantee": "ann", "privileges": ["all"]}
         admin.call("CreateNamespace", id=["s"])
         admin.call("GrantPrivileges", id=["s"], **granted)
         hidden = admin.call("SubmitJob", name="export")["job"]["id"]
         reach = ["--uri", running.url, "--property", f"header.x-api-key={running.keys['ann']}"]
-        asked = ["job", "optimize", "s$made", "--submit", *reach]
-        job_id = CliRunner().invoke(main, asked).output.strip()
+        arguments = ["job", "optimize", "s$made", "--submit", *reach]
+        job_id = CliRunner().invoke(main, arguments).output.strip()
         done = CliRunner().invoke(main, ["job", "list", *reach])
         assert (done.exit_code, done.output.split()[0], hidden in done.output) == (0, job_id, False), done.output
         assert CliRunner().invoke(main, ["job", "show", job_id, *reach]).exit_code == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.jobs import DRIVER
+from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.pipeline.plans.rows import _query
 from tiltyard.pipeline.sql.allowed_functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
@@ -99,7 +99,7 @@ def test_sql_of_a_pipeline_is_checked_on_a_worker_and_unchecked_in_a_process_of_
 ) -> None:
     query = "SELECT version() AS a FROM range(3)"
     assert _query(session, query, []).columns == ["a"]
-    monkeypatch.setenv(DRIVER, "worker")
+    monkeypatch.setenv(DRIVER_VARIABLE, "worker")
     for text in (query, "SELECT java_method('java.lang.System', 'getenv', 'HOME')", "SELECT * FROM parquet.`/etc`"):
         with pytest.raises(InvalidInputError, match="query"):
             _query(session, text, [])

@@ -15,7 +15,7 @@ from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 from tests.services.server import ServerProcess
 from tests.spark.sent import clients_imported, recorded
 from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
-from tiltyard.model.jobs import UDFS
+from tiltyard.model.jobs import UDFS_VARIABLE
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.views.job import refresh
@@ -154,7 +154,7 @@ def test_refresh_where_code_of_clients_is_off_is_refused_before_any_is_loaded(
     coded: CatalogConnection, fresh: Fresh, refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, view = chunked(coded, fresh)
-    monkeypatch.setenv(UDFS, "off")
+    monkeypatch.setenv(UDFS_VARIABLE, "off")
     with pytest.raises(PermissionDeniedError, match="setting 'udfs'"):
         refreshed(view)
 

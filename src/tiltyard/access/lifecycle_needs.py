@@ -121,8 +121,8 @@ CREATE_NAMESPACE = Needs("`create` on the namespace above; to overwrite, `drop` 
 DECLARE_TABLE = Needs("`create` on the namespace; with a location, `administer` on the server", _declare_table)
 REGISTER_TABLE = Needs("`create` on the namespace, `administer` on the server", _register_table)
 CREATE_TABLE = Needs(
-    "`create` on the namespace, with a location `administer` on the server; where the table is there, `use` of it to "
-    "hear so, `write` on it if it is only declared, `write` and `alter` to overwrite",
+    "`create` on the namespace, with a location `administer` on the server; where the table exists, `use` on it, "
+    "`write` on it if it is only declared, `write` and `alter` to overwrite",
     _create_table,
 )
 CLONE_TABLE = Needs("`create` on the namespace, `read` on the table at `source_location`", _clone_table)
@@ -219,8 +219,8 @@ def _batch_create_versions(ctx: Context, request: models.BatchCreateTableVersion
 
 
 BATCH_COMMIT_TABLES = Needs(
-    "for each entry: to declare `create` on the namespace (with a location that no batch of one's own has reserved "
-    "`administer` on the server), to create or delete versions `write`, to deregister `drop` on the table",
+    "for each entry: to declare `create` on the namespace (with a location that no batch of the caller's own has "
+    "reserved `administer` on the server), to create or delete versions `write`, to deregister `drop` on the table",
     _batch_commit,
 )
 BATCH_CREATE_VERSIONS = Needs("`write` on each table", _batch_create_versions)

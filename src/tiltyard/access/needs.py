@@ -85,6 +85,6 @@ def _drop_namespace(ctx: Context, request: Any) -> Context:
 
 SEE_NAMESPACE = Needs("any privilege on the namespace, above it or below it", _see_namespace)
 DROP_NAMESPACE = Needs("`drop` on the namespace, and so on all below it", _drop_namespace)
-OWNER_OR_ADMINISTRATOR = Needs("nothing for what is one's own; `administer` on the server for what is others'", _allow)
+OWNER_OR_ADMINISTRATOR = Needs("nothing for the caller's own; `administer` on the server for others'", _allow)
 """The operation itself checks whose object it is."""
-ANY_CALLER = Needs("nothing: whoever is known may ask, and is told of what they may see", _allow)
+ANY_CALLER = Needs("nothing: any authenticated caller; the response has what the caller can see", _allow)

@@ -114,7 +114,7 @@ def check_not_masked(token: Token, label: str, columns: Mapping[str, str], maske
 
 
 @dataclass(slots=True)
-class _Level:
+class _Group:
     """The state between two parentheses: the column and the constants of the current term."""
 
     column: str = ""
@@ -129,7 +129,7 @@ class _FilterCheck:
 
     def __init__(self, label: str, columns: Mapping[str, str], masked: frozenset[str]) -> None:
         self._label, self._columns, self._masked = label, columns, masked
-        self._levels = [_Level()]
+        self._groups = [_Group()]
 
     def run(self, tokens: list[Token]) -> None:
         """Check all tokens. Raises InvalidInputError, PermissionDeniedError."""
@@ -137,13 +137,13 @@ class _FilterCheck:
         for token, after in zip(tokens, [*tokens[1:], Token("close", ")")], strict=True):
             self._check(before, token, after)
             before = token
-        self._end_term(self._levels[0])
+        self._end_term(self._groups[0])
 
     def _check(self, before: Token, token: Token, after: Token) -> None:
-        level = self._levels[-1]
+        level = self._groups[-1]
         match token.kind:
             case "open":
-                self._levels.append(_Level())
+                self._groups.append(_Group())
             case "close":
                 self._close()
             case "text" | "number":
@@ -157,7 +157,7 @@ class _FilterCheck:
             case _:
                 self._refuse(f"'{token.text}'")
 
-    def _check_name(self, level: _Level, token: Token, after: Token) -> None:
+    def _check_name(self, level: _Group, token: Token, after: Token) -> None:
         word = token.word
         if after.kind == "open" and word not in _WORDS:
             if word not in _FUNCTIONS:
@@ -177,7 +177,7 @@ class _FilterCheck:
         elif word not in _WORDS:
             self._check_column(level, token)
 
-    def _check_column(self, level: _Level, token: Token) -> None:
+    def _check_column(self, level: _Group, token: Token) -> None:
         check_not_masked(token, self._label, self._columns, self._masked)
         path = ".".join(token.parts)
         kind = self._columns.get(path)
@@ -187,15 +187,15 @@ class _FilterCheck:
             self._refuse(f"the column '{path}', whose type is not compared there")
         self._set_column(level, path, kind)
 
-    def _set_column(self, level: _Level, path: str, kind: str) -> None:
+    def _set_column(self, level: _Group, path: str, kind: str) -> None:
         if level.column and level.column != path:
             self._refuse("one column beside another")
         level.column, level.kind = path, kind
 
     def _close(self) -> None:
         """End a group, which becomes part of the term around it; terms joined by AND or OR are a boolean there."""
-        inner = self._levels.pop()
-        outer = self._levels[-1]
+        inner = self._groups.pop()
+        outer = self._groups[-1]
         if inner.has_and_or:
             self._end_term(inner)
             self._set_column(outer, "(…)", "boolean")
@@ -203,7 +203,7 @@ class _FilterCheck:
             self._set_column(outer, inner.column, inner.kind)
         outer.constants |= inner.constants
 
-    def _end_term(self, level: _Level) -> None:
+    def _end_term(self, level: _Group) -> None:
         if level.kind == "text" and level.constants - {"text"}:
             self._refuse(f"the text '{level.column}' beside what is no text")
         if "time" in level.constants and level.kind not in ("time", ""):

@@ -101,5 +101,5 @@ def _check_privileges(ctx: Context, request: Any) -> Context:
 
 
 MANAGE_GRANTS = Needs("`manage_grants` on the object, and there what is granted", _manage_grants)
-LIST_GRANTS = Needs("`manage_grants` on the object, or on the server; nothing for one's own", _list_grants)
+LIST_GRANTS = Needs("`manage_grants` on the object, or on the server; nothing for the caller's own", _list_grants)
 CHECK_PRIVILEGES = Needs("to see the object; about others, `manage_grants` on it", _check_privileges)

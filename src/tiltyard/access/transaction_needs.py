@@ -71,10 +71,12 @@ def _submit_job(ctx: Context, request: Any) -> Context:
     return ctx
 
 
-DESCRIBE_TRANSACTION = Needs("to have asked for it, or `use` on its table", _submitter_or(Privilege.USE.value))
+DESCRIBE_TRANSACTION = Needs("to be its submitter, or `use` on its table", _submitter_or(Privilege.USE.value))
 SUBMIT_JOB = Needs(
     "`run_udfs` on its table, on the namespace of one to be made, without one on the server", _submit_job
 )
-OWN_JOB = Needs("to have asked for it, or `run_udfs` on its table", _submitter_or(Privilege.RUN_UDFS.value))
-LIST_JOBS = Needs("nothing: jobs that one asked for, or on whose table one has `run_udfs`", lambda ctx, request: ctx)
-ALTER_TRANSACTION = Needs("to have asked for it, or `alter` on its table", _submitter_or(Privilege.ALTER.value))
+OWN_JOB = Needs("to be its submitter, or `run_udfs` on its table", _submitter_or(Privilege.RUN_UDFS.value))
+LIST_JOBS = Needs(
+    "nothing: the caller's own jobs, and those on whose table it has `run_udfs`", lambda ctx, request: ctx
+)
+ALTER_TRANSACTION = Needs("to be its submitter, or `alter` on its table", _submitter_or(Privilege.ALTER.value))

@@ -1,1 +1,1 @@
-"""Operations on the catalog: namespaces, tables as entries, transactions."""
+"""Operations on the catalog: namespaces, tables as entries, transactions and jobs, grants, roles, policies, garbage."""

@@ -54,13 +54,13 @@ MOST_ATTEMPTS = 5
 RETRY_MS = 1_000
 """How long a job waits at least before it is started again."""
 
-ORDERS_FILE = "TILTYARD_JOB_CATALOG_FILE"
+CATALOG_FILE_VARIABLE = "TILTYARD_JOB_CATALOG_FILE"
 """The variable that names, for a driver in cluster mode, the file that says how to reach the catalog (JSON)."""
-FORMER_ORDERS = "TILTYARD_JOB_CATALOG"
+OLD_CATALOG_VARIABLE = "TILTYARD_JOB_CATALOG"
 """The variable that held that JSON before: a driver's environment is its JVM's, too, where SQL and code can read it."""
-UDFS = "TILTYARD_JOB_UDFS"
+UDFS_VARIABLE = "TILTYARD_JOB_UDFS"
 """The variable that is `off` for a driver that runs no code of clients."""
-DRIVER = "TILTYARD_JOB_DRIVER"
+DRIVER_VARIABLE = "TILTYARD_JOB_DRIVER"
 """The variable that is `worker` for a driver of submitted jobs, whose SQL and code are not the operator's own."""
 
 ENTRY_POINTS = "tiltyard.jobs"

@@ -44,7 +44,7 @@ import msgspec
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tiltyard.model.ids import DEFAULT_DELIMITER, parse_id
-from tiltyard.model.jobs import DRIVER, UDFS, pipeline_jobs
+from tiltyard.model.jobs import DRIVER_VARIABLE, UDFS_VARIABLE, pipeline_jobs
 from tiltyard.pipeline.task_errors import RefusedError
 
 Function = TypeVar("Function", bound=Callable[..., Mapping[str, object]])
@@ -186,10 +186,10 @@ def check_client_code_allowed() -> None:
 
     It may always run where a client drives the job itself, on a worker only if its setting allows it.
     """
-    if os.environ.get(UDFS) == "off":
+    if os.environ.get(UDFS_VARIABLE) == "off":
         raise PermissionDeniedError("This worker runs no code of clients: its setting 'udfs' allows it.")
 
 
 def is_worker_driver() -> bool:
     """Return whether this process drives jobs for a worker: then SQL comes from others than the user of the process."""
-    return os.environ.get(DRIVER) == "worker"
+    return os.environ.get(DRIVER_VARIABLE) == "worker"

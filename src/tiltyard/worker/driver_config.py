@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from tiltyard.config import Settings
-from tiltyard.model.jobs import DRIVER as DRIVER_VARIABLE
+from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.model.settings.spark_properties import check_spark_properties, to_java_properties
 from tiltyard.store import TransactionRecord
 

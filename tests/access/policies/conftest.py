@@ -1,4 +1,4 @@
-"""A server with the table of people, and somebody whom its policies bind."""
+"""A server with the table of people, and a caller whom its policies bind."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ MASKS = {
 
 
 def call(http: httpx.Client, name: str, body: bytes | None = None, /, **fields: Any) -> httpx.Response:
-    given = {"id": TABLE, "vector": None} if name == "QueryTable" else {"id": TABLE}
-    return send(http, operations()[name], {**given, **fields}, body)
+    request = {"id": TABLE, "vector": None} if name == "QueryTable" else {"id": TABLE}
+    return send(http, operations()[name], {**request, **fields}, body)
 
 
 def rows(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What those whom policies bind may do with a table at all, through stock clients as well."""
+"""Operations on a table by callers whom its policies bind, through stock clients as well."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_job_over_the_table_is_refused(ann: httpx.Client) -> None:
 
 
 def test_files_of_the_table_are_refused(ann: httpx.Client) -> None:
-    told = good(call(ann, "DescribeTable", load_detailed_metadata=True))
-    assert told.get("stats") is None and "storage_options" not in told
+    description = good(call(ann, "DescribeTable", load_detailed_metadata=True))
+    assert description.get("stats") is None and "storage_options" not in description
     refused(call(ann, "DescribeTable", vend_credentials=True))
 
 
@@ -202,8 +202,8 @@ def test_lancedb_client_sees_the_narrowed_table(secured: Secured, admin: httpx.C
     db = lancedb.connect("db://hr", api_key=secured.keys["ann"], host_override=secured.url)
     table = db.open_table("people", namespace_path=["hr"])
     assert table.count_rows() == 2
-    found = table.search([0.1, 0.0], vector_column_name="place").limit(3).to_list()
-    assert [row["id"] for row in found] == [1, 2] and "face" not in found[0]
+    result = table.search([0.1, 0.0], vector_column_name="place").limit(3).to_list()
+    assert [row["id"] for row in result] == [1, 2] and "face" not in result[0]
     assert table.search().where("id > 1").select(["id", "ssn", "pay"]).to_list() == [
         {"id": 2, "ssn": "***2", "pay": None}
     ]

@@ -1,4 +1,4 @@
-"""Row filters and column masks in queries and counts, and attempts to read round them."""
+"""Row filters and column masks in queries and counts, and attempts to bypass them."""
 
 from __future__ import annotations
 

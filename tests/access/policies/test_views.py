@@ -1,4 +1,4 @@
-"""A view is no way round grants and policies: who asks for its rows and who made it may each read all of its tables."""
+"""A view does not bypass grants and policies: its reader and its creator each need to read all of its tables."""
 
 from __future__ import annotations
 

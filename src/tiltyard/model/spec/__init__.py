@@ -35,7 +35,7 @@ class Shape(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class QueryParameter:
     """One query parameter; a `repeated` one may occur several times."""
 
     name: str
@@ -55,7 +55,7 @@ class Operation:
     method: str
     path: str
     tags: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[QueryParameter, ...]
     request: str | None
     request_shape: Shape
     response: str | None
@@ -122,7 +122,7 @@ def _operation(name: str, facts: Json) -> Operation:
         path=facts["path"],
         tags=tuple(facts.get("tags", ())),
         parameters=tuple(
-            Parameter(p["name"], p["required"], p["schema"].get("type") == "array")
+            QueryParameter(p["name"], p["required"], p["schema"].get("type") == "array")
             for p in facts["parameters"].values()
             if p["in"] == "query"
         ),

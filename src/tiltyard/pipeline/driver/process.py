@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.model.jobs import DRIVER, FORMER_ORDERS, ORDERS_FILE, UDFS
+from tiltyard.model.jobs import CATALOG_FILE_VARIABLE, DRIVER_VARIABLE, OLD_CATALOG_VARIABLE, UDFS_VARIABLE
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import CatalogRun, QueuedJob, drive_job
 from tiltyard.pipeline.java import SparkEndedError, detect_jvm_end
@@ -56,20 +56,20 @@ class DriverOrders:
     @classmethod
     def read(cls, file: Path | None) -> DriverOrders:
         """Read the orders of this process. Raises SystemExit, with a sentence, if there are none."""
-        if FORMER_ORDERS in os.environ:
+        if OLD_CATALOG_VARIABLE in os.environ:
             raise SystemExit(
-                f"{FORMER_ORDERS} is not read any more, for all that runs in a driver could read it, too: "
-                f"mount a file with that JSON, and name it by {ORDERS_FILE}."
+                f"{OLD_CATALOG_VARIABLE} is not read any more, for all that runs in a driver could read it, too: "
+                f"mount a file with that JSON, and name it by {CATALOG_FILE_VARIABLE}."
             )
         if file is not None and file.exists():
             text = file.read_text()
             shutil.rmtree(file.parent, ignore_errors=True)  # the worker's own folder, for this driver alone
-        elif named := os.environ.get(ORDERS_FILE):
+        elif named := os.environ.get(CATALOG_FILE_VARIABLE):
             text = Path(named).read_text()
         elif file is None:
             text = sys.stdin.readline()
         else:
-            raise SystemExit(f"This driver has no orders: name the file that holds them by {ORDERS_FILE}.")
+            raise SystemExit(f"This driver has no orders: name the file that holds them by {CATALOG_FILE_VARIABLE}.")
         return cls(**json.loads(text))
 
 
@@ -161,7 +161,7 @@ def main() -> None:
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel("WARNING")
     tune_allocator()
-    os.environ |= {DRIVER: "worker", UDFS: "on" if arguments.udfs else "off"}
+    os.environ |= {DRIVER_VARIABLE: "worker", UDFS_VARIABLE: "on" if arguments.udfs else "off"}
     orders = DriverOrders.read(arguments.orders)
     adopt_variables(orders.variables)
     driver = Driver(orders)

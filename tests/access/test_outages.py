@@ -1,4 +1,4 @@
-"""Fail closed: who cannot be asked about may do nothing; what was revoked on one server ends on all."""
+"""Authorization fails closed while the catalog is down, and a revocation on one server takes effect on all."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_repeat_of_a_drop_by_its_owner_is_told_the_first_answer(tmp_path: Path) 
             "GrantPrivileges", {"object_kind": "namespace", "id": ["s"], "grantee": "ann", "privileges": ["create"]}
         )
         ann, key = run.http("ann"), {"idempotency-key": "once"}
-        made = [ann.post("/v1/table/s$t/create", content=ARROW, headers=key) for _ in range(2)]
-        assert [answer.status_code for answer in made] == [200, 200] and made[0].json() == made[1].json()
+        responses = [ann.post("/v1/table/s$t/create", content=ARROW, headers=key) for _ in range(2)]
+        assert [answer.status_code for answer in responses] == [200, 200] and responses[0].json() == responses[1].json()
         key = {"idempotency-key": "twice"}
         dropped = [ann.post("/v1/table/s$t/drop", json={}, headers=key) for _ in range(2)]
         assert [answer.status_code for answer in dropped] == [200, 200]

@@ -1,4 +1,4 @@
-"""Granting, revoking, roles, and asking what one may do: by those who may, and by those who may not."""
+"""Grants and roles: changing and checking them, by callers with and without the privilege."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_grant_by_the_owner_lets_another_read_at_once(catalog: Catalog, table: d
     catalog.grant("ann", "all", table=("s", "t"))
     assert catalog.as_("ann").call("GrantPrivileges", {**table, **READER})["privileges"] == ["read"]
     bob = catalog.as_("bob")
-    catalog.changed()
+    catalog.refresh_rights()
     assert bob.count_table_rows({"id": ["s", "t"]}).count == 3
     assert catalog.as_("ann").call("RevokePrivileges", {**table, **READER})["privileges"] == []
-    catalog.changed()
+    catalog.refresh_rights()
     with pytest.raises(NamespaceNotFoundError):
         bob.count_table_rows({"id": ["s", "t"]})
 
@@ -114,13 +114,13 @@ def test_list_grants_pages(catalog: Catalog, table: dict[str, Any]) -> None:
     names = [f"p{number}" for number in range(5)]
     for name in names:
         catalog.owner.call("GrantPrivileges", {**table, "grantee": name, "privileges": ["read"]})
-    found, token = [], None
+    grantees, token = [], None
     for _ in itertools.count():
         page = catalog.owner.call("ListGrants", {**table, "limit": 2, "page_token": token})
-        found += [entry["grantee"] for entry in page["grants"]]
+        grantees += [entry["grantee"] for entry in page["grants"]]
         if not (token := page.get("page_token")):
             break
-    assert found == names
+    assert grantees == names
 
 
 def test_check_privileges_tells_what_is_inherited(catalog: Catalog, table: dict[str, Any]) -> None:
@@ -128,21 +128,21 @@ def test_check_privileges_tells_what_is_inherited(catalog: Catalog, table: dict[
     catalog.owner.call("CreateRole", {"role": "ops"})
     catalog.owner.call("AddRoleMember", {"role": "ops", "member": "night", "member_kind": "group"})
     catalog.owner.call("GrantPrivileges", {**table, "grantee": "ops", "grantee_kind": "role", "privileges": ["write"]})
-    catalog.changed()
-    asked = {**table, "privileges": ["read", "write"]}
-    own = catalog.as_("bob").call("CheckPrivileges", asked)
-    assert (own["allowed"], own["privileges"], own["missing"]) == (False, ["use", "read"], ["write"])
-    assert catalog.as_("bob", "night").call("CheckPrivileges", asked)["allowed"]
-    assert not catalog.owner.call("CheckPrivileges", {**asked, "grantee": "bob"})["allowed"]
-    assert catalog.owner.call("CheckPrivileges", {**asked, "grantee": "bob", "groups": ["night"]})["allowed"]
+    catalog.refresh_rights()
+    request = {**table, "privileges": ["read", "write"]}
+    response = catalog.as_("bob").call("CheckPrivileges", request)
+    assert (response["allowed"], response["privileges"], response["missing"]) == (False, ["use", "read"], ["write"])
+    assert catalog.as_("bob", "night").call("CheckPrivileges", request)["allowed"]
+    assert not catalog.owner.call("CheckPrivileges", {**request, "grantee": "bob"})["allowed"]
+    assert catalog.owner.call("CheckPrivileges", {**request, "grantee": "bob", "groups": ["night"]})["allowed"]
     role = catalog.owner.call("CheckPrivileges", {**table, "grantee": "ops", "grantee_kind": "role"})
     assert role["privileges"] == ["use", "write"]
     with pytest.raises(PermissionDeniedError):
-        catalog.as_("bob").call("CheckPrivileges", {**asked, "grantee": "ann"})
+        catalog.as_("bob").call("CheckPrivileges", {**request, "grantee": "ann"})
     with pytest.raises(TableNotFoundError):
-        catalog.as_("bob").call("CheckPrivileges", {**asked, "id": ["s", "x"]})
+        catalog.as_("bob").call("CheckPrivileges", {**request, "id": ["s", "x"]})
     with pytest.raises(NamespaceNotFoundError):
-        catalog.as_("eve").call("CheckPrivileges", asked)
+        catalog.as_("eve").call("CheckPrivileges", request)
 
 
 def test_roles_are_the_administrators_business(catalog: Catalog, table: dict[str, Any]) -> None:
@@ -175,9 +175,9 @@ def test_who_am_i_tells_groups_roles_and_what_holds_everywhere(catalog: Catalog)
     catalog.store.add_role("ops")
     catalog.store.add_member("ops", "group:night")
     catalog.grant("role:ops", "read")
-    told = catalog.as_("ann", "night").call("WhoAmI", {})
-    assert told["principal"] == "ann" and told["groups"] == ["night"] and told["roles"] == ["ops"]
-    assert told["privileges"] == ["use", "read"] and not told["administrator"]
+    identity = catalog.as_("ann", "night").call("WhoAmI", {})
+    assert identity["principal"] == "ann" and identity["groups"] == ["night"] and identity["roles"] == ["ops"]
+    assert identity["privileges"] == ["use", "read"] and not identity["administrator"]
 
 
 def test_administer_on_the_server_is_everything(catalog: Catalog, table: dict[str, Any]) -> None:

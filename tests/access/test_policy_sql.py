@@ -1,4 +1,4 @@
-"""SQL beside a policy's own: what is let through can leave no brackets, and fail on no row."""
+"""SQL that is combined with a policy's: allowed filters close no foreign bracket, and fail on no row."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_tokens_that_are_taken_pair_their_brackets_and_begin_no_comment(text: str) -> None:
     try:
-        found = tokenize(text, "filter")
+        tokens = tokenize(text, "filter")
     except InvalidInputError:
         return
     depth = 0
-    for token in found:
+    for token in tokens:
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         assert depth >= 0
     assert depth == 0
-    bare = [token.text for token in found if token.kind not in ("text", "name")]
+    bare = [token.text for token in tokens if token.kind not in ("text", "name")]
     assert not set("".join(bare)) & set("'\"`\\;$")
     outside = re.sub(r"'[^']*'|`[^`]*`", "x", text)
     assert "--" not in outside and "/*" not in outside
@@ -88,14 +88,14 @@ def test_expression_of_a_masked_column_is_refused(text: str) -> None:
         check_visible_expression(text, "expression", COLUMNS, frozenset({"name"}))
 
 
-def test_filled_puts_the_principal_in_as_a_constant() -> None:
-    asked = Principal("o'ne' OR 'a'='a", ("x') OR (true", "night"))
+def test_bind_principal_puts_the_principal_in_as_a_constant() -> None:
+    principal = Principal("o'ne' OR 'a'='a", ("x') OR (true", "night"))
     text = "owner = principal() AND (in_group('night') OR in_group('day') OR in_group('x'') OR (true'))"
-    assert bind_principal(text, asked) == "owner = 'o''ne'' OR ''a''=''a' AND ( true OR false OR true )"
+    assert bind_principal(text, principal) == "owner = 'o''ne'' OR ''a''=''a' AND ( true OR false OR true )"
 
 
 @pytest.mark.parametrize("name", ["a\\", "a\n", "\0"])
-def test_filled_for_a_name_that_is_no_safe_constant_is_refused(name: str) -> None:
+def test_bind_principal_for_a_name_that_is_no_safe_constant_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError):
         bind_principal("owner = principal()", Principal(name))
 
@@ -106,7 +106,7 @@ def record(policy: Policy, name: str = "p") -> PolicyRecord:
 
 def test_effective_policy_of_several_joins_filters_and_takes_the_stricter_mask() -> None:
     shown, other = (Mask("a", MaskKind.EXPRESSION, f"'{text}'") for text in "xy")
-    found = effective_policy(
+    policy = effective_policy(
         [
             record(Policy("a = 1 OR b = 2", (shown, Mask("b", MaskKind.HIDE)))),
             record(Policy("c = 3", (other, Mask("b", MaskKind.NULL)))),
@@ -115,8 +115,8 @@ def test_effective_policy_of_several_joins_filters_and_takes_the_stricter_mask()
         Principal("ann"),
         ["out"],
     )
-    assert found is not None and found.filter == "(a = 1 OR b = 2) AND (c = 3)"
-    assert found.masks == {"a": Mask("a", MaskKind.NULL), "b": Mask("b", MaskKind.HIDE)}
+    assert policy is not None and policy.filter == "(a = 1 OR b = 2) AND (c = 3)"
+    assert policy.masks == {"a": Mask("a", MaskKind.NULL), "b": Mask("b", MaskKind.HIDE)}
     assert effective_policy([record(Policy("false", (), ("out",)))], Principal("ann"), ["out"]) is None
 
 

@@ -1,4 +1,4 @@
-"""What takes a name between the check and the act is left alone: what was checked is what is acted on."""
+"""An object that gets a name between authorization and execution is left alone: the authorized object is acted on."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_table_that_takes_the_name_after_the_check_is_not_read(catalog: Catalog,
     between(ann, "CountTableRows", lambda: another_table(catalog))
     assert ann.count_table_rows({"id": SECRET}).count == 3  # of the dropped one, which is kept for a while
     assert catalog.owner.count_table_rows({"id": SECRET}).count == 6
-    catalog.changed()
+    catalog.refresh_rights()
     with pytest.raises(PermissionDeniedError):
         ann.count_table_rows({"id": SECRET})
 

@@ -1,4 +1,4 @@
-"""What one may not see does not exist; what one may see but not do is refused; in the words of a missing object."""
+"""Authorization: an object that the caller cannot see does not exist; an operation on a visible one is denied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.access.conftest import ROWS_AS_STREAM, Catalog
 from tests.conformance.cases import ROWS
 
 
-def refusal(call: Any, *arguments: Any) -> LanceNamespaceError:
+def error_of(call: Any, *arguments: Any) -> LanceNamespaceError:
     with pytest.raises(LanceNamespaceError) as raised:
         call(*arguments)
     return raised.value
@@ -33,7 +33,7 @@ def test_table_that_may_not_be_seen_is_answered_as_a_missing_one(catalog: Catalo
     catalog.grant("ann", "read", table=("s", "mine"))
     ann = catalog.as_("ann")
     assert ann.count_table_rows({"id": ["s", "mine"]}).count == 3
-    hidden, missing = (refusal(ann.describe_table, {"id": ["s", name]}) for name in ("other", "othex"))
+    hidden, missing = (error_of(ann.describe_table, {"id": ["s", name]}) for name in ("other", "othex"))
     assert type(hidden) is type(missing) is TableNotFoundError
     assert str(hidden) == str(missing).replace("othex", "other")
 
@@ -43,7 +43,7 @@ def test_table_in_a_namespace_that_may_not_be_seen_is_answered_as_one_in_a_missi
     catalog.table("s", "t")
     ann = catalog.as_("ann")
     answers = [
-        refusal(ann.describe_table, {"id": path})
+        error_of(ann.describe_table, {"id": path})
         for path in (["s", "t"], ["s", "missing"], ["x", "t"], ["x", "missing"])
     ]
     assert {type(answer) for answer in answers} == {NamespaceNotFoundError}
@@ -55,7 +55,7 @@ def test_what_may_be_seen_but_not_done_is_permission_denied(catalog: Catalog) ->
     catalog.table("s", "t")
     catalog.grant("ann", "read", namespace=("s",))
     ann = catalog.as_("ann")
-    assert "write" in str(refusal(ann.insert_into_table, {"id": ["s", "t"]}, ROWS_AS_STREAM))
+    assert "write" in str(error_of(ann.insert_into_table, {"id": ["s", "t"]}, ROWS_AS_STREAM))
     for call in (
         lambda: ann.drop_table({"id": ["s", "t"]}),
         lambda: ann.drop_namespace({"id": ["s"]}),
@@ -64,7 +64,7 @@ def test_what_may_be_seen_but_not_done_is_permission_denied(catalog: Catalog) ->
         lambda: ann.delete_from_table({"id": ["s", "t"], "predicate": "true"}),
         lambda: ann.collect_garbage({}),
     ):
-        assert type(refusal(call)) is PermissionDeniedError
+        assert type(error_of(call)) is PermissionDeniedError
     assert catalog.owner.count_table_rows({"id": ["s", "t"]}).count == 3
 
 
@@ -81,8 +81,8 @@ def test_namespace_on_the_way_to_a_granted_table_is_seen_by_its_name_alone(catal
     assert ann.list_tables({"id": ["s", "deep"]}).tables == ["t"]
     assert ann.list_all_tables({}).tables == ["s$deep$t"]
     ann.namespace_exists({"id": ["s"]})
-    assert type(refusal(ann.describe_namespace, {"id": ["s"]})) is PermissionDeniedError
-    assert type(refusal(ann.list_namespaces, {"id": ["z"]})) is NamespaceNotFoundError
+    assert type(error_of(ann.describe_namespace, {"id": ["s"]})) is PermissionDeniedError
+    assert type(error_of(ann.list_namespaces, {"id": ["z"]})) is NamespaceNotFoundError
 
 
 def test_nobody_without_grants_sees_anything(catalog: Catalog) -> None:
@@ -91,8 +91,8 @@ def test_nobody_without_grants_sees_anything(catalog: Catalog) -> None:
     ann = catalog.as_("ann")
     assert ann.list_namespaces({"id": []}).namespaces == ann.list_tables({"id": []}).tables == []
     assert ann.list_all_tables({}).tables == []
-    assert type(refusal(ann.table_exists, {"id": ["t"]})) is TableNotFoundError
-    assert type(refusal(ann.create_namespace, {"id": ["n"]})) is PermissionDeniedError
+    assert type(error_of(ann.table_exists, {"id": ["t"]})) is TableNotFoundError
+    assert type(error_of(ann.create_namespace, {"id": ["n"]})) is PermissionDeniedError
 
 
 def test_creator_owns_what_it_made_and_nobody_else_sees_it(catalog: Catalog) -> None:
@@ -107,7 +107,7 @@ def test_creator_owns_what_it_made_and_nobody_else_sees_it(catalog: Catalog) -> 
     assert catalog.as_("bob").list_all_tables({}).tables == []
     again = catalog.table("s", "t")
     assert catalog.store.grants_on("table", again, None, 5) == []
-    assert type(refusal(ann.count_table_rows, {"id": ["s", "t"]})) is PermissionDeniedError
+    assert type(error_of(ann.count_table_rows, {"id": ["s", "t"]})) is PermissionDeniedError
 
 
 def test_publish_a_new_table_needs_no_more_than_to_create_it(catalog: Catalog) -> None:
@@ -129,13 +129,15 @@ def test_location_that_was_reserved_for_somebody_is_nobody_elses(catalog: Catalo
     operations: list[dict[str, Any]] = [{"declare_table": {"id": ["s", "t"]}}, {"deregister_table": {"id": ["s", "t"]}}]
     location = ann.batch_commit_tables({"operations": operations}).results[0].declare_table.location
     named = {"id": ["s", "u"], "location": location}
-    assert type(refusal(bob.batch_commit_tables, {"operations": [{"declare_table": named}]})) is PermissionDeniedError
-    assert type(refusal(ann.declare_table, named)) is PermissionDeniedError  # alone there is no need for it
-    beside = named | {"location": f"{location}-beside"}
-    assert type(refusal(ann.batch_commit_tables, {"operations": [{"declare_table": beside}]})) is PermissionDeniedError
+    assert type(error_of(bob.batch_commit_tables, {"operations": [{"declare_table": named}]})) is PermissionDeniedError
+    assert type(error_of(ann.declare_table, named)) is PermissionDeniedError  # alone there is no need for it
+    next_to = named | {"location": f"{location}-beside"}
+    assert (
+        type(error_of(ann.batch_commit_tables, {"operations": [{"declare_table": next_to}]})) is PermissionDeniedError
+    )
     ann.batch_commit_tables({"operations": [{"declare_table": named}]})
     assert ann.describe_table({"id": ["s", "u"]}).location == location
-    assert type(refusal(ann.batch_commit_tables, {"operations": [{"declare_table": named | {"id": ["s", "v"]}}]})) is (
+    assert type(error_of(ann.batch_commit_tables, {"operations": [{"declare_table": named | {"id": ["s", "v"]}}]})) is (
         PermissionDeniedError
     )
 
@@ -145,9 +147,9 @@ def test_create_table_over_one_that_is_there_needs_rights_on_it(catalog: Catalog
     catalog.table("s", "t")
     catalog.grant("ann", "create", namespace=("s",))
     ann = catalog.as_("ann")
-    assert type(refusal(ann.create_table, {"id": ["s", "t"]}, ROWS_AS_STREAM)) is TableAlreadyExistsError
+    assert type(error_of(ann.create_table, {"id": ["s", "t"]}, ROWS_AS_STREAM)) is TableAlreadyExistsError
     overwriting = {"id": ["s", "t"], "mode": "Overwrite"}
-    assert type(refusal(ann.create_table, overwriting, ROWS_AS_STREAM)) is PermissionDeniedError
+    assert type(error_of(ann.create_table, overwriting, ROWS_AS_STREAM)) is PermissionDeniedError
     assert ann.create_table({"id": ["s", "t"], "mode": "ExistOk"}, ROWS_AS_STREAM).version == 1
     catalog.grant("ann", "write,alter", table=("s", "t"))
     assert ann.create_table(overwriting, ROWS_AS_STREAM).version == 2
@@ -164,7 +166,7 @@ def test_location_of_ones_own_choice_is_for_administrators(catalog: Catalog, tmp
         lambda: ann.create_table({"id": ["s", "t"], "location": place}, ROWS_AS_STREAM),
         lambda: ann.batch_commit_tables({"operations": [{"declare_table": {"id": ["s", "t"], "location": place}}]}),
     ):
-        assert type(refusal(call)) is PermissionDeniedError
+        assert type(error_of(call)) is PermissionDeniedError
     catalog.grant("ann", "administer")
     assert ann.declare_table({"id": ["s", "t"], "location": place}).location
 
@@ -177,9 +179,9 @@ def test_clone_reads_its_source(catalog: Catalog) -> None:
     catalog.grant("ann", "read", table=("open",))
     ann = catalog.as_("ann")
     secret, opened = (catalog.store.describe_table((name,)).location for name in ("secret", "open"))
-    hidden = refusal(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret})
-    nothing = refusal(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "x"})
-    inside = refusal(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "/tree/b"})
+    hidden = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret})
+    nothing = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "x"})
+    inside = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "/tree/b"})
     assert {type(answer) for answer in (hidden, nothing, inside)} == {PermissionDeniedError}
     assert str(hidden) == str(nothing) == str(inside)
     assert ann.call("CloneTable", {"id": ["s", "a"], "source_location": opened})
@@ -193,13 +195,13 @@ def test_rename_needs_rights_on_both_sides(catalog: Catalog) -> None:
     ann = catalog.as_("ann")
     within = {"id": ["s", "t"], "new_table_name": "u"}
     moving = within | {"new_namespace_id": ["d"]}
-    assert type(refusal(ann.rename_table, within)) is PermissionDeniedError
+    assert type(error_of(ann.rename_table, within)) is PermissionDeniedError
     catalog.grant("ann", "create", namespace=("s",))
     ann.rename_table(within)
     assert ann.describe_table({"id": ["s", "u"]}).location  # the grant moved along
     moving["id"] = ["s", "u"]
     catalog.grant("ann", "create", namespace=("d",))
-    assert "manage_grants" in str(refusal(ann.rename_table, moving))
+    assert "manage_grants" in str(error_of(ann.rename_table, moving))
     catalog.grant("ann", "drop,manage_grants", table=("s", "u"))
     ann.rename_table(moving | {"new_table_name": "v"})
     assert ann.list_tables({"id": ["d"]}).tables == ["v"]
@@ -211,7 +213,7 @@ def test_rename_into_a_namespace_that_may_not_be_seen_is_answered_as_into_a_miss
     catalog.table("s", "t")
     catalog.grant("ann", "all", namespace=("s",))
     answers = [
-        refusal(catalog.as_("ann").rename_table, {"id": ["s", "t"], "new_table_name": "u", "new_namespace_id": [name]})
+        error_of(catalog.as_("ann").rename_table, {"id": ["s", "t"], "new_table_name": "u", "new_namespace_id": [name]})
         for name in ("d", "x")
     ]
     assert {type(answer) for answer in answers} == {NamespaceNotFoundError}
@@ -225,11 +227,11 @@ def test_batch_is_checked_whole_before_any_of_it_is_done(catalog: Catalog) -> No
     catalog.grant("ann", "create", namespace=("s",))
     catalog.grant("ann", "all", table=("s", "mine"))
     ann = catalog.as_("ann")
-    own = [{"declare_table": {"id": ["s", "new"]}}, {"deregister_table": {"id": ["s", "mine"]}}]
-    answer = refusal(ann.batch_commit_tables, {"operations": [*own, {"deregister_table": {"id": ["theirs"]}}]})
+    own_entries = [{"declare_table": {"id": ["s", "new"]}}, {"deregister_table": {"id": ["s", "mine"]}}]
+    answer = error_of(ann.batch_commit_tables, {"operations": [*own_entries, {"deregister_table": {"id": ["theirs"]}}]})
     assert type(answer) is TableNotFoundError
     assert ann.list_tables({"id": ["s"]}).tables == ["mine"]
-    ann.batch_commit_tables({"operations": [*own, {"deregister_table": {"id": ["s", "new"]}}]})
+    ann.batch_commit_tables({"operations": [*own_entries, {"deregister_table": {"id": ["s", "new"]}}]})
     assert ann.list_tables({"id": ["s"]}).tables == []
 
 
@@ -253,9 +255,9 @@ def test_undrop_is_for_who_could_drop(catalog: Catalog) -> None:
     for name in ("a", "b"):
         catalog.owner.drop_table({"id": ["s", name]})
     assert [entry["id"] for entry in ann.call("ListDroppedTables", {})["tables"]] == [["s", "a"]]
-    hidden, missing = (refusal(ann.call, "UndropTable", {"id": ["s", name]}) for name in ("b", "x"))
+    hidden, missing = (error_of(ann.call, "UndropTable", {"id": ["s", name]}) for name in ("b", "x"))
     assert str(hidden) == str(missing).replace("x", "b")
-    assert type(refusal(ann.call, "UndropTable", {"id": ["s", "a"]})) is NamespaceNotFoundError  # nothing left to see
+    assert type(error_of(ann.call, "UndropTable", {"id": ["s", "a"]})) is NamespaceNotFoundError  # nothing left to see
     catalog.grant("ann", "create", namespace=("s",))
     ann.call("UndropTable", {"id": ["s", "a"]})
     assert ann.count_table_rows({"id": ["s", "a"]}).count == 3
@@ -266,13 +268,13 @@ def test_transaction_is_seen_by_who_asked_and_by_who_sees_the_table(catalog: Cat
     catalog.grant("ann", "alter", table=("t",))
     catalog.grant("bob", "read", table=("t",))
     ann, bob, eve = (catalog.as_(name) for name in ("ann", "bob", "eve"))
-    made = ann.create_table_index({"id": ["t"], "column": "id", "index_type": "BTREE"}).transaction_id
-    cancel = {"id": [made], "actions": [{"setStatusAction": {"status": "Canceled"}}]}
-    assert bob.describe_transaction({"id": [made]}).status == "Queued"
-    assert type(refusal(bob.alter_transaction, cancel)) is PermissionDeniedError
-    hidden, missing = (refusal(eve.describe_transaction, {"id": [name]}) for name in (made, "nothing"))
+    transaction_id = ann.create_table_index({"id": ["t"], "column": "id", "index_type": "BTREE"}).transaction_id
+    cancel = {"id": [transaction_id], "actions": [{"setStatusAction": {"status": "Canceled"}}]}
+    assert bob.describe_transaction({"id": [transaction_id]}).status == "Queued"
+    assert type(error_of(bob.alter_transaction, cancel)) is PermissionDeniedError
+    hidden, missing = (error_of(eve.describe_transaction, {"id": [name]}) for name in (transaction_id, "nothing"))
     assert type(hidden) is type(missing) is TransactionNotFoundError
-    assert str(hidden) == str(missing).replace("nothing", made)
+    assert str(hidden) == str(missing).replace("nothing", transaction_id)
     assert ann.alter_transaction(cancel).status == "Canceled"
 
 
@@ -289,10 +291,10 @@ def test_roles_and_groups_give_what_was_granted_to_them(catalog: Catalog) -> Non
         if counts:
             assert twin.count_table_rows({"id": ["t"]}).count == 3
         else:
-            assert type(refusal(twin.count_table_rows, {"id": ["t"]})) is PermissionDeniedError
+            assert type(error_of(twin.count_table_rows, {"id": ["t"]})) is PermissionDeniedError
     catalog.store.drop_role("analysts")
-    catalog.changed()
-    assert type(refusal(catalog.as_("ann").table_exists, {"id": ["t"]})) is TableNotFoundError
+    catalog.refresh_rights()
+    assert type(error_of(catalog.as_("ann").table_exists, {"id": ["t"]})) is TableNotFoundError
 
 
 def test_revoke_ends_what_was_granted(catalog: Catalog) -> None:
@@ -301,8 +303,8 @@ def test_revoke_ends_what_was_granted(catalog: Catalog) -> None:
     ann = catalog.as_("ann")
     assert ann.count_table_rows({"id": ["t"]}).count == 3
     catalog.store.revoke("principal:ann", "table", number, 0)
-    catalog.changed()
-    assert type(refusal(ann.count_table_rows, {"id": ["t"]})) is TableNotFoundError
+    catalog.refresh_rights()
+    assert type(error_of(ann.count_table_rows, {"id": ["t"]})) is TableNotFoundError
 
 
 def test_creator_has_all_privileges_but_to_run_code_and_to_administer(catalog: Catalog) -> None:
@@ -312,7 +314,7 @@ def test_creator_has_all_privileges_but_to_run_code_and_to_administer(catalog: C
     ann.create_namespace({"id": ["mine"]})
     ann.create_table({"id": ["t"]}, ROWS_AS_STREAM)
     for target in ({"object_kind": "namespace", "id": ["mine"]}, {"object_kind": "table", "id": ["t"]}):
-        asked = {**target, "privileges": ["all"]}
-        assert ann.call("CheckPrivileges", asked)["missing"] == ["run_udfs", "administer"]
+        request = {**target, "privileges": ["all"]}
+        assert ann.call("CheckPrivileges", request)["missing"] == ["run_udfs", "administer"]
     job = {"name": "export", "table": ["t"], "arguments": {}}
-    assert "run_udfs" in str(refusal(ann.call, "SubmitJob", job))
+    assert "run_udfs" in str(error_of(ann.call, "SubmitJob", job))

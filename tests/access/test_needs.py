@@ -1,4 +1,4 @@
-"""Every operation, each caller, each place of the object: status and code as the table in docs/security.md says."""
+"""Every operation, as each caller, on each kind of object: its status and code are those in docs/security.md."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_table_and_its_cases_have_every_operation() -> None:
 
 
 def test_table_says_what_each_operation_declares() -> None:
-    told = {name: served.needs.text for name, (_, served) in bound_operations().items() if served and served.needs}
-    assert {name: cells[0] for name, cells in DOCUMENTED.items()} == told
+    declared = {name: served.needs.text for name, (_, served) in bound_operations().items() if served and served.needs}
+    assert {name: cells[0] for name, cells in DOCUMENTED.items()} == declared
 
 
 @pytest.mark.parametrize("name", served())
@@ -80,8 +80,8 @@ def test_every_operation_by_somebody_unknown_is_401(
 ) -> None:
     for name in served():
         fields = ROWS[name].fields(scene, Place.MISSING)
-        seen = outcome(send(nobodies[who], operations()[name], fields, ROWS[name].body))
-        assert seen == "401.16", f"{name}: {seen}"
+        status = outcome(send(nobodies[who], operations()[name], fields, ROWS[name].body))
+        assert status == "401.16", f"{name}: {status}"
 
 
 # The same through stock clients.
@@ -102,14 +102,14 @@ def test_generated_client_of_a_reader_reads_and_is_refused(secured: Secured, sce
 def test_rust_client_of_a_reader_reads_and_is_refused(secured: Secured, scene: Scene) -> None:
     key = {"headers.x-api-key": secured.keys["reader"]}
     client = lance.namespace.RestNamespace(uri=secured.url, **key)
-    asked = {place: upstream.CountTableRowsRequest(id=scene.table(place)) for place in Place}
-    assert client.count_table_rows(asked[Place.THERE]).count == 3
+    requests = {place: upstream.CountTableRowsRequest(id=scene.table(place)) for place in Place}
+    assert client.count_table_rows(requests[Place.THERE]).count == 3
     with pytest.raises(PermissionDeniedError):
         client.insert_into_table(upstream.InsertIntoTableRequest(id=scene.table(Place.THERE)), ARROW)
     with pytest.raises(NamespaceNotFoundError):
-        client.count_table_rows(asked[Place.SIBLING])
+        client.count_table_rows(requests[Place.SIBLING])
     with pytest.raises(TableNotFoundError):
-        client.count_table_rows(asked[Place.MISSING])
+        client.count_table_rows(requests[Place.MISSING])
 
 
 def test_lancedb_of_a_reader_reads_and_is_refused(secured: Secured, scene: Scene) -> None:

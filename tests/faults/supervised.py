@@ -1,4 +1,4 @@
-"""A supervisor over toy processes, which do what files in a folder say: `python -m tests.faults.supervised FOLDER 2 3`.
+"""A supervisor of toy processes, controlled by files in a folder: `python -m tests.faults.supervised FOLDER 2 3 30`.
 
 `die`: a process ends with status 3 before it serves. `late`: it never reports that it serves. `stay`: it ignores
 SIGTERM. `started` gets a line for each process, with its id.
@@ -21,7 +21,7 @@ from tiltyard.server.child_process import Heartbeat
 
 
 def toy(parent: Connection, folder: Path) -> None:
-    """Be one of the processes."""
+    """Run one of the processes."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if (folder / "stay").exists() else lambda *_: os._exit(0))
     heartbeat = Heartbeat(parent)
     heartbeat.start()
@@ -36,7 +36,7 @@ def toy(parent: Connection, folder: Path) -> None:
 
 
 def main(folder: str, number: str, silence: str, stop_seconds: str) -> None:
-    """Supervise until a signal says to stop; status 1 if no process has ever served."""
+    """Supervise until a signal to stop; exit with status 1 if no process has ever served."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
     supervisor.STOP_SECONDS = float(stop_seconds)
     spawn = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""A server that cannot work says why in one sentence, and ends with status 1."""
+"""A server that cannot start prints the reason in one sentence, and exits with status 1."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tiltyard.store import open_store
 
 
 def refused(*flags: str, command: str = "serve", before: str | None = None) -> str:
-    """What a command says when it does not start, and nothing else but one line with `before`."""
-    done = subprocess.run(
+    """Run a command that cannot start; return its one line of error. Another line, before it, has the text `before`."""
+    result = subprocess.run(
         [sys.executable, "-m", "tiltyard", *command.split(), *flags],
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
     )
-    assert done.returncode == 1, done
-    assert done.stdout == ""
-    *earlier, line = done.stderr.strip().splitlines()
-    assert len(earlier) == (before is not None) and all(before in each for each in earlier if before), done.stderr
+    assert result.returncode == 1, result
+    assert result.stdout == ""
+    *earlier, line = result.stderr.strip().splitlines()
+    assert len(earlier) == (before is not None) and all(before in each for each in earlier if before), result.stderr
     assert line.startswith("tiltyard: ") and line.endswith(".") and "Error" not in line, line
     return line
 
@@ -93,9 +93,9 @@ def test_database_of_a_newer_version_is_refused(installation: Installation) -> N
     ids=" ".join,
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, flags: list[str]) -> None:
-    given = [flag.replace("DIR", str(tmp_path)) for flag in flags]
-    defaults = ["--root", str(tmp_path)] if "--root" not in given else []
-    refused(*defaults, *(["--port", "0"] if "--port" not in given else []), *given)
+    flags = [flag.replace("DIR", str(tmp_path)) for flag in flags]
+    defaults = ["--root", str(tmp_path)] if "--root" not in flags else []
+    refused(*defaults, *(["--port", "0"] if "--port" not in flags else []), *flags)
 
 
 @pytest.mark.parametrize("command", ["gc", "repair", "undrop"])

@@ -1,4 +1,4 @@
-"""Several servers on one catalog and one root: what one commits, the others see at once."""
+"""Several servers on one catalog and one root: commits of one are visible to the others at once."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_servers_on_one_catalog_see_each_others_commits_at_once(installation: In
     for turn in range(10):
         writer, reader = (one, other) if turn % 2 else (other, one)
         assert reader.table(["n", "t"], "count_rows").text == str(100 * (turn + 1))
-        written = writer.good(writer.table(["n", "t"], "insert", stream(ROWS)))["version"]
-        seen = reader.good(reader.table(["n", "t"], "describe", query={"load_detailed_metadata": "true"}))
-        assert seen["version"] == written
+        version = writer.good(writer.table(["n", "t"], "insert", stream(ROWS)))["version"]
+        description = reader.good(reader.table(["n", "t"], "describe", query={"load_detailed_metadata": "true"}))
+        assert description["version"] == version
         assert reader.table(["n", "t"], "count_rows").text == str(100 * (turn + 2))
     other.good(other.table(["n", "t"], "rename", {"new_table_name": "u"}))
     assert one.table(["n", "t"], "exists").status_code == 404
@@ -84,7 +84,7 @@ def test_server_processes_of_one_server_answer_alike(installation: Installation,
 
 
 def connections_of(process: int, port: int) -> int:
-    """How many connections to a port a process holds."""
+    """Count the connections to a port that a process has."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"}
 

@@ -1,4 +1,4 @@
-"""Server processes that take long: to import, and to go on. They are not taken for dead ones."""
+"""Server processes that are slow to import, or suspended: they are not treated as dead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.server import ServerProcess
 pytestmark = pytest.mark.extended
 
 SLOW_SECONDS = 8
-"""Longer than uvicorn's own supervisor waits for a sign of life (5)."""
+"""Longer than the timeout of uvicorn's own supervisor (5 s)."""
 SLOW_START = f"""
 import sys, time
 if any("spawn_main" in word for word in sys.orig_argv):
@@ -35,8 +35,8 @@ if any("spawn_main" in word for word in sys.orig_argv):
 """
 
 
-def asked(server: ServerProcess) -> int:
-    """The status of an answer on a connection of its own."""
+def request_status(server: ServerProcess) -> int:
+    """Send a request on a new connection; return the response's status."""
     client = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=120)
     try:
         client.request("GET", "/health/live")
@@ -50,7 +50,7 @@ def test_processes_whose_imports_take_long_come_to_serve(small_installation: Ins
     server = small_installation.start("--workers", "2", PYTHONPATH=str(tmp_path))
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     first = server.workers
-    assert asked(server) == 200
+    assert request_status(server) == 200
     assert server.workers == first
     for process in first:
         assert str(small_installation.root).encode() not in Path(f"/proc/{process}/environ").read_bytes()
@@ -63,20 +63,20 @@ def test_process_that_stands_still_for_a_while_stays_and_one_that_is_killed_is_r
 ) -> None:
     server = small_installation.start("--workers", "2")
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
-    still, killed = server.workers
-    assert asked(server) == 200
-    os.kill(still, signal.SIGSTOP)
+    suspended, killed = server.workers
+    assert request_status(server) == 200
+    os.kill(suspended, signal.SIGSTOP)
     try:
         until = time.monotonic() + SLOW_SECONDS
         while time.monotonic() < until:
-            assert asked(server) == 200
+            assert request_status(server) == 200
             time.sleep(0.5)
     finally:
-        os.kill(still, signal.SIGCONT)
-    assert server.workers == [still, killed]
+        os.kill(suspended, signal.SIGCONT)
+    assert server.workers == [suspended, killed]
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: len(server.workers) == 2 and killed not in server.workers, "another one is there", 20)
-    assert still in server.workers and asked(server) == 200
+    assert suspended in server.workers and request_status(server) == 200
     wait_until(lambda: any(f"server process {killed} was ended by SIGKILL" in line for line in server.log), "told")
     assert server.stop() == 0
 
@@ -84,11 +84,11 @@ def test_process_that_stands_still_for_a_while_stays_and_one_that_is_killed_is_r
 def test_process_that_stands_still_for_longer_than_its_timeout_is_replaced(small_installation: Installation) -> None:
     server = small_installation.start("--workers", "2", TILTYARD_WORKER_TIMEOUT="10")
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
-    assert asked(server) == 200
-    still = server.workers[0]
-    os.kill(still, signal.SIGSTOP)
-    wait_until(lambda: len(server.workers) == 2 and still not in server.workers, "another one is there")
-    said = f"server process {still} was killed after no sign of life for 10 s: another one starts now"
+    assert request_status(server) == 200
+    suspended = server.workers[0]
+    os.kill(suspended, signal.SIGSTOP)
+    wait_until(lambda: len(server.workers) == 2 and suspended not in server.workers, "another one is there")
+    said = f"server process {suspended} was killed after no sign of life for 10 s: another one starts now"
     assert [line for line in server.log if said in line]
     assert server.stop() == 0
 

@@ -1,4 +1,4 @@
-"""SIGTERM: what runs is finished or refused cleanly, within ten seconds."""
+"""SIGTERM: running requests are finished or refused cleanly, within ten seconds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.services.wire import Wire, stream
 
 Talk = Callable[[ServerProcess], Wire]
 
-LONGEST_STOP = 20
-"""Seconds: ten are promised, and a busy machine adds some. A stalled upload alone would hold a server up for 60."""
+MAX_STOP_SECONDS = 20
+"""Ten are guaranteed, and a busy machine adds some. A stalled upload alone would delay the stop by 60."""
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_stopping_server_finishes_the_uploads_that_go_on(small_installation: Installation, workers: str) -> None:
+def test_stopping_server_finishes_running_uploads(small_installation: Installation, workers: str) -> None:
     server = small_installation.start("--workers", workers)
     body = stream(pa.table({"id": pa.array(range(500_000), pa.int64())}), MANY_BATCHES)
     connection = connect(server.url)
@@ -32,17 +32,15 @@ def test_stopping_server_finishes_the_uploads_that_go_on(small_installation: Ins
     wait_until(small_installation.folders, "the upload is being written")
     server.process.send_signal(signal.SIGTERM)
     connection.sendall(body[3 << 20 :])
-    answer = read_answer(connection)
-    assert answer.status == 200, answer
-    assert server.stop(LONGEST_STOP) == 0
+    response = read_answer(connection)
+    assert response.status == 200, response
+    assert server.stop(MAX_STOP_SECONDS) == 0
     server.start()
     with Wire(server.url) as wire:
         assert wire.table(["t"], "count_rows").text == "500000"
 
 
-def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(
-    small_installation: Installation, talk: Talk
-) -> None:
+def test_stopping_server_does_not_wait_for_stalled_uploads(small_installation: Installation, talk: Talk) -> None:
     server = small_installation.start()
     wire = talk(server)
     wire.good(wire.table(["t"], "create", stream(ROWS)))
@@ -52,7 +50,7 @@ def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(
         head = f"POST /v1/table/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         connection.sendall(head + body[: 2 << 20])
     wait_until(lambda: len(small_installation.folders()) == 2, "the uploads are being written")
-    assert server.stop(LONGEST_STOP) == 0
+    assert server.stop(MAX_STOP_SECONDS) == 0
     for connection in connections:
         connection.close()
     server.start()
@@ -62,7 +60,7 @@ def test_stopping_server_does_not_wait_for_an_upload_that_stands_still(
     assert again.table(["new"], "exists").status_code == 404
 
 
-def test_stopping_server_answers_the_queries_that_run(small_installation: Installation, talk: Talk) -> None:
+def test_stopping_server_finishes_running_queries(small_installation: Installation, talk: Talk) -> None:
     server = small_installation.start()
     wire = talk(server)
     wide = pa.table({"id": pa.array(range(200_000), pa.int64()), "text": ["word " * 20] * 200_000})
@@ -71,7 +69,7 @@ def test_stopping_server_answers_the_queries_that_run(small_installation: Instal
     with ThreadPoolExecutor(4) as pool:
         queries = [pool.submit(talk(server).table, ["t"], "query", body) for _ in range(4)]
         wait_until(lambda: any(query.running() for query in queries), "queries run")
-        status = server.stop(LONGEST_STOP)
+        status = server.stop(MAX_STOP_SECONDS)
         outcomes = [query.exception() or query.result() for query in queries]
     assert status == 0
     for outcome in outcomes:  # one that had not reached the server yet is refused by the closed port
@@ -79,8 +77,8 @@ def test_stopping_server_answers_the_queries_that_run(small_installation: Instal
             assert pa.ipc.open_file(outcome.content).read_all().num_rows == 200_000
 
 
-def test_stopping_server_puts_its_work_back(small_installation: Installation, talk: Talk) -> None:
-    """A second server goes on with it at once, without waiting for a lease to end."""
+def test_stopping_server_releases_its_jobs(small_installation: Installation, talk: Talk) -> None:
+    """A second server resumes them at once, without waiting for a lease to expire."""
     import numpy as np
 
     server = small_installation.start()
@@ -88,11 +86,11 @@ def test_stopping_server_puts_its_work_back(small_installation: Installation, ta
     vectors = np.random.default_rng(1).random((60_000, 64), np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 64)
     wire.good(wire.table(["t"], "create", stream(pa.table({"vector": column}))))
-    asked = {"column": "vector", "index_type": "IVF_PQ", "num_partitions": 128, "num_sub_vectors": 32}
-    transaction = wire.good(wire.table(["t"], "create_index", asked))["transaction_id"]
+    request = {"column": "vector", "index_type": "IVF_PQ", "num_partitions": 128, "num_sub_vectors": 32}
+    transaction = wire.good(wire.table(["t"], "create_index", request))["transaction_id"]
     status = f"SELECT status FROM transactions WHERE id = '{transaction}'"
     wait_until(lambda: small_installation.sql(status) == [("Running",)], "the build has begun")
-    assert server.stop(LONGEST_STOP) == 0
+    assert server.stop(MAX_STOP_SECONDS) == 0
     assert small_installation.sql(status)[0][0] in ("Queued", "Succeeded")
     small_installation.start()
     wait_until(lambda: small_installation.sql(status) == [("Succeeded",)], "the next server has built it", 240)
@@ -115,7 +113,7 @@ def test_server_whose_first_process_is_killed_leaves_none_that_keeps_its_port(
 def test_server_whose_first_process_is_killed_starts_again_at_once(
     small_installation: Installation, talk: Talk
 ) -> None:
-    """Processes of the killed one may have the port for a while: one is held there until the new server waits."""
+    """Its child processes may keep the port for a while: one is suspended with it until the new server waits."""
     server = small_installation.start("--workers", "2")
     wait_until(lambda: len(server.workers) == 2, "both processes are there")
     orphans = server.workers
@@ -129,4 +127,4 @@ def test_server_whose_first_process_is_killed_starts_again_at_once(
         starting.result()
     assert talk(server).http.get("/health/ready").status_code == 200
     wait_until(lambda: not any(Path(f"/proc/{orphan}").exists() for orphan in orphans), "the old ones have ended")
-    assert server.stop(LONGEST_STOP) == 0
+    assert server.stop(MAX_STOP_SECONDS) == 0

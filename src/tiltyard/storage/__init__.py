@@ -1,4 +1,4 @@
-"""Lance tables on disks and object stores: where they lie, how they are opened, written and deleted."""
+"""Store Lance tables on local disks and object stores: locations, files, open datasets, writes and manifests."""
 
 from tiltyard.storage.roots import StorageError
 from tiltyard.storage.storage import Storage

@@ -12,7 +12,7 @@ import pytest
 
 from tests.attacks.conftest import BOUND_MIB
 from tests.attacks.watchdog import attacked_server
-from tests.identity.test_serving import certificate
+from tests.identity.test_startup import certificate
 from tests.services.secured import make_keys
 from tests.services.sockets import connect, exchange, read_answer
 from tiltyard.server.file_limits import raise_descriptor_limit

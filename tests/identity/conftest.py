@@ -1,4 +1,4 @@
-"""One server that asks who you are, for all tests that leave it as it was; and a provider that it trusts."""
+"""A server with authentication, for all tests that leave it unchanged, and an OpenID provider that it trusts."""
 
 from __future__ import annotations
 

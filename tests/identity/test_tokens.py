@@ -1,4 +1,4 @@
-"""POST /oauth/token: who gets a token, what it is good for, and when it ends."""
+"""POST /oauth/token: who gets a token, what it authenticates, and when it expires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
-from tests.identity.answers import ask, bearer, refused, wait_for
+from tests.identity.responses import ask, bearer, refused, wait_for
 from tests.services.postgres import PostgresServer
 from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
@@ -47,7 +47,7 @@ def unsigned(token: str, part: int) -> dict[str, object]:
     return found
 
 
-def test_token_got_by_form_or_by_basic_is_let_in(secured: Secured) -> None:
+def test_token_requested_by_form_or_by_basic_is_accepted(secured: Secured) -> None:
     key = secured.keys["ann"]
     by_form = request_token(secured.url, "ann", key)
     by_id = request_token(secured.url, key.split("_")[1], key)
@@ -83,7 +83,7 @@ def test_token_request_by_another_grant_is_refused(secured: Secured) -> None:
         check_refusal(answer, 400, "unsupported_grant_type")
 
 
-def test_token_request_of_a_client_that_is_none_is_refused(secured: Secured) -> None:
+def test_token_request_of_an_unknown_client_is_refused(secured: Secured) -> None:
     for client, secret in (("ann", secured.keys["bob"]), ("ann", "none"), ("", secured.keys["ann"]), ("ann", "")):
         answer = request_token(secured.url, client, secret)
         check_refusal(answer, 401, "invalid_client")
@@ -95,7 +95,7 @@ def test_token_request_of_a_client_that_is_none_is_refused(secured: Secured) -> 
         )
 
 
-def test_token_request_that_is_no_form_is_refused(secured: Secured) -> None:
+def test_token_request_that_is_not_a_form_is_refused(secured: Secured) -> None:
     url, shown = f"{secured.url}/oauth/token", {"client_id": "ann", "client_secret": secured.keys["ann"]}
     check_refusal(httpx.post(url, json={**GRANT, **shown}, timeout=60), 400, "invalid_request")
     check_refusal(httpx.post(url, data=shown, timeout=60), 400, "invalid_request")
@@ -132,7 +132,7 @@ def test_token_signed_by_another_catalog_or_by_no_key_is_refused(secured: Secure
         refused(ask(secured.url, bearer(forged)))
 
 
-def test_token_ends_with_the_key_that_it_was_got_by(secured: Secured) -> None:
+def test_token_expires_with_the_key_that_it_was_issued_for(secured: Secured) -> None:
     with secured.http("administrator") as http:
         key = http.post("/tiltyard/v1/key/create", json={"principal": "judy"}).json()["api_key"]
         token = token_of(request_token(secured.url, "judy", key))
@@ -143,7 +143,7 @@ def test_token_ends_with_the_key_that_it_was_got_by(secured: Secured) -> None:
     check_refusal(request_token(secured.url, "judy", key), 401, "invalid_client")
 
 
-def test_token_of_one_replica_is_good_on_the_other_until_all_are_revoked(
+def test_token_of_one_replica_is_accepted_by_the_other_until_all_are_revoked(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     db = postgres.new_database()
@@ -165,7 +165,7 @@ def test_token_of_one_replica_is_good_on_the_other_until_all_are_revoked(
             second.stop()
 
 
-def test_token_ends_after_its_life(tmp_path: Path) -> None:
+def test_token_expires_after_its_lifetime(tmp_path: Path) -> None:
     """With a life of a minute at least, and half a minute of skew, the clock is what a test has to move."""
     from tiltyard.identity.tokens import ServerTokens
 
@@ -197,5 +197,5 @@ def test_signing_keys_rotate_after_a_day_and_verify_for_as_long_as_their_tokens_
         now += SIGNING_MS
         newer = tokens.issue("ann", "key")
         assert unsigned(newer, 0)["kid"] != kids[0]
-        with pytest.raises(Exception, match=r"expired|no more"):
+        with pytest.raises(Exception, match=r"expired|not any more"):
             tokens.verify(first.encode(), kids[0])

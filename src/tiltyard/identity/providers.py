@@ -180,7 +180,7 @@ class TrustedProvider:
     def _prefixed_name(self, name: object) -> str:
         """Return a name prefixed by the provider, so that names of different providers never collide."""
         if not isinstance(name, str):
-            raise UnauthenticatedError(f"The token of {self._name} has no name, or a name or group that is not a string.")
+            raise UnauthenticatedError(f"The token of {self._name} has no name, or a name or group is not a string.")
         try:
             return f"{self._name}{PROVIDER_SEPARATOR}{check_name(name)}"
         except InvalidInputError as error:

@@ -76,7 +76,7 @@ class ServerTokens:
         """Verify a token's signature and times and return its claims. Raises UnauthenticatedError."""
         key = self._verifying_key(key_id) if key_id else None
         if key is None:
-            raise UnauthenticatedError("The key that signed this token is not known, or not any more: request a new token.")
+            raise UnauthenticatedError("The key that signed this token is not known, or not any more: get a new token.")
         now = self._clock() // 1000
         rules = jwt.JWTClaimsRegistry(
             now=now,
@@ -129,7 +129,7 @@ def read_unverified(text: bytes) -> tuple[str, str | None]:
         issuer = _issuer_decoder.decode(token.payload or b"").iss
         key_id = token.headers().get("kid")
     except (JoseError, ValueError, RecursionError) as error:
-        raise UnauthenticatedError("This is not a token: it cannot be decoded.") from error
+        raise UnauthenticatedError("This is not a token: it cannot be read.") from error
     return issuer, key_id if isinstance(key_id, str) else None
 
 

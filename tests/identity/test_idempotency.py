@@ -1,4 +1,4 @@
-"""Exactly once, where callers are known: a key belongs to a principal, not to what it showed."""
+"""Idempotency keys with authentication: a key belongs to a principal, not to its credentials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from tests.identity.answers import bearer
+from tests.identity.responses import bearer
 from tests.services.openid import OpenIdProvider
 from tests.services.secured import Secured, secured_server
 from tests.services.wire import stream
@@ -28,7 +28,7 @@ def create(secured: Secured, name: str, headers: dict[str, str]) -> httpx.Respon
     return httpx.post(url, json={}, headers={"idempotency-key": f"the key for {name}", **headers}, timeout=60)
 
 
-def test_repeat_with_a_newer_token_gets_the_first_answer(secured: Secured, provider: OpenIdProvider) -> None:
+def test_repeat_with_a_newer_token_gets_the_first_response(secured: Secured, provider: OpenIdProvider) -> None:
     make_root(secured)
     first = create(secured, "repeated", bearer(provider.token("root")))
     again = create(secured, "repeated", bearer(provider.token("root", groups=["later"])))
@@ -43,8 +43,8 @@ def test_same_key_of_another_principal_is_another_request(secured: Secured, prov
     assert other.status_code == 409 and "idempotent-replayed" not in other.headers
 
 
-def test_insert_whose_client_left_is_the_repeat_of_nobody_else(tmp_path: Path) -> None:
-    """lancedb's inserts are told by their bodies: of two principals, neither gets the answer of the other."""
+def test_insert_of_a_disconnected_client_is_not_repeated_by_another_principal(tmp_path: Path) -> None:
+    """lancedb's inserts are identified by their bodies: of two principals, neither gets the other's response."""
     body, kind = stream(pa.table({"id": [1, 2]})), {"content-type": "application/vnd.apache.arrow.stream"}
     held = tmp_path / "held"
     with secured_server(tmp_path / "data", environ={"TILTYARD_FAULT": f"before_answer=hold@{held}"}) as secured:
@@ -67,7 +67,7 @@ def test_insert_whose_client_left_is_the_repeat_of_nobody_else(tmp_path: Path) -
             assert http.post(f"{url}/count_rows", json={}).json() == 4
 
 
-def test_create_api_key_with_a_key_keeps_no_secret(secured: Secured) -> None:
+def test_create_api_key_with_an_idempotency_key_stores_no_secret(secured: Secured) -> None:
     headers = {"idempotency-key": "kept?", "x-api-key": secured.keys["administrator"]}
     url = f"{secured.url}/tiltyard/v1/key/create"
     made = [

@@ -1,4 +1,4 @@
-"""Who asks, in process: nobody is asked, unless the one who opens the catalog says who it is."""
+"""The catalog in process: without authentication, as the principal that its opener names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tiltyard.identity.keys import alter_principal
 from tiltyard.store import open_store
 
 
-def test_twin_without_a_principal_may_do_everything(tmp_path: Path) -> None:
+def test_namespace_without_a_principal_may_do_everything(tmp_path: Path) -> None:
     with tiltyard.Namespace(str(tmp_path), jobs=0) as namespace:
         assert namespace.call("ListPrincipals", {}) is not None
 
 
-def test_twin_asks_as_the_principal_of_a_name(tmp_path: Path) -> None:
+def test_namespace_acts_as_the_named_principal(tmp_path: Path) -> None:
     make_keys(f"sqlite:///{tmp_path}/catalog.db", "administrator", "ann")
     shown = {"root": str(tmp_path), "jobs": "0"}
     ann = lance_namespace.connect("tiltyard", {**shown, "principal": "ann"})
@@ -33,14 +33,14 @@ def test_twin_asks_as_the_principal_of_a_name(tmp_path: Path) -> None:
     administrator.close()
 
 
-def test_twin_of_a_disabled_principal_is_refused(tmp_path: Path) -> None:
+def test_namespace_of_a_disabled_principal_is_refused(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/catalog.db") as store:
         alter_principal(store, "ann", None, True)
     with pytest.raises(UnauthenticatedError, match="disabled"):
         tiltyard.Namespace(str(tmp_path), jobs=0, principal="ann")
 
 
-def test_work_knows_who_asked_for_it(tmp_path: Path) -> None:
+def test_transaction_records_who_requested_it(tmp_path: Path) -> None:
     make_keys(f"sqlite:///{tmp_path}/catalog.db", "administrator")
     with tiltyard.Namespace(str(tmp_path), jobs=0, principal="administrator") as namespace:
         queued = namespace.call("CollectGarbage", {})["transaction_id"]

@@ -1,4 +1,4 @@
-"""How a server starts: open on loopback alone, with its first key, behind TLS, behind a proxy."""
+"""Start of a server: open on loopback only, its first key, TLS, security headers, settings of providers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.identity.answers import LIST, ask, refused, wait_for
+from tests.identity.responses import LIST, ask, refused, wait_for
 from tests.services.postgres import PostgresServer
 from tests.services.secured import Secured, secured_server
 from tests.services.server import ServerProcess
@@ -35,7 +35,7 @@ def said_keys(server: ServerProcess) -> list[str]:
     return [line.split(": ")[1].strip() for line in server.said if "shown this once" in line]
 
 
-def test_serve_on_loopback_without_auth_says_loudly_that_it_is_open(tmp_path: Path) -> None:
+def test_serve_on_loopback_without_auth_warns_that_it_is_open(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path)
     try:
         assert sum("EVERYBODY" in line and "WARNING" in line for line in server.log) == 1
@@ -45,7 +45,7 @@ def test_serve_on_loopback_without_auth_says_loudly_that_it_is_open(tmp_path: Pa
         server.stop()
 
 
-def test_serve_on_loopback_without_auth_refuses_pages_from_elsewhere(tmp_path: Path) -> None:
+def test_serve_on_loopback_without_auth_refuses_pages_of_other_origins(tmp_path: Path) -> None:
     """What a page sends with `fetch(…, {mode: "no-cors"})`, and what one sends whose name leads to this machine."""
     server = ServerProcess(tmp_path)
     try:
@@ -74,7 +74,7 @@ def test_serve_on_another_address_without_auth_is_refused(tmp_path: Path, host: 
     assert "--auth" in done.stderr and "--insecure" in done.stderr
 
 
-def test_serve_on_another_address_with_insecure_serves_everybody(tmp_path: Path) -> None:
+def test_serve_on_another_address_with_insecure_serves_all_callers(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, "--host", "0.0.0.0", "--insecure")
     try:
         assert any("EVERYBODY" in line for line in server.log)
@@ -83,7 +83,7 @@ def test_serve_on_another_address_with_insecure_serves_everybody(tmp_path: Path)
         server.stop()
 
 
-def test_serve_on_another_address_with_auth_asks_everybody_and_says_that_keys_go_in_the_clear(tmp_path: Path) -> None:
+def test_serve_on_another_address_with_auth_requires_credentials_and_warns_of_cleartext_keys(tmp_path: Path) -> None:
     with secured_server(tmp_path, "--host", "0.0.0.0") as secured:
         url = secured.url.replace("0.0.0.0", "127.0.0.1")
         refused(ask(url))
@@ -122,19 +122,19 @@ def test_first_start_of_two_replicas_at_once_prints_one_key(tmp_path: Path, post
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/openapi.json"])
-def test_pages_ask_nobody_and_tell_strangers_nothing_of_the_inside(secured: Secured, path: str) -> None:
+def test_pages_need_no_credentials_and_reveal_no_internals(secured: Secured, path: str) -> None:
     answer = httpx.get(secured.url + path, timeout=60)
     assert answer.status_code == 200
     assert "checks" not in answer.json()
 
 
-def test_openapi_says_how_callers_show_who_they_are(secured: Secured) -> None:
+def test_openapi_describes_the_security_schemes(secured: Secured) -> None:
     document = httpx.get(f"{secured.url}/openapi.json", timeout=60).json()
     assert set(document["components"]["securitySchemes"]) == {"OAuth2", "BearerAuth", "ApiKeyAuth"}
     assert {} not in document["security"]
 
 
-def test_every_answer_has_the_security_headers(secured: Secured) -> None:
+def test_every_response_has_the_security_headers(secured: Secured) -> None:
     for path in ("/health/live", LIST, "/nothing", "/oauth/token"):
         headers = httpx.get(secured.url + path, timeout=60).headers
         assert headers["x-content-type-options"] == "nosniff"
@@ -169,7 +169,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_serve_with_a_certificate_speaks_https_alone(tmp_path: Path, workers: str) -> None:
+def test_serve_with_a_certificate_serves_https_only(tmp_path: Path, workers: str) -> None:
     chain, key = certificate(tmp_path)
     flags = ("--tls-certificate", str(chain), "--tls-key", str(key), "--workers", workers)
     with secured_server(tmp_path / "root", *flags) as secured:
@@ -208,7 +208,7 @@ def test_serve_with_a_certificate_that_cannot_be_read_is_refused(tmp_path: Path)
         ({"issuer": "https://id", "audience": "a"}, "jwks_url"),
     ],
 )
-def test_settings_with_a_provider_that_would_be_unsafe_are_refused(provider: dict[str, Any], says: str) -> None:
+def test_settings_with_an_unsafe_provider_are_refused(provider: dict[str, Any], says: str) -> None:
     from tiltyard.config import ConfigError, load_settings
 
     with pytest.raises(ConfigError, match=says):

@@ -1,4 +1,4 @@
-"""What goes by itself when its time is over."""
+"""Retention: what the sweeper deletes when its time is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls leave behind, seen through running servers and stock clients."""
+"""Audit records of requests, through running servers and stock clients."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ if TYPE_CHECKING:
 ROWS = pa.table({"id": [1, 2, 3], "word": ["rosebud", "two", "three"]})
 
 
-def brief(found: Any) -> tuple[Any, ...]:
-    return found.principal, found.operation, found.object, found.outcome, found.status, found.code
+def summary(record: Any) -> tuple[Any, ...]:
+    return record.principal, record.operation, record.object, record.outcome, record.status, record.code
 
 
-def test_calls_of_lancedb_leave_who_did_what_to_what(audited: Secured) -> None:
+def test_requests_of_lancedb_are_recorded_with_principal_operation_and_object(audited: Secured) -> None:
     db = lancedb.connect("db://x", api_key=audited.keys["administrator"], host_override=audited.url)
     table = db.create_table("films", ROWS)
     table.search().where("word = 'rosebud'").limit(2).to_arrow()
     table.delete("word = 'rosebud'")
     asked = eventually(lambda: [r for r in recorded(audited.server, object="films") if r.operation == "QueryTable"])
-    assert brief(asked[0]) == ("administrator", "QueryTable", "films", "ok", 200, None)
+    assert summary(asked[0]) == ("administrator", "QueryTable", "films", "ok", 200, None)
     done = [
-        brief(r) for r in recorded(audited.server, object="films") if r.operation in ("CreateTable", "DeleteFromTable")
+        summary(r)
+        for r in recorded(audited.server, object="films")
+        if r.operation in ("CreateTable", "DeleteFromTable")
     ]
     assert done == [
         ("administrator", "CreateTable", "films", "ok", 200, None),
@@ -48,7 +50,7 @@ def test_calls_of_lancedb_leave_who_did_what_to_what(audited: Secured) -> None:
     assert {r.method for r in recorded(audited.server, object="films")} != {""}
 
 
-def test_change_that_was_answered_is_in_the_audit_though_the_server_is_killed_at_once(tmp_path: Path) -> None:
+def test_acknowledged_change_is_recorded_though_the_server_is_killed_at_once(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": "changes"})
     with httpx.Client(base_url=server.url, timeout=60) as client:
         for number in range(5):
@@ -57,7 +59,7 @@ def test_change_that_was_answered_is_in_the_audit_though_the_server_is_killed_at
     assert [found.object for found in recorded(server)] == [f"space{number}" for number in range(5)]
 
 
-def test_insert_whose_record_cannot_be_written_is_not_heard_of_and_happens_once(tmp_path: Path) -> None:
+def test_insert_whose_record_cannot_be_written_is_not_acknowledged_and_happens_once(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": "changes"})
     db = lancedb.connect("db://x", api_key="none", host_override=server.url)
     db.create_table("films", ROWS)
@@ -80,7 +82,7 @@ def test_insert_whose_record_cannot_be_written_is_not_heard_of_and_happens_once(
     assert outcomes[-2:] == ["repeated", "ok"]
 
 
-def test_refused_calls_are_recorded_with_what_is_known_of_who_asked(audited: Secured) -> None:
+def test_refused_requests_are_recorded_with_what_is_known_of_the_caller(audited: Secured) -> None:
     with audited.http() as nobody, audited.http("ann") as ann:
         assert (
             nobody.post("/v1/table/hidden%24t/describe", json={}, headers={"x-request-id": "no-1"}).status_code == 401
@@ -90,13 +92,13 @@ def test_refused_calls_are_recorded_with_what_is_known_of_who_asked(audited: Sec
             404,
         )
     first = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "no-1"])[0]
-    assert brief(first) == ("", "DescribeTable", "hidden$t", "refused", 401, 16)
+    assert summary(first) == ("", "DescribeTable", "hidden$t", "refused", 401, 16)
     second = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "no-2"])[0]
-    assert brief(second) == ("ann", "CreateNamespace", "anns", "refused", 403, 15)
+    assert summary(second) == ("ann", "CreateNamespace", "anns", "refused", 403, 15)
 
 
 @pytest.mark.parametrize("path", ["%ff%fe", "a%00b", "%ED%A0%80"])
-def test_calls_with_ids_that_are_no_names_are_answered_and_recorded(audited: Secured, path: str) -> None:
+def test_requests_with_invalid_ids_are_answered_and_recorded(audited: Secured, path: str) -> None:
     with audited.http("administrator") as client:
         answer = client.post(f"/v1/table/{path}/drop", json={}, headers={"x-request-id": f"odd-{path}"})
         assert (answer.status_code, answer.json()["code"]) == (400, 13)
@@ -112,7 +114,7 @@ def test_repeat_with_a_key_is_recorded_as_repeated(audited: Secured) -> None:
     assert [r.outcome for r in recorded(audited.server, object="once")] == ["ok", "repeated"]
 
 
-def test_audit_has_context_entries_and_no_secrets_of_them(audited: Secured) -> None:
+def test_audit_has_context_entries_without_their_secrets(audited: Secured) -> None:
     headers = {"x-lance-ctx-job": "nightly", "x-lance-ctx-password": "hunter2"}
     with audited.http("administrator") as client:
         body = {"context": {"step": "3"}, "properties": {"owner": "hunter2"}}
@@ -121,7 +123,7 @@ def test_audit_has_context_entries_and_no_secrets_of_them(audited: Secured) -> N
     assert found.context == {"job": "nightly", "password": "…", "step": "3"}
 
 
-def test_answer_that_breaks_off_is_cut(audited: Secured) -> None:
+def test_response_that_breaks_off_is_recorded_as_cut(audited: Secured) -> None:
     wide = pa.table({"text": ["x" * 1000] * 60_000})
     with audited.http("administrator") as client:
         created = client.post("/v1/table/wide/create", content=stream(wide, most_rows=5000))
@@ -131,7 +133,7 @@ def test_answer_that_breaks_off_is_cut(audited: Secured) -> None:
             assert answer.status_code == 200
             next(answer.iter_raw())
     found = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "cut-1"])[0]
-    assert brief(found) == ("administrator", "QueryTable", "wide", "cut", 200, None)
+    assert summary(found) == ("administrator", "QueryTable", "wide", "cut", 200, None)
 
 
 def test_audit_endpoint_is_for_administrators_and_pages(audited: Secured) -> None:
@@ -150,7 +152,7 @@ def test_audit_endpoint_is_for_administrators_and_pages(audited: Secured) -> Non
         assert admin.get("/tiltyard/v1/audit", params={"outcome": "perhaps"}).json()["code"] == 13
 
 
-def test_lines_hold_what_the_database_holds(audited: Secured, lines: Path) -> None:
+def test_lines_equal_the_records_of_the_database(audited: Secured, lines: Path) -> None:
     with audited.http("administrator") as client:
         assert client.post("/v1/namespace/lined/create", json={}).status_code == 200
     (ours,) = [json.loads(line) for line in lines.read_text().splitlines() if '"lined"' in line]
@@ -177,7 +179,7 @@ def test_audit_command_filters_and_prints_json_oldest_first(audited: Secured) ->
     assert (wrong.returncode, wrong.stderr.startswith("tiltyard: 'yesterday' is no time")) == (1, True)
 
 
-def test_audit_command_that_follows_shows_what_comes(audited: Secured) -> None:
+def test_audit_command_that_follows_prints_new_records(audited: Secured) -> None:
     command = [sys.executable, "-m", "tiltyard", "audit", "--root", str(audited.server.root), "--follow", "--json"]
     following = subprocess.Popen([*command, "--object", "followed"], stdout=subprocess.PIPE, text=True)
     try:
@@ -192,7 +194,7 @@ def test_audit_command_that_follows_shows_what_comes(audited: Secured) -> None:
 
 
 @pytest.mark.parametrize("level", ["off", "auto"])
-def test_open_server_keeps_no_audit_unless_told(tmp_path: Path, level: str) -> None:
+def test_server_without_auth_keeps_no_audit_by_default(tmp_path: Path, level: str) -> None:
     server = ServerProcess(tmp_path, environ={"TILTYARD_AUDIT": level})
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post("/v1/namespace/quiet/create", json={}).status_code == 200
@@ -200,7 +202,7 @@ def test_open_server_keeps_no_audit_unless_told(tmp_path: Path, level: str) -> N
     assert recorded(server) == []
 
 
-def test_what_a_driver_notes_of_its_job_is_no_change_but_the_job_is(tmp_path: Path) -> None:
+def test_progress_of_a_job_is_not_audited_as_a_change_but_the_job_is(tmp_path: Path) -> None:
     environ = {"TILTYARD_AUDIT": "changes"}
     server = ServerProcess(tmp_path, environ=environ)
     with httpx.Client(base_url=server.url, timeout=60) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from tests.identity.answers import ask, refused, wait_for
+from tests.identity.responses import ask, refused, wait_for
 from tests.services.secured import secured_server
 from tiltyard.cli import main
 
@@ -18,7 +18,7 @@ def run(root: Path, *words: str) -> Result:
     return CliRunner().invoke(main, [*words, "--root", str(root)])
 
 
-def test_key_commands_change_what_a_running_server_lets_in(tmp_path: Path) -> None:
+def test_key_commands_change_what_a_running_server_accepts(tmp_path: Path) -> None:
     with secured_server(tmp_path) as secured:
         made = run(tmp_path, "key", "create", "zoe", "--expires-days", "2", "--note", "nightly")
         key = made.stdout.strip()
@@ -50,7 +50,7 @@ def test_key_create_administrator_recovers_a_catalog_whose_keys_are_lost(tmp_pat
     assert run(tmp_path, "principal", "list").stdout.split("  ")[1:] == ["administrator", "administrator\n"]
 
 
-def test_key_commands_that_cannot_be_say_why_in_one_sentence(tmp_path: Path) -> None:
+def test_key_commands_that_fail_print_one_sentence(tmp_path: Path) -> None:
     for words, says in (
         (("key", "revoke"), "Name the keys"),
         (("key", "revoke", "none"), "no key none"),

@@ -1,4 +1,4 @@
-"""A server that holds one of everything, for requests that make no sense to it."""
+"""A server with one of everything, for invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests leave nothing to the collector of cycles: what served one is freed with it, its body above all."""
+"""Requests leave no reference cycles: their objects are freed with them, above all the body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a running server, as its callers meet them."""
+"""Limits of a running server, as clients see them."""
 
 from __future__ import annotations
 

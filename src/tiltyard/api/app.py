@@ -40,7 +40,10 @@ Scope = dict[str, Any]
 
 MAX_REQUEST_ID = 128
 LARGE_BODY = 256 << 10
-"""Bytes of a JSON body from which on it is bound in a thread: one of 16 MiB would take the event loop for seconds."""
+"""Bytes of a JSON body from which on it is bound in a thread, so that the event loop runs between the steps of that.
+
+Within a step it does not: msgspec holds the GIL while it decodes, for up to a second of a body of 16 MiB.
+"""
 
 
 class Api:
@@ -87,29 +90,18 @@ class Api:
             principal, exchange.body = await self._authentication.authenticate(
                 headers, exchange.receive, takes_upload=route.takes_upload
             )
-        exchange.extensions.get(RECOGNIZE, _ignore)()
-        operation, handler, log = route.operation, route.handler, exchange.log
-        assert handler is not None
-        ctx = log.ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
-        self._limits.check_rate(ctx, log.address)
-        exchange.idempotent = self._idempotent_requests.open(
-            operation, handler, scope, headers, principal, exchange.is_lancedb
-        )
-        if route.takes_upload:
-            request = log.request = route.binder.bind(segments, query, headers, b"")
-            if exchange.deadline is not None:
-                ctx = dialect.apply_deadline(operation, ctx, request, exchange.deadline)
+        ctx = self._open_context(route, scope, headers, principal, exchange)
+        body: Any = exchange.body
+        if body is None and not route.takes_upload:
+            limit, take_complete = self._services.settings.max_json_bytes, exchange.extensions.get(COMPLETE_BODY)
+            body = exchange.body = await read_body(exchange.receive, limit, take_complete)
+        if body is None or len(body) < LARGE_BODY:
+            request = self._bind(route, ctx, segments, query, headers, exchange)
         else:
-            body: Any = exchange.body
-            if body is None:
-                limit, complete_body = self._services.settings.max_json_bytes, exchange.extensions.get(COMPLETE_BODY)
-                body = exchange.body = await read_body(exchange.receive, limit, complete_body)
-            if len(body) < LARGE_BODY:
-                request = self._bind(route, ctx, segments, query, headers, exchange)
-            else:
-                bind = partial(self._bind, route, ctx, segments, query, headers, exchange)
-                request = await asyncio.get_running_loop().run_in_executor(self._pools.catalog, bind)
-        exchange.accept = headers.get(b"accept", b"")
+            bind = partial(self._bind, route, ctx, segments, query, headers, exchange)
+            request = await asyncio.get_running_loop().run_in_executor(self._pools.catalog, bind)
+        if exchange.deadline is not None and route.takes_upload:
+            ctx = dialect.apply_deadline(route.operation, ctx, request, exchange.deadline)
         execution = route.execution if exchange.idempotent is None else route.idempotent
         assert execution is not None
         try:
@@ -140,6 +132,24 @@ class Api:
             check_single(scope["headers"])
         return self._authentication.cached_principal(headers)
 
+    def _open_context(
+        self, route: Route, scope: Scope, headers: Headers, principal: Principal, exchange: Exchange
+    ) -> Context:
+        """Return the context of an authenticated request, within its caller's rate limit, and find its idempotency key.
+
+        Raises HttpError 429, InvalidInputError for a key that is too long.
+        """
+        exchange.extensions.get(RECOGNIZE, _ignore)()
+        log, handler = exchange.log, route.handler
+        assert handler is not None
+        ctx = log.ctx = Context(self._services, exchange.request_id, context_entries(headers), principal=principal)
+        self._limits.check_rate(ctx, log.address)
+        exchange.idempotent = self._idempotent_requests.open(
+            route.operation, handler, scope, headers, principal, exchange.is_lancedb
+        )
+        exchange.accept = headers.get(b"accept", b"")
+        return ctx
+
     def _bind(
         self,
         route: Route,
@@ -149,7 +159,10 @@ class Api:
         headers: Headers,
         exchange: Exchange,
     ) -> Any:
-        """Bind a request with a JSON body, and check its limits. Raises InvalidInputError."""
+        """Bind a request, without the body of an upload, and check its limits. Raises InvalidInputError."""
+        if route.takes_upload:
+            request = exchange.log.request = route.binder.bind(segments, query, headers, b"")
+            return request
         body: Any = exchange.body
         operation, handler, limits = route.operation, route.handler, self._limits
         assert handler is not None

@@ -420,6 +420,6 @@ async def _send_expected(cycle: ref[RequestResponseCycle], message: Any) -> None
 
 
 def _check_expected(cycle: RequestResponseCycle) -> None:
-    """Close the connection after a response without `100 Continue`: its client may send a request instead of the body."""
+    """Close the connection after a response without `100 Continue`: its client may send a request for the body."""
     if cycle.waiting_for_100_continue and cycle.more_body:
         cycle.keep_alive = False

@@ -1,4 +1,4 @@
-"""Calls that wait at the same time run together, and each is answered for itself."""
+"""Calls that wait at the same time run in one batch, and each gets its own response."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tiltyard.model.operations import Handler, Needs, never
 from tiltyard.model.principals import EVERYBODY, Principal
 
 EXCHANGE: Any = None
-"""No batch looks at it."""
+"""A batch does not use it."""
 
 
 @dataclass
 class Caller:
-    """Stands where a context does: all that an admission looks at."""
+    """A fake context: all that authorization reads of one."""
 
     principal: Principal = EVERYBODY
 
 
 @dataclass
 class Operation:
-    """Runs calls together, once it is let: negative numbers conflict. `sizes` are those of the groups that ran."""
+    """An operation that runs batches once `may_run` is set; negative numbers conflict. `sizes` has those of batches."""
 
-    begun: threading.Event = field(default_factory=threading.Event)
-    free: threading.Event = field(default_factory=threading.Event)
+    has_started: threading.Event = field(default_factory=threading.Event)
+    may_run: threading.Event = field(default_factory=threading.Event)
     sizes: list[int] = field(default_factory=list)
 
     def batch(self, calls: Sequence[tuple[Any, int]]) -> list[Any]:
         self.sizes.append(len(calls))
-        self.begun.set()
-        assert self.free.wait(10)
+        self.has_started.set()
+        assert self.may_run.wait(10)
         return [number * 2 if number >= 0 else ConcurrentModificationError(f"no {number}") for _, number in calls]
 
     def batched(self) -> Batched:
@@ -54,72 +54,74 @@ def _authorize(caller: Caller, number: int) -> Caller:
 
 
 async def outcomes(operation: Operation, callers: Sequence[tuple[Caller, int]]) -> list[Any]:
-    """Let the first ones run, then the others wait, and all of them end."""
-    group = operation.batched()
-    first = [asyncio.ensure_future(group.run(EXCHANGE, Caller(), number)) for number in (1, 2)]
-    assert await asyncio.to_thread(operation.begun.wait, 10)
-    rest = [asyncio.ensure_future(group.run(EXCHANGE, *call)) for call in callers]
+    """Run two calls, let the others wait meanwhile, and return the outcomes of all."""
+    batches = operation.batched()
+    first = [asyncio.ensure_future(batches.run(EXCHANGE, Caller(), number)) for number in (1, 2)]
+    assert await asyncio.to_thread(operation.has_started.wait, 10)
+    others = [asyncio.ensure_future(batches.run(EXCHANGE, *call)) for call in callers]
     await asyncio.sleep(0)
-    operation.free.set()
-    return list(await asyncio.gather(*first, *rest, return_exceptions=True))
+    operation.may_run.set()
+    return list(await asyncio.gather(*first, *others, return_exceptions=True))
 
 
-def test_group_of_calls_that_wait_runs_together_and_answers_each() -> None:
+def test_calls_that_wait_run_in_one_batch_and_each_gets_its_response() -> None:
     operation = Operation()
     callers = [(Caller(), number) for number in range(10, 90)]
-    found = asyncio.run(outcomes(operation, callers))
-    assert found == [2, 4, *(number * 2 for number in range(10, 90))]
+    results = asyncio.run(outcomes(operation, callers))
+    assert results == [2, 4, *(number * 2 for number in range(10, 90))]
     assert operation.sizes == [2, batched.MAX_BATCH, len(callers) - batched.MAX_BATCH]
 
 
-def test_group_keeps_callers_together_that_come_again_and_waits_for_none_that_left(
+def test_batch_waits_for_clients_that_call_again_and_not_for_those_that_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batched, "LINGER_SECONDS", 0.5)
     operation = Operation()
-    operation.free.set()
+    operation.may_run.set()
 
-    async def call(group: Batched, times: int) -> None:
+    async def call(batches: Batched, times: int) -> None:
         for number in range(times):
-            assert await group.run(EXCHANGE, Caller(), number) == number * 2
+            assert await batches.run(EXCHANGE, Caller(), number) == number * 2
             await asyncio.sleep(0)
 
     async def run() -> None:
-        group = operation.batched()
-        await asyncio.gather(*(call(group, times) for times in (5, 5, 8)))
+        batches = operation.batched()
+        await asyncio.gather(*(call(batches, times) for times in (5, 5, 8)))
 
     asyncio.run(run())
     assert operation.sizes == [3] * 5 + [1] * 3
 
 
-def test_group_refuses_alone_who_conflicts_or_may_not() -> None:
+def test_call_that_conflicts_or_is_refused_fails_alone() -> None:
     stranger = Caller(Principal("mallory"))
-    found = asyncio.run(outcomes(Operation(), [(Caller(), -1), (stranger, 13), (stranger, 7)]))
-    assert found[:2] == [2, 4]
-    assert [type(one) for one in found[2:]] == [ConcurrentModificationError, PermissionDeniedError, int]
+    results = asyncio.run(outcomes(Operation(), [(Caller(), -1), (stranger, 13), (stranger, 7)]))
+    assert results[:2] == [2, 4]
+    assert [type(result) for result in results[2:]] == [ConcurrentModificationError, PermissionDeniedError, int]
 
 
-def test_group_of_those_who_may_not_alone_does_nothing() -> None:
+def test_batch_of_refused_calls_alone_does_not_run() -> None:
     operation = Operation()
-    operation.free.set()
+    operation.may_run.set()
 
     async def run() -> list[Any]:
-        group = operation.batched()
+        batches = operation.batched()
         strangers = [Caller(Principal("mallory")) for _ in range(2)]
-        return await asyncio.gather(*(group.run(EXCHANGE, caller, 13) for caller in strangers), return_exceptions=True)
+        return await asyncio.gather(
+            *(batches.run(EXCHANGE, caller, 13) for caller in strangers), return_exceptions=True
+        )
 
-    assert [type(one) for one in asyncio.run(run())] == [PermissionDeniedError] * 2
+    assert [type(result) for result in asyncio.run(run())] == [PermissionDeniedError] * 2
     assert operation.sizes == []
 
 
-def test_group_whose_work_fails_tells_every_caller() -> None:
+def test_batch_that_fails_fails_every_call() -> None:
     def broken(calls: Sequence[tuple[Any, int]]) -> list[Any]:
         raise RuntimeError("the disk is full")
 
     async def run() -> list[Any]:
-        group = Batched(Handler(print, never, Needs("nothing", _authorize), batch=broken), ThreadPoolExecutor(1))
+        batches = Batched(Handler(print, never, Needs("nothing", _authorize), batch=broken), ThreadPoolExecutor(1))
         return await asyncio.gather(
-            *(group.run(EXCHANGE, Caller(), number) for number in range(3)), return_exceptions=True
+            *(batches.run(EXCHANGE, Caller(), number) for number in range(3)), return_exceptions=True
         )
 
-    assert [str(one) for one in asyncio.run(run())] == ["the disk is full"] * 3
+    assert [str(result) for result in asyncio.run(run())] == ["the disk is full"] * 3

@@ -1,4 +1,4 @@
-"""Requests that a browser sends for a page from elsewhere, and headers that say two things."""
+"""Requests that a browser sends for a foreign page, and repeated headers."""
 
 from __future__ import annotations
 

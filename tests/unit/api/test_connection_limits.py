@@ -1,4 +1,4 @@
-"""Which connection ends for another one, and which ends because it stands still, without sockets."""
+"""Which connection is displaced by another one, and which ends without progress; without sockets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_loop(test: Callable[[], None]) -> None:
     asyncio.run(run())
 
 
-def test_newcomer_takes_the_place_of_the_oldest_stranger_that_asks_nothing() -> None:
+def test_new_connection_displaces_the_oldest_idle_anonymous_one() -> None:
     def check() -> None:
         connections = Connections(SETTINGS, 3)
         known, asking, silent, newest = (FakeConnection(is_busy=number == 1) for number in range(4))
@@ -71,7 +71,7 @@ def test_newcomer_takes_the_place_of_the_oldest_stranger_that_asks_nothing() -> 
     in_loop(check)
 
 
-def test_newcomer_among_known_callers_takes_the_place_of_an_idle_one_or_is_turned_away() -> None:
+def test_new_connection_displaces_an_idle_authenticated_one_or_is_turned_away() -> None:
     def check() -> None:
         connections = Connections(SETTINGS, 3)
         callers = [FakeConnection(is_busy=number != 1) for number in range(3)]

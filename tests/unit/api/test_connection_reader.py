@@ -1,4 +1,4 @@
-"""Bodies that a thread reads off a connection, without a server."""
+"""Bodies that a thread reads straight from a connection, without a server."""
 
 from __future__ import annotations
 

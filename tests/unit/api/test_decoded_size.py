@@ -1,4 +1,4 @@
-"""Bodies whose dictionaries and views stand for far more than what came."""
+"""Bodies whose dictionaries and views decode to far more than what came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small bodies that would become large ones: told before pyarrow unpacks them."""
+"""Small bodies that would become large ones are refused before pyarrow decompresses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the remote dialect makes of statuses, time limits and requests that might be its own."""
+"""lancedb's dialect: which requests speak it, error statuses, deadlines."""
 
 from __future__ import annotations
 

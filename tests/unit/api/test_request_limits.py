@@ -1,4 +1,4 @@
-"""Limits, with a clock that stands still until it is told."""
+"""Limits of requests, with a fake clock."""
 
 from __future__ import annotations
 

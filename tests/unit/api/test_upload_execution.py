@@ -1,4 +1,4 @@
-"""Outcomes of threads on their way to the event loop."""
+"""Results of worker threads are delivered to the event loop."""
 
 from __future__ import annotations
 

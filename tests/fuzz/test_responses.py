@@ -1,4 +1,4 @@
-"""Answers as they come over the wire, to what clients may do with a connection."""
+"""Responses on the wire, to all that clients may do with a connection."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The history checker: writers that log what they were told, a storm over the servers, and a judge of what is left."""
+"""The history checker: writers and readers with journals, faults in servers, and a judge that checks the storage."""

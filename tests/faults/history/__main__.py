@@ -13,7 +13,7 @@ from tests.faults.history.run import Plan, run
 
 
 def main() -> int:
-    """Run, print what happened, and fail on any complaint; the journals of a failed run are kept."""
+    """Run, print the report, and fail on any complaint; keep the journals of a failed run."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.history", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="how long, shared by the variants")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))

@@ -1,4 +1,4 @@
-"""Three stock clients behind one face; each says what became of a call that failed."""
+"""Three stock clients with one interface, and the outcome of calls that failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NothingSentError(Exception):
 
 
 class Client(Protocol):
-    """Writes return the version they made, 0 where the client does not tell. Raise whatever the client raises."""
+    """A client. Writes return their version, 0 where it is unknown. Methods raise what the client raises."""
 
     name: str
 
@@ -48,19 +48,19 @@ class Client(Protocol):
 
 
 def arrow(rows: Sequence[Row]) -> pa.Table:
-    """Rows as Arrow has them."""
+    """Convert rows to Arrow."""
     return pa.table(
         {name: pa.array(values, pa.string()) for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
     )
 
 
 def seen(table: pa.Table) -> str:
-    """The digest of what a read brought."""
+    """Compute the digest of rows that were read."""
     return digest_of(zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True))
 
 
 class Pylance:
-    """Reads and writes the table itself, and asks the server for versions and commits."""
+    """pylance: reads and writes the files itself; versions and commits go through the server."""
 
     name = "pylance"
 
@@ -110,7 +110,7 @@ class Pylance:
 
 
 class Lancedb:
-    """Sends everything to the server; repeats what failed, with the same request id."""
+    """lancedb: sends everything to the server; retries with the same request id."""
 
     name = "lancedb"
 
@@ -209,7 +209,7 @@ class Generated:
 
 
 class Batches:
-    """Stages appends to several tables as pylance does, and commits them as one batch."""
+    """Stages appends to several tables with pylance, and commits them in one batch."""
 
     name = "batch"
 
@@ -218,7 +218,7 @@ class Batches:
         self._tables = apis.TableApi(generated.ApiClient(generated.Configuration(host=url)))
 
     def commit(self, rows: Mapping[str, Sequence[Row]]) -> dict[str, int]:
-        """The version of each table."""
+        """Return the version of each table."""
         staging = Staging(lance.namespace.RestNamespace(uri=self._url))
         try:
             for table, mine in rows.items():
@@ -234,7 +234,7 @@ class Batches:
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """Whether a call that failed certainly changed nothing. Raises the error if it is one of these tests."""
+    """Whether a failed call certainly changed nothing. Raises errors of the tests themselves."""
     match error:
         case NothingSentError():
             return Outcome.REFUSED
@@ -260,7 +260,7 @@ def _of_status(status: int | None) -> Outcome:
 
 
 def wait_until_readable(url: str, tables: Sequence[str]) -> None:
-    """Read each table once through the server: the next reader finishes what a crash has left."""
+    """Read each table once through the server: the next reader completes what a crash has interrupted."""
     with httpx.Client(base_url=url, timeout=SECONDS) as http:
         for table in tables:
             for action in ("version/list", "count_rows"):

@@ -1,4 +1,4 @@
-"""What lies on the storage, read without the server: every version of a table by its plain location."""
+"""Read every version of a table from its location, without the server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MARK = re.compile(r"by <> '([^']+)'")
 
 
 class TornTableError(Exception):
-    """A version cannot be opened, or is not there."""
+    """A version is missing, or cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version's rows, and the commit that made it; `mark` names the attempt of a delete, `restored` a version."""
+    """A version's rows, and its commit; `mark` is the attempt of a delete, `restored` the version of a restore."""
 
     number: int
     operation: str
@@ -32,25 +32,25 @@ class Version:
 
 
 def predicate(name: str, keys: tuple[str, ...]) -> str:
-    """What a delete asks for: its second half is always true, and says in Lance's own log whose delete it was."""
+    """Build the predicate of a delete; its second half is always true, and identifies the attempt in Lance's log."""
     listed = ", ".join(f"'{key}'" for key in keys)
     return f"key IN ({listed}) AND by <> '{name}'"
 
 
 def numbers_of(location: str, options: Mapping[str, str]) -> list[int]:
-    """The versions that a reader without the server finds."""
+    """List the versions that a reader without the server finds."""
     dataset = lance.dataset(location, storage_options=dict(options))
     return sorted(found["version"] for found in dataset.version_refs())
 
 
 def tags_of(location: str, options: Mapping[str, str]) -> dict[str, int]:
-    """The tags that a reader without the server finds."""
+    """List the tags that a reader without the server finds."""
     found = lance.dataset(location, storage_options=dict(options)).tags.list()
     return {name: tag["version"] for name, tag in found.items()}
 
 
 def read_versions(location: str, options: Mapping[str, str]) -> Iterator[Version]:
-    """Every version, from the first on. Raises TornTableError for a gap, or for one that does not open."""
+    """Read every version, from the first on. Raises TornTableError for a gap, or a version that cannot be opened."""
     numbers = numbers_of(location, options)
     if missing := sorted(set(range(1, max(numbers) + 1)) - set(numbers)):
         raise TornTableError(f"versions {missing[:10]} are missing below {max(numbers)}")

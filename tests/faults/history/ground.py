@@ -1,4 +1,4 @@
-"""What a run stands on: servers, their catalog, their storage, and how each of them can be struck."""
+"""The systems under test: servers, their catalog, their storage, and faults in each of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.services.warm import WarmServer, warm_servers
 Server: TypeAlias = ServerProcess | WarmServer
 
 SERVERS = 2
-"""On SQLite, too: they share its file as the processes of `--workers` do, but each can be killed."""
+"""On SQLite, too: they share its file like the processes of `--workers`, but each can be killed."""
 
 
 class Variant(StrEnum):
-    """Where a run takes place."""
+    """The kinds of database and storage of a run."""
 
     EMBEDDED = "embedded"  # SQLite and a local folder
     REPLICAS = "replicas"  # PostgreSQL and a local folder
@@ -35,7 +35,7 @@ class Variant(StrEnum):
 
 @dataclass(slots=True)
 class Ground:
-    """What is running; `options` open the storage without the server, on a wire that is never cut."""
+    """The running systems; `options` open the storage without the server, on a connection that is never cut."""
 
     servers: Sequence[Server]
     postgres: PostgresServer | None = None
@@ -48,13 +48,13 @@ class Ground:
         return [server.url for server in self.servers]
 
     def count(self, strike: str) -> None:
-        """Note that something was struck."""
+        """Count a fault."""
         self.strikes[strike] = self.strikes.get(strike, 0) + 1
 
 
 @contextmanager
 def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
-    """Start all that a variant needs."""
+    """Start everything that a variant needs."""
     with ExitStack() as stack:
         if variant is Variant.EMBEDDED:
             yield Ground(stack.enter_context(warm_servers(folder, SERVERS, folder / "root")))
@@ -74,7 +74,7 @@ def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
 
 
 class Storm:
-    """Kills servers about every second, crashes PostgreSQL, cuts the wire to the object store."""
+    """Kill servers about every second, crash PostgreSQL, cut the connection to the object store."""
 
     def __init__(self, ground: Ground, seed: int) -> None:
         self._ground = ground
@@ -131,7 +131,7 @@ class Storm:
 
 
 def _start_again(server: Server, attempts: int = 20) -> None:
-    """Start a server; one that finds its database or storage gone is started once more."""
+    """Start a server; start it again if its database or storage was unavailable."""
     for _ in range(attempts - 1):
         with suppress(RuntimeError):
             server.start()

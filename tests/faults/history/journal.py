@@ -1,4 +1,4 @@
-"""What writers tried and were told, and what readers saw: one file of JSON lines for each of them."""
+"""Journals of attempts and their outcomes, and of reads: one file of JSON lines for each writer and reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOR_EVER = 1 << 62
 
 
 class Kind(StrEnum):
-    """What an attempt does."""
+    """The kind of a write."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What its writer was told."""
+    """The outcome of a write, as its client reported it."""
 
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
@@ -39,7 +39,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One write. `keys` are those it writes, or deletes, by table; `target` is the version it restores or tags."""
+    """A write. `keys` are those it writes, or deletes, by table; `target` is the version it restores or tags."""
 
     name: str
     kind: Kind
@@ -50,7 +50,7 @@ class Attempt:
     end: int = FOR_EVER
     outcome: Outcome = Outcome.UNKNOWN
     versions: Mapping[str, int] = field(default_factory=dict)
-    """The versions that the answer named, by table."""
+    """The versions in the response, by table."""
     error: str = ""
 
     @property
@@ -58,13 +58,13 @@ class Attempt:
         return tuple(self.keys)
 
     def rows(self, table: str) -> list[Row]:
-        """The rows it writes to a table."""
+        """Return the rows that it writes to a table."""
         return [(key, self.name) for key in self.keys[table]]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a reader saw of one table; `version` is 0 where the client does not tell it."""
+    """A read of one table; `version` is 0 where the client does not return it."""
 
     reader: str
     table: str
@@ -76,35 +76,35 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All that writers and readers wrote down."""
+    """The entries of all journals."""
 
     attempts: Mapping[str, Attempt]
     reads: tuple[Read, ...] = ()
 
 
 def digest_of(rows: Iterable[Row]) -> str:
-    """A text that two tables share only if they have the same rows, as often."""
+    """Compute a text that is equal only for equal multisets of rows."""
     return hashlib.sha256("\n".join(sorted("\t".join(row) for row in rows)).encode()).hexdigest()[:24]
 
 
 class Journal:
-    """A file that is written before each attempt and after it. One thread's own."""
+    """A file that one thread writes before and after each attempt."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
 
     def write(self, entry: Attempt | Read) -> None:
-        """Note an entry; an attempt noted again replaces what was noted before."""
+        """Write an entry; the later entry of an attempt replaces the earlier one."""
         record = {"type": type(entry).__name__, **asdict(entry)}
         self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
 
 def load(folder: Path) -> History:
-    """The journals of a folder; they may still be written, and the last line of one be half there."""
+    """Load the journals of a folder; they may still be written, so their last lines may be incomplete."""
     attempts: dict[str, Attempt] = {}
     reads: list[Read] = []
     for path in sorted(folder.glob("*.jsonl")):
@@ -125,5 +125,5 @@ def _attempt(record: dict[str, Any]) -> Attempt:
 
 
 def now() -> int:
-    """Time that all processes of a machine share, in nanoseconds."""
+    """Return a time that all processes of a machine share, in nanoseconds."""
     return time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The verdict: does what lies on the storage agree with what writers were told, and readers saw?"""
+"""The verdict: check the storage against the outcomes of writes, and the results of reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.history.replay import Timeline, replay
 def judge(
     history: History, tables: Mapping[str, Iterable[Version]], tags: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[str]:
-    """All complaints about the tables after a run; none if every promise was kept."""
+    """Return all complaints about the tables after a run; none if every guarantee holds."""
     lines = {table: replay(table, versions, history.attempts) for table, versions in tables.items()}
     complaints = [complaint for line in lines.values() for complaint in line.complaints]
     complaints += check_attempts(history, lines)
@@ -25,7 +25,7 @@ def judge(
 
 
 def check_attempts(history: History, lines: Mapping[str, Timeline]) -> Iterator[str]:
-    """What was acknowledged is there once, what was refused is not, a batch is there as a whole."""
+    """Check that acknowledged writes are there once, refused ones are not, and batches are atomic."""
     for attempt in history.attempts.values():
         if attempt.kind in {Kind.RESTORE, Kind.TAG}:
             continue
@@ -46,7 +46,7 @@ def check_attempts(history: History, lines: Mapping[str, Timeline]) -> Iterator[
 
 
 def check_restores(history: History, lines: Mapping[str, Timeline]) -> Iterator[str]:
-    """Restores bear no name: each version was restored as often as was acknowledged, or unknown besides."""
+    """Check restores, which have no marks: as many as were acknowledged, plus at most those of unknown outcome."""
     told: dict[Outcome, Counter[tuple[str, int]]] = {outcome: Counter() for outcome in Outcome}
     for attempt in history.attempts.values():
         if attempt.kind is Kind.RESTORE:
@@ -63,7 +63,7 @@ def check_restores(history: History, lines: Mapping[str, Timeline]) -> Iterator[
 
 
 def check_tags(history: History, lines: Mapping[str, Timeline], tags: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """A tag is there if that was acknowledged, and names the version it was given."""
+    """Check that acknowledged tags exist, and have the right version."""
     for attempt in history.attempts.values():
         if attempt.kind is Kind.TAG:
             (table,) = attempt.tables

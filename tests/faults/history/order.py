@@ -1,4 +1,4 @@
-"""Time: what was answered, or seen, before something began must be there when it begins.
+"""Order in time: what was acknowledged, or read, before an operation begins must be visible to it.
 
 One sweep over all that began and ended. Each table has a floor: the version that everybody must see from then on. An
 answer raises the floor of its tables, and so does a read. A batch that is below the floor of one of its tables raises
@@ -20,7 +20,7 @@ START, END = 0, 1
 
 @dataclass(slots=True)
 class Floors:
-    """The floor of each table, and the batches that tie them together."""
+    """The lowest visible version (floor) of each table, and the batches that connect tables."""
 
     batches: Mapping[str, Sequence[tuple[int, str]]]
     placed: Mapping[str, Mapping[str, int]]
@@ -30,7 +30,7 @@ class Floors:
         return self._floors[table]
 
     def lift(self, table: str, version: int) -> None:
-        """Raise the floor of a table, and those that a batch ties to it."""
+        """Raise the floor of a table, and those of tables that a batch connects to it."""
         waiting = [(table, version)]
         while waiting:
             table, version = waiting.pop()
@@ -46,7 +46,7 @@ class Floors:
 
 
 class Ceilings:
-    """The highest version that anybody can have seen by a time: below all that began later."""
+    """The highest version (ceiling) that can be visible at a time: below all that began later."""
 
     def __init__(self, lines: Mapping[str, Timeline], attempts: Mapping[str, Attempt]) -> None:
         self._latest = {table: line.latest for table, line in lines.items()}
@@ -60,14 +60,14 @@ class Ceilings:
             self._starts[table], self._lowest[table] = [start for start, _ in made], lowest
 
     def at(self, table: str, time: int) -> int:
-        """The ceiling of a table at a time."""
+        """Return the ceiling of a table at a time."""
         i = bisect_right(self._starts[table], time)
         lowest = self._lowest[table]
         return lowest[i] - 1 if i < len(lowest) else self._latest[table]
 
 
 def check_order(history: History, lines: Mapping[str, Timeline]) -> list[str]:
-    """Complaints about reads and writes that did not see what they had to see, and deletes that did nothing."""
+    """Return complaints about stale reads and writes, and about deletes without effect."""
     placed = _placed(history, lines)
     batches: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name, where in placed.items():
@@ -140,7 +140,7 @@ class _Sweep:
                 self.complaints.append(f"{table}: {attempt.name} was acknowledged, and its rows are there as before")
 
     def saw(self, read: Read) -> None:
-        """A read fits some version between the floor at its start and the ceiling at its end."""
+        """Check that a read matches a version between the floor at its start and the ceiling at its end."""
         floor = self._begun.pop(id(read))
         found = self._seen.get((read.table, read.digest), [])
         if read.version:

@@ -1,4 +1,4 @@
-"""One table's versions, explained one after another by the attempts that made them."""
+"""Replay the versions of a table, one after another, from the attempts that created them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MOST_COMPLAINTS = 20
 
 @dataclass(slots=True)
 class Timeline:
-    """What a table's versions hold; index 0 of `digests` is the table before its first version."""
+    """The contents of a table's versions; index 0 of `digests` is the table before its first version."""
 
     table: str
     digests: list[str] = field(default_factory=lambda: [digest_of(())])
     placed: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The versions that each attempt made."""
+    """The versions of each attempt."""
     restored: Counter[int] = field(default_factory=Counter)
     """How often each version was restored."""
     turns: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The versions at which a key comes, goes, comes again, …"""
+    """The versions at which a key appears, disappears, appears again, …"""
     complaints: list[str] = field(default_factory=list)
 
     @property
@@ -40,13 +40,13 @@ class Timeline:
         return any(not any(self.holds(key, number) for key in keys) for number in range(first, last + 1))
 
     def complain(self, complaint: str) -> None:
-        """Note what is wrong; the first of many such things say enough."""
+        """Add a complaint, up to a maximum."""
         if len(self.complaints) < MOST_COMPLAINTS:
             self.complaints.append(f"{self.table}: {complaint}")
 
 
 def replay(table: str, versions: Iterable[Version], attempts: Mapping[str, Attempt]) -> Timeline:
-    """Walk through a table's versions; each must be the one before it, changed as its attempts say."""
+    """Replay a table's versions; each must be the previous one with the changes of its attempts."""
     line = Timeline(table)
     before: Counter[Row] = Counter()
     try:
@@ -91,7 +91,7 @@ def _explain(line: Timeline, before: Counter[Row], version: Version, attempts: M
 
 
 def _applied(table: str, before: Counter[Row], made_by: Sequence[Attempt]) -> Counter[Row]:
-    """The rows after a version's attempts: several appends, or one of anything else."""
+    """Compute the rows after a version's attempts: several appends, or one of another kind."""
     kinds = {attempt.kind for attempt in made_by}
     if kinds <= {Kind.APPEND, Kind.BATCH}:
         return sum((Counter(attempt.rows(table)) for attempt in made_by), Counter(before))

@@ -1,4 +1,4 @@
-"""A run: tables, writers and readers, a storm, and the verdict. `python -m tests.faults.history --help`."""
+"""A run: tables, writers and readers, faults, and the verdict. `python -m tests.faults.history --help`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.services.s3 import CREDENTIALS
 
 TABLES = ("t0", "t1", "t2", "t3", "t4")
 
-LONGEST_SECONDS = 60
-"""How much longer than told a run may be, until something has happened in it."""
+EXTRA_SECONDS = 60
+"""How much longer than requested a run may take, until enough has happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, and how many writers in how many processes, each with a reader."""
+    """The duration of a run, and the numbers of processes and of writers in each; each writer has a reader."""
 
     variant: Variant
     seconds: float
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened, and what is wrong."""
+    """The numbers of a run, and its complaints."""
 
     history: History
     versions: Mapping[str, int]
@@ -52,12 +52,13 @@ class Report:
     complaints: Sequence[str]
 
     def count(self, kind: Kind, outcome: Outcome = Outcome.ACKNOWLEDGED) -> int:
-        """How many attempts of a kind ended so."""
+        """Count the attempts of a kind with an outcome."""
         return sum(attempt.kind is kind and attempt.outcome is outcome for attempt in self.history.attempts.values())
 
     def __str__(self) -> str:
         lines = [f"struck: {dict(self.strikes)}; versions: {dict(self.versions)}; reads: {len(self.history.reads)}"]
-        told = Counter((f"{found.kind} by {found.client}", found.outcome) for found in self.history.attempts.values())
+        attempts = self.history.attempts.values()
+        told = Counter((f"{attempt.kind} by {attempt.client}", attempt.outcome) for attempt in attempts)
         lines += [
             f"  {what}: " + ", ".join(f"{told[what, outcome]} {outcome}" for outcome in Outcome)
             for what in sorted({what for what, _ in told})
@@ -66,7 +67,7 @@ class Report:
 
 
 def run(plan: Plan, folder: Path) -> Report:
-    """Do it all in an empty folder, which keeps the journals."""
+    """Run in an empty folder, which keeps the journals."""
     journals = folder / "journals"
     journals.mkdir(parents=True)
     with _writers(plan, journals) as processes, stand(plan.variant, folder) as ground:
@@ -87,22 +88,22 @@ def run(plan: Plan, folder: Path) -> Report:
 
 
 def _wait(plan: Plan, journals: Path, ground: Ground) -> None:
-    """For as long as was told; on a machine so slow that nothing has come of it by then, until something has."""
+    """Wait for the duration of the run; on a slow machine longer, until enough has happened."""
     time.sleep(plan.seconds)
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while not (ground.strikes.get("kill") and _something(load(journals))) and time.monotonic() < deadline:
+    deadline = time.monotonic() + EXTRA_SECONDS
+    while not (ground.strikes.get("kill") and _has_enough(load(journals))) and time.monotonic() < deadline:
         time.sleep(0.5)
 
 
-def _something(history: History) -> bool:
-    """Whether somebody has read, appended and committed a batch."""
-    done = {found.kind for found in history.attempts.values() if found.outcome is Outcome.ACKNOWLEDGED}
+def _has_enough(history: History) -> bool:
+    """Whether there were a read, an append and a batch."""
+    done = {attempt.kind for attempt in history.attempts.values() if attempt.outcome is Outcome.ACKNOWLEDGED}
     return bool(history.reads) and {Kind.APPEND, Kind.BATCH} <= done
 
 
 @contextmanager
 def _writers(plan: Plan, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that load what they need while the servers start."""
+    """Start writer processes, which import their packages while the servers start."""
     command = [sys.executable, "-m", "tests.faults.history.writer_process"]
     log = (folder / "writers.log").open("w")
     environ = {**os.environ, **CREDENTIALS}  # clients that read an object store by themselves bring their own
@@ -132,7 +133,7 @@ def _tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def begin(ground: Ground, journals: Path) -> dict[str, str]:
-    """Make the tables, and find out where they lie."""
+    """Create the tables; return their locations."""
     client = Generated(ground.urls[0])
     journal = Journal(journals / "beginning.jsonl")
     start = now()
@@ -146,7 +147,7 @@ def begin(ground: Ground, journals: Path) -> dict[str, str]:
 
 
 def verdict(ground: Ground, history: History, locations: Mapping[str, str]) -> Report:
-    """Look at the storage twice: as the storm left it, and once the next reader has come by."""
+    """Judge the storage twice: directly after the faults, and after the next read through the server."""
     complaints = []
     for server in ground.servers:
         server.kill()

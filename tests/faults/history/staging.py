@@ -1,4 +1,4 @@
-"""A namespace client that keeps commits back, so that several become one batch."""
+"""A namespace client that holds back commits, to send several in one batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lance_namespace as ns
 
 
 class Staging(ns.LanceNamespace):
-    """Passes everything on to another client, but commits: those it keeps in `staged`, and says they are made."""
+    """Pass everything to another client, except commits: collect those in `staged`, and report them as successful."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

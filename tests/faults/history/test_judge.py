@@ -1,4 +1,4 @@
-"""The judge itself: it finds nothing in a history that is right, and finds each thing that can be wrong."""
+"""The judge itself: no complaint about a correct history, and one about each possible violation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.history.judge import judge
 
 @dataclass
 class Story:
-    """Two tables and what was written to them; each write takes the ten moments after the one before it."""
+    """Two tables and their history; each write takes the ten points in time after the previous one."""
 
     attempts: dict[str, Attempt] = field(default_factory=dict)
     versions: dict[str, list[Version]] = field(default_factory=lambda: {"a": [], "b": []})
@@ -24,12 +24,12 @@ class Story:
     time: int = 0
 
     def rows(self, table: str, version: int = -1) -> Counter[Row]:
-        """What a version holds."""
+        """The rows of a version."""
         versions = self.versions[table]
         return Counter(versions[version if version < 0 else version - 1].rows) if versions else Counter()
 
     def tell(self, name: str, kind: Kind, keys: Mapping[str, Iterable[str]], target: int = 0) -> Attempt:
-        """An attempt that was acknowledged."""
+        """Add an acknowledged attempt."""
         keys = {table: tuple(mine) for table, mine in keys.items()}
         self.time += 10
         attempt = Attempt(name, kind, keys, target, "test", self.time, self.time + 5, Outcome.ACKNOWLEDGED)
@@ -37,46 +37,46 @@ class Story:
         return attempt
 
     def change(self, name: str, **changes: object) -> None:
-        """Tell something else of an attempt."""
+        """Replace fields of an attempt."""
         self.attempts[name] = replace(self.attempts[name], **changes)
 
     def publish(
         self, table: str, rows: Iterable[Row], operation: str = "Append", mark: str = "", restored: int = 0
     ) -> None:
-        """A version of a table."""
+        """Add a version of a table."""
         versions = self.versions[table]
         versions.append(Version(len(versions) + 1, operation, Counter(rows), mark, restored))
 
     def append(self, name: str, table: str, *keys: str) -> None:
-        """An append, acknowledged and done."""
+        """Add an acknowledged append, and its version."""
         attempt = self.tell(name, Kind.APPEND, {table: keys})
         self.publish(table, [*self.rows(table).elements(), *attempt.rows(table)])
 
     def batch(self, name: str, *tables: str) -> None:
-        """A batch of a row for each table; it is done in `tables`."""
+        """Add a batch of a row for each table, with versions only in `tables`."""
         attempt = self.tell(name, Kind.BATCH, {table: [f"{name}.{table}"] for table in self.versions})
         for table in tables:
             self.publish(table, [*self.rows(table).elements(), *attempt.rows(table)])
 
     def read(self, table: str, version: int) -> None:
-        """A reader sees a version."""
+        """Add a read of a version."""
         self.time += 10
         digest = digest_of(self.rows(table, version).elements())
         self.reads.append(Read("reader", table, self.time, self.time + 5, digest))
 
     def judge(self) -> list[str]:
-        """The verdict."""
+        """Return the complaints."""
         return judge(History(self.attempts, tuple(self.reads)), self.versions, self.tags)
 
     def check(self, *words: str) -> None:
-        """Assert that there is a complaint with all of these words."""
+        """Assert that there is a complaint that has all of these words."""
         found = self.judge()
         assert any(all(word in complaint for word in words) for complaint in found), found
 
 
 @pytest.fixture
 def story() -> Story:
-    """Something of every kind, all as it should be."""
+    """Build a correct history with every kind of attempt."""
     told = Story()
     beginning = told.tell("beginning", Kind.OVERWRITE, {"a": ["hot"], "b": ["hot"]})
     for table in "ab":

@@ -1,4 +1,4 @@
-"""A process of writers and readers: it takes orders as JSON, a line to begin, and ends with its input."""
+"""A process of writers and readers: reads its orders as JSON and a line to begin, and ends at the end of its input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = {
     Kind.BATCH: 28,
 }
 HOT = tuple(f"hot{i}" for i in range(6))
-"""Keys that are always there: overwrites bring them, deletes leave them, merges update them."""
+"""Keys that every table has: overwrites write them, deletes leave them, merges update them."""
 _BACK = 5
 _MOST_FAILURES = 4
 _PAUSE_SECONDS = 0.06
@@ -35,9 +35,9 @@ _PAUSE_SECONDS = 0.06
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process is to do; `first` numbers its writers among those of all processes.
+    """The orders of a process; `first` is the number of its first writer among those of all processes.
 
-    `patience` is how many seconds a call may take to its end once all is over."""
+    `patience` is how many seconds a call may take after the end of the run."""
 
     urls: list[str]
     tables: list[str]
@@ -50,7 +50,7 @@ class Orders:
 
 
 class Writer:
-    """One thread that tries writes through one client and notes what it is told."""
+    """A thread that writes through one client and records the outcomes."""
 
     def __init__(self, orders: Orders, number: int) -> None:
         self._tables = orders.tables
@@ -65,7 +65,7 @@ class Writer:
         self._count = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Write until told to stop."""
+        """Write until the run ends."""
         failures = 0
         while not stop.is_set():
             outcome = self._try(self._next())
@@ -74,7 +74,7 @@ class Writer:
         self._journal.close()
 
     def _next(self) -> Attempt:
-        """What to try next. The first tables are hot, the last ones rather calm."""
+        """Choose the next attempt. The first tables are written most often, the last ones rarely."""
         self._count += 1
         name = f"{self._name}-{self._count}"
         (kind,) = self._chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
@@ -143,7 +143,7 @@ class Writer:
 
 
 class Reader:
-    """One thread that reads table after table, through one client after another."""
+    """A thread that reads table after table, through one client after another."""
 
     def __init__(self, orders: Orders, number: int) -> None:
         self._orders = orders
@@ -154,7 +154,7 @@ class Reader:
         self._clients: list[Any] = [kind(url) for kind in kinds for url in orders.urls]
 
     def run(self, stop: threading.Event) -> None:
-        """Read until told to stop; what fails is no read."""
+        """Read until the run ends; failed reads are not recorded."""
         while not stop.is_set():
             table, client = self._chance.choice(self._orders.tables), self._chance.choice(self._clients)
             start = now()

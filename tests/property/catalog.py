@@ -1,4 +1,4 @@
-"""The catalog as two dicts, and a machine that does to a server what it does to them."""
+"""A model of the catalog, and a state machine that applies each operation to the model and to a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ numbers = itertools.count(1)
 
 names = st.sampled_from(NAMES)
 parents = st.lists(st.sampled_from(NAMES[:3]), max_size=3).map(tuple)
-"""Few names, so that most are there; deeper ones mostly are not."""
+"""Few names, so that most exist; deeper ones mostly do not."""
 properties = st.dictionaries(st.sampled_from(["owner", "é", "k"]), st.sampled_from(["", "1", "☃ '"]), max_size=2)
 delimiters = st.sampled_from(DELIMITERS)
 limits = st.none() | st.integers(1, 3)
@@ -35,7 +35,7 @@ limits = st.none() | st.integers(1, 3)
 
 @dataclass(frozen=True)
 class Table:
-    """What the model knows of a table."""
+    """A table in the model."""
 
     location: str
     properties: dict[str, str]
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass
 class Model:
-    """A catalog that is surely right: paths below the machine's own namespace, and what is there."""
+    """The expected state of the catalog, by paths below the machine's own namespace."""
 
     namespaces: dict[Path, dict[str, str]] = field(default_factory=lambda: {(): {}})
     tables: dict[Path, Table] = field(default_factory=dict)
@@ -62,19 +62,19 @@ class Model:
 
 
 def outcome(response: httpx.Response) -> tuple[int, int] | None:
-    """Status and code of an error, None for a success."""
+    """Return status and code of an error, None for a success."""
     return None if response.status_code == 200 else (response.status_code, response.json()["code"])
 
 
 class CatalogMachine(RuleBasedStateMachine):
-    """Random histories of catalog operations, each compared with the model at once."""
+    """Random histories of catalog operations, each compared with the model."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self.wire = Wire(url)
         self.root: Path = (f"run{os.getpid()}_{next(numbers)}",)
         self.model = Model()
-        self.left: dict[str, int] = {}
+        self.deregistered: dict[str, int] = {}
         assert outcome(self.wire.namespace(self.root, "create")) is None
 
     def teardown(self) -> None:
@@ -91,7 +91,7 @@ class CatalogMachine(RuleBasedStateMachine):
         return self.wire.table(self.full(path), action, body, **options)
 
     def table_error(self, path: Path) -> tuple[int, int] | None:
-        """What an operation on this table answers if it is not there."""
+        """Return the error of an operation on this table if it does not exist."""
         if path in self.model.tables:
             return None
         return TABLE_MISSING if path[:-1] in self.model.namespaces else NAMESPACE_MISSING
@@ -99,12 +99,12 @@ class CatalogMachine(RuleBasedStateMachine):
     # Namespaces.
 
     @rule(parent=parents, name=names, mode=st.sampled_from([None, "Create", "exist_ok", "Overwrite"]),
-          given=properties, delimiter=delimiters)  # fmt: skip
+          requested=properties, delimiter=delimiters)  # fmt: skip
     def create_namespace(
-        self, parent: Path, name: str, mode: str | None, given: dict[str, str], delimiter: str
+        self, parent: Path, name: str, mode: str | None, requested: dict[str, str], delimiter: str
     ) -> None:
         path = (*parent, name)
-        response = self.namespace(path, "create", {"mode": mode, "properties": given}, delimiter)
+        response = self.namespace(path, "create", {"mode": mode, "properties": requested}, delimiter)
         if parent not in self.model.namespaces:
             assert outcome(response) == NAMESPACE_MISSING
         elif path in self.model.namespaces and mode in (None, "Create"):
@@ -112,8 +112,8 @@ class CatalogMachine(RuleBasedStateMachine):
         else:
             if mode == "Overwrite":
                 self.model.drop_below(path)
-            seen = self.model.namespaces.setdefault(path, given)
-            assert self.wire.good(response)["properties"] == seen
+            expected = self.model.namespaces.setdefault(path, requested)
+            assert self.wire.good(response)["properties"] == expected
 
     @rule(path=parents, mode=st.sampled_from([None, "Fail", "Skip"]),
           behavior=st.sampled_from([None, "Restrict", "Cascade"]), delimiter=delimiters)  # fmt: skip
@@ -130,7 +130,7 @@ class CatalogMachine(RuleBasedStateMachine):
             self.model.drop_below(path)
 
     @rule(path=parents, name=st.none() | names, delimiter=delimiters)
-    def look_at_a_namespace(self, path: Path, name: str | None, delimiter: str) -> None:
+    def describe_namespace(self, path: Path, name: str | None, delimiter: str) -> None:
         path = path if name is None else (*path, name)
         described, exists = (self.namespace(path, action, None, delimiter) for action in ("describe", "exists"))
         if path in self.model.namespaces:
@@ -141,19 +141,19 @@ class CatalogMachine(RuleBasedStateMachine):
 
     # Tables as entries.
 
-    @rule(parent=parents, name=names, given=properties, delimiter=delimiters)
-    def declare_table(self, parent: Path, name: str, given: dict[str, str], delimiter: str) -> None:
+    @rule(parent=parents, name=names, requested=properties, delimiter=delimiters)
+    def declare_table(self, parent: Path, name: str, requested: dict[str, str], delimiter: str) -> None:
         path = (*parent, name)
-        response = self.table(path, "declare", {"properties": given}, delimiter=delimiter)
+        response = self.table(path, "declare", {"properties": requested}, delimiter=delimiter)
         if parent not in self.model.namespaces:
             assert outcome(response) == NAMESPACE_MISSING
         elif path in self.model.tables:
             assert outcome(response) == TABLE_EXISTS
         else:
-            made = self.wire.good(response)
-            assert made["properties"] == given
-            assert made["location"] not in {table.location for table in self.model.tables.values()}
-            self.model.tables[path] = Table(made["location"], given)
+            body = self.wire.good(response)
+            assert body["properties"] == requested
+            assert body["location"] not in {table.location for table in self.model.tables.values()}
+            self.model.tables[path] = Table(body["location"], requested)
 
     @rule(parent=parents, name=names, rows=st.integers(0, 3), mode=st.sampled_from([None, "create", "exist_ok"]))
     def create_table(self, parent: Path, name: str, rows: int, mode: str | None) -> None:
@@ -166,11 +166,11 @@ class CatalogMachine(RuleBasedStateMachine):
         elif path in self.model.tables and not declared and mode != "exist_ok":
             assert outcome(response) == TABLE_EXISTS
         else:
-            made = self.wire.good(response)
-            self.model.tables.setdefault(path, Table(made["location"], {}, rows))
+            location = self.wire.good(response)["location"]
+            self.model.tables.setdefault(path, Table(location, {}, rows))
             if declared:
                 self.model.tables[path] = replace(self.model.tables[path], rows=rows)
-            assert made["location"] == self.model.tables[path].location
+            assert location == self.model.tables[path].location
 
     @rule(source=parents, name=names, into=st.none() | parents, new=names, delimiter=delimiters)
     def rename_table(self, source: Path, name: str, into: Path | None, new: str, delimiter: str) -> None:
@@ -198,13 +198,13 @@ class CatalogMachine(RuleBasedStateMachine):
             table = self.model.tables.pop(path)
             assert response.json()["location"] == table.location
             if table.rows is not None:
-                self.left[table.location] = table.rows
+                self.deregistered[table.location] = table.rows
 
     @rule(parent=parents, name=names, mode=st.sampled_from([None, "Overwrite"]), data=st.data())
     def register_table(self, parent: Path, name: str, mode: str | None, data: st.DataObject) -> None:
-        if not self.left:
+        if not self.deregistered:
             return
-        path, location = (*parent, name), data.draw(st.sampled_from(sorted(self.left)))
+        path, location = (*parent, name), data.draw(st.sampled_from(sorted(self.deregistered)))
         response = self.table(path, "register", {"location": location, "mode": mode, "properties": {"k": "r"}})
         if parent not in self.model.namespaces:
             assert outcome(response) == NAMESPACE_MISSING
@@ -214,8 +214,8 @@ class CatalogMachine(RuleBasedStateMachine):
             assert self.wire.good(response)["location"] == location
             before = self.model.tables.get(path)
             if before is not None and before.rows is not None:
-                self.left[before.location] = before.rows
-            self.model.tables[path] = Table(location, {"k": "r"}, self.left.pop(location))
+                self.deregistered[before.location] = before.rows
+            self.model.tables[path] = Table(location, {"k": "r"}, self.deregistered.pop(location))
 
     @rule(parent=parents, name=names)
     def drop_table(self, parent: Path, name: str) -> None:
@@ -224,24 +224,24 @@ class CatalogMachine(RuleBasedStateMachine):
         self.model.tables.pop(path, None)
 
     @rule(parent=parents, name=names, delimiter=delimiters)
-    def look_at_a_table(self, parent: Path, name: str, delimiter: str) -> None:
+    def describe_table(self, parent: Path, name: str, delimiter: str) -> None:
         path = (*parent, name)
         described, exists = (self.table(path, action, delimiter=delimiter) for action in ("describe", "exists"))
         assert outcome(described) == outcome(exists) == self.table_error(path)
         if (table := self.model.tables.get(path)) is not None:
-            seen = described.json()
-            assert (seen["location"], seen["properties"]) == (table.location, table.properties)
-            assert (seen["table"], seen["namespace"]) == (name, list(self.full(parent)))
+            body = described.json()
+            assert (body["location"], body["properties"]) == (table.location, table.properties)
+            assert (body["table"], body["namespace"]) == (name, list(self.full(parent)))
         if table is not None and table.rows is not None:
             assert self.table(path, "count_rows").text == str(table.rows)
 
     # Lists.
 
     @rule(path=parents, limit=limits)
-    def list_a_namespace(self, path: Path, limit: int | None) -> None:
+    def list_namespace(self, path: Path, limit: int | None) -> None:
         if path not in self.model.namespaces:
-            for what in ("list", "table/list"):
-                assert outcome(self.wire.namespace(self.full(path), what, method="GET")) == NAMESPACE_MISSING
+            for action in ("list", "table/list"):
+                assert outcome(self.wire.namespace(self.full(path), action, method="GET")) == NAMESPACE_MISSING
             return
         base = f"/v1/namespace/{quote('$'.join(self.full(path)), safe='')}"
         assert self.wire.pages(f"{base}/list", "namespaces", limit) == self.model.children(path)
@@ -251,6 +251,6 @@ class CatalogMachine(RuleBasedStateMachine):
 
     @invariant()
     def all_tables_are_listed(self) -> None:
-        found = self.wire.pages("/v1/table", "tables", None, delimiter="\n")
-        mine = {tuple(entry.split("\n"))[1:] for entry in found if entry.split("\n")[0] == self.root[0]}
-        assert mine == set(self.model.tables)
+        entries = self.wire.pages("/v1/table", "tables", None, delimiter="\n")
+        listed = {tuple(entry.split("\n"))[1:] for entry in entries if entry.split("\n")[0] == self.root[0]}
+        assert listed == set(self.model.tables)

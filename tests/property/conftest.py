@@ -1,4 +1,4 @@
-"""A server on each database, and how long to look for mistakes."""
+"""A server on each database, and the number of histories to try."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.server import ServerProcess
 
 @pytest.fixture(scope="package", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server on each database; what it logs as an error is one."""
+    """Start a server on each database; the tests fail if it logs an error."""
     root = tmp_path_factory.mktemp("property")
     if request.param == "sqlite":
         yield from _running(ServerProcess(root))
@@ -31,7 +31,7 @@ def _running(server: ServerProcess) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def bounds() -> settings:
-    """How many histories to try: `PROPERTY_EXAMPLES=1000 make test PYTEST_ARGS=tests/property` looks longer."""
+    """The number of histories to try: `PROPERTY_EXAMPLES=1000 make test PYTEST_ARGS=tests/property` tries more."""
     return settings(
         max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "12")),
         derandomize="PROPERTY_EXAMPLES" not in os.environ,

@@ -1,4 +1,4 @@
-"""Grants as a dict, and a machine that asks a catalog, as each of some principals, what the dict says they may do."""
+"""A model of grants, and a state machine that compares it with what a catalog allows each of some principals."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tiltyard.model.principals import EVERYBODY, Principal
 
 Path = tuple[str, ...]
 Grants = dict[tuple[str, str, Path], set[str]]
-"""Who (kind:name), the kind of object, its path: the privileges."""
+"""From grantee (kind:name), kind of object and path to the privileges."""
 
 PRIVILEGES = ("use", "read", "write", "alter", "create", "drop", "manage_grants", "run_udfs", "administer")
 OWNED = frozenset(PRIVILEGES) - {"run_udfs", "administer"}
-"""What creators have."""
+"""The privileges granted to creators."""
 NAMESPACES: tuple[Path, ...] = ((), ("a",), ("a", "b"), ("a_2",))
 NAMES = ("t", "t_2")
 PEOPLE = (Principal("ann", ("day",)), Principal("bob"), Principal("eve", ("day", "night")))
@@ -40,31 +40,33 @@ privileges = st.sets(st.sampled_from(PRIVILEGES), min_size=1, max_size=3)
 
 
 class Model:
-    """What was granted, who is in which role, and which tables there are."""
+    """The expected grants, members of roles, and tables."""
 
     def __init__(self) -> None:
         self.grants: Grants = {}
         self.members: set[tuple[str, str]] = set()
         self.tables: dict[Path, int] = {}
-        """By path, a number that tells a table from another of its name."""
+        """By path, a number that distinguishes a table from another of the same name."""
 
-    def whoever(self, person: Principal) -> set[str]:
-        itself = {f"principal:{person.name}", *(f"group:{group}" for group in person.groups)}
-        return itself | {f"role:{role}" for role, member in self.members if member in itself}
+    def grantees_of(self, person: Principal) -> set[str]:
+        members = {f"principal:{person.name}", *(f"group:{group}" for group in person.groups)}
+        return members | {f"role:{role}" for role, member in self.members if member in members}
 
     def may(self, person: Principal, kind: str, path: Path) -> set[str]:
-        """What somebody may do with an object: as granted there, above, or on the server."""
+        """Return a principal's privileges on an object: granted on it, on an ancestor, or on the server."""
         above = path[:-1] if kind == "table" else path
         places = [("server", ()), *(("namespace", above[:depth]) for depth in range(len(above) + 1))]
         if kind == "table":
             places.append(("table", path))
         if kind == "server":
             places = places[:1]
-        found = {p for who in self.whoever(person) for place in places for p in self.grants.get((who, *place), ())}
-        return set(PRIVILEGES) if "administer" in found else found | ({"use"} if found else set())
+        granted = {
+            p for who in self.grantees_of(person) for place in places for p in self.grants.get((who, *place), ())
+        }
+        return set(PRIVILEGES) if "administer" in granted else granted | ({"use"} if granted else set())
 
     def sees(self, person: Principal, path: Path) -> bool:
-        """Whether somebody sees a namespace: as granted, or on the way to something below."""
+        """Return whether a principal sees a namespace: by a grant on it, on an ancestor, or on anything in it."""
         if not path or self.may(person, "namespace", path):
             return True
         below = [p for p in NAMESPACES if p[: len(path)] == path]
@@ -77,12 +79,12 @@ class Model:
 
 
 class GrantsMachine(RuleBasedStateMachine):
-    """Random histories of grants, roles and tables; after each step everybody's answers are the model's."""
+    """Random histories of grants, roles and tables; after each step, every principal's responses are the model's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="tilt-grants-")
-        self.twin = tiltyard.Namespace(self.folder.name, jobs=0)
+        self.namespace = tiltyard.Namespace(self.folder.name, jobs=0)
         self.model = Model()
         self.numbers = itertools.count(1)
         for path in NAMESPACES[1:]:
@@ -91,12 +93,12 @@ class GrantsMachine(RuleBasedStateMachine):
             self.ask(EVERYBODY, "CreateRole", role=role)
 
     def teardown(self) -> None:
-        self.twin.close()
+        self.namespace.close()
         self.folder.cleanup()
 
     def ask(self, person: Principal, operation: str, **fields: Any) -> Any:
-        self.twin._principal = person
-        answer = self.twin.call(operation, {name: value for name, value in fields.items() if value is not None})
+        self.namespace._principal = person
+        answer = self.namespace.call(operation, {name: value for name, value in fields.items() if value is not None})
         return answer if isinstance(answer, dict) else answer.to_dict()
 
     def outcome(self, person: Principal, operation: str, **fields: Any) -> type[Exception] | None:
@@ -113,28 +115,28 @@ class GrantsMachine(RuleBasedStateMachine):
 
     # Changes, by an administrator.
 
-    @rule(who=grantees, home=spaces, name=st.none() | names, what=privileges, on_server=st.integers(0, 9))
-    def grant(self, who: str, home: Path, name: str | None, what: set[str], on_server: int) -> None:
+    @rule(who=grantees, home=spaces, name=st.none() | names, granted=privileges, on_server=st.integers(0, 9))
+    def grant(self, who: str, home: Path, name: str | None, granted: set[str], on_server: int) -> None:
         kind, path = self.object(home, name, on_server == 0)
         if kind == "table" and path not in self.model.tables:
             return
-        self.change("GrantPrivileges", who, kind, path, what)
-        self.model.grants.setdefault((who, kind, path), set()).update(what)
+        self.change("GrantPrivileges", who, kind, path, granted)
+        self.model.grants.setdefault((who, kind, path), set()).update(granted)
 
     @precondition(lambda self: self.model.grants)
-    @rule(number=st.integers(0, 100), what=privileges, all_of_it=st.booleans())
-    def revoke(self, number: int, what: set[str], all_of_it: bool) -> None:
+    @rule(number=st.integers(0, 100), some=privileges, all_of_it=st.booleans())
+    def revoke(self, number: int, some: set[str], all_of_it: bool) -> None:
         key = sorted(self.model.grants)[number % len(self.model.grants)]
-        gone = set(PRIVILEGES) if all_of_it else what
-        self.change("RevokePrivileges", *key, gone)
-        self.model.grants[key] -= gone
+        revoked = set(PRIVILEGES) if all_of_it else some
+        self.change("RevokePrivileges", *key, revoked)
+        self.model.grants[key] -= revoked
         if not self.model.grants[key]:
             del self.model.grants[key]
 
-    def change(self, operation: str, who: str, kind: str, path: Path, what: set[str]) -> None:
+    def change(self, operation: str, who: str, kind: str, path: Path, changed: set[str]) -> None:
         grantee_kind, _, grantee = who.partition(":")
         on = {"object_kind": kind, "id": None if kind == "server" else list(path)}
-        self.ask(EVERYBODY, operation, **on, grantee=grantee, grantee_kind=grantee_kind, privileges=sorted(what))
+        self.ask(EVERYBODY, operation, **on, grantee=grantee, grantee_kind=grantee_kind, privileges=sorted(changed))
 
     @staticmethod
     def object(home: Path, name: str | None, server: bool) -> tuple[str, Path]:
@@ -175,19 +177,19 @@ class GrantsMachine(RuleBasedStateMachine):
             del self.model.grants[who, kind, path]
             self.model.grants[who, kind, new] = held
 
-    # A change by those who may, and may not.
+    # Changes by principals who may make them, and who may not.
 
     @rule(person=people, home=spaces, name=names)
     def drop_as(self, person: Principal, home: Path, name: str) -> None:
         path = (*home, name)
         may = self.model.may(person, "table", path) if path in self.model.tables else set()
-        seen = self.outcome(person, "DropTable", id=list(path))
+        error = self.outcome(person, "DropTable", id=list(path))
         if "drop" in may:
-            assert seen is None
+            assert error is None
             del self.model.tables[path]
             self.model.grants = {key: held for key, held in self.model.grants.items() if key[1:] != ("table", path)}
         else:
-            assert seen is (PermissionDeniedError if may else self.model.missing(person, path))
+            assert error is (PermissionDeniedError if may else self.model.missing(person, path))
 
     @rule(person=people, home=spaces, name=names)
     def create_as(self, person: Principal, home: Path, name: str) -> None:
@@ -195,19 +197,19 @@ class GrantsMachine(RuleBasedStateMachine):
         if path in self.model.tables:
             return
         may = self.model.may(person, "namespace", home)
-        seen = self.outcome(person, "DeclareTable", id=list(path))
+        error = self.outcome(person, "DeclareTable", id=list(path))
         if "create" in may:
-            assert seen is None
+            assert error is None
             self.model.tables[path] = next(self.numbers)
             if not may >= OWNED:
                 self.model.grants[f"principal:{person.name}", "table", path] = set(OWNED)
         else:
-            assert seen is (PermissionDeniedError if self.model.sees(person, home) else NamespaceNotFoundError)
+            assert error is (PermissionDeniedError if self.model.sees(person, home) else NamespaceNotFoundError)
 
-    # What everybody sees.
+    # Checks of what each principal sees.
 
     @invariant()
-    def answers_are_the_models(self) -> None:
+    def responses_are_the_models(self) -> None:
         for person in PEOPLE:
             for home in NAMESPACES:
                 self.check_namespace(person, home)
@@ -235,18 +237,18 @@ class GrantsMachine(RuleBasedStateMachine):
         if not may:
             assert self.outcome(person, "DescribeTable", id=list(path)) is self.model.missing(person, path)
             return
-        told = self.ask(person, "CheckPrivileges", object_kind="table", id=list(path))
-        assert set(told["privileges"]) == may
+        response = self.ask(person, "CheckPrivileges", object_kind="table", id=list(path))
+        assert set(response["privileges"]) == may
 
     def pages(self, person: Principal, operation: str, entries: str, home: Path | None, limit: int) -> list[str]:
-        """All entries, from pages of which none but the last is short."""
-        found: list[str] = []
+        """Return all entries from the pages; check that only the last one is short."""
+        names: list[str] = []
         token = None
         while True:
-            where = None if home is None else list(home)
-            page = self.ask(person, operation, id=where, limit=limit, page_token=token)
-            found += page[entries]
+            id_ = None if home is None else list(home)
+            page = self.ask(person, operation, id=id_, limit=limit, page_token=token)
+            names += page[entries]
             token = page.get("page_token")
             if not token:
-                return found
+                return names
             assert len(page[entries]) == limit

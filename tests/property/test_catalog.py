@@ -1,4 +1,4 @@
-"""Histories of catalog operations against a model."""
+"""Random histories of catalog operations, compared with a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of grants against a model."""
+"""Random histories of grants, compared with a model."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def test_schedule_orphan_deletion_schedules_only_orphans(store: Store, clock: Cl
     store.remove_table(("d",), delete_folder=True, keep_ms=KEEP)
     store.add_clone(store.insert_table(("g",), "mem://g", {}).id, "mem://copied once")
     store.remove_table(("g",), delete_folder=False)
-    store.schedule_deletion("mem://doomed", clock.now + HOUR, CREATING)
-    names = "around", "in/side", "kept", "copied", "copied and dropped", "doomed", "copied once", "unknown"
+    store.schedule_deletion("mem://scheduled", clock.now + HOUR, CREATING)
+    names = "around", "in/side", "kept", "copied", "copied and dropped", "scheduled", "copied once", "unknown"
     marked = [name for name in names if store.schedule_orphan_deletion(f"mem://{name}", clock.now, "gc")]
     assert marked == ["copied once", "unknown"]
     assert {folder.location for folder in store.claim_due_deletions(10, HOUR)} == {f"mem://{name}" for name in marked}

@@ -70,11 +70,11 @@ def test_jobs_submitted_before_their_table_are_found_by_its_name(store: Store, c
     assert sorted(store.unfinished_jobs_by_table_name("gc")) == [(first, ("space", "t")), (clock.now, ())]
 
 
-@pytest.mark.parametrize("doom", [True, False])
-def test_clone_of_a_removed_clone_has_the_first_source_too(store: Store, clock: Clock, doom: bool) -> None:
+@pytest.mark.parametrize("dropped", [True, False])
+def test_clone_of_a_removed_clone_has_the_first_source_too(store: Store, clock: Clock, dropped: bool) -> None:
     first = store.insert_table(("c",), "mem://c", {})
     store.add_clone(first.id, "mem://s")
-    store.remove_table(("c",), delete_folder=doom, keep_ms=KEEP)
+    store.remove_table(("c",), delete_folder=dropped, keep_ms=KEEP)
     second = store.insert_table(("d",), "mem://d", {})
     store.add_clone(second.id, "mem://c")
     clock.advance(KEEP)

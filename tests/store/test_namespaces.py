@@ -47,7 +47,7 @@ def test_create_namespace_returns_what_describe_returns(store: Store, clock: Clo
     assert created.created_at == clock.now
 
 
-def test_root_exists_and_is_nobodys_to_create_or_drop(store: Store) -> None:
+def test_root_exists_and_cannot_be_created_or_dropped(store: Store) -> None:
     assert store.describe_namespace(()).id == 1
     for mode in CreateMode:
         with pytest.raises(InvalidInputError):
@@ -74,7 +74,7 @@ def test_create_namespace_twice_depends_on_the_mode(store: Store) -> None:
     assert store.list_namespaces(("a",), None, 10) == []
 
 
-def test_create_namespace_overwrite_dooms_the_tables_that_were_in_it(store: Store) -> None:
+def test_create_namespace_overwrite_schedules_the_deletion_of_its_tables_folders(store: Store) -> None:
     store.create_namespace(("a",), {})
     store.create_namespace(("a", "b"), {})
     store.insert_table(("a", "b", "t"), "mem://t", {})

@@ -106,8 +106,8 @@ def test_drop_namespace_cascade_against_children_leaves_nothing_behind(store: St
         assert kinds(outcomes) <= {NamespaceNotFoundError}
         assert store.list_namespaces((), None, 10) == []
         assert store.list_all_tables(None, 10) == []
-        doomed = [folder.location for folder in store.claim_due_deletions(10, 0)]
-        assert doomed == ([] if isinstance(outcomes[1], Exception) else ["mem://t"])
+        deletions = [folder.location for folder in store.claim_due_deletions(10, 0)]
+        assert deletions == ([] if isinstance(outcomes[1], Exception) else ["mem://t"])
         store.complete_deletion("mem://t")
 
 

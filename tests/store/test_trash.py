@@ -248,11 +248,11 @@ def test_an_empty_namespace_is_kept_and_expires_by_the_same_clock(store: Store, 
         store.restore_namespace(("e",))
 
 
-@pytest.mark.parametrize("doom", [True, False])
-def test_restore_table_by_many_one_wins(store: Store, doom: bool) -> None:
+@pytest.mark.parametrize("dropped", [True, False])
+def test_restore_table_by_many_one_wins(store: Store, dropped: bool) -> None:
     store.insert_table(("t",), "mem://t", {})
     for _ in range(10):
-        store.remove_table(("t",), delete_folder=doom, keep_ms=KEEP)
+        store.remove_table(("t",), delete_folder=dropped, keep_ms=KEEP)
         outcomes = race(*[lambda i=i: store.restore_table(("t",), (f"t{i}",)) for i in range(8)])
         assert len(won(outcomes)) == 1
         assert kinds(outcomes) == {TableNotFoundError}

@@ -41,7 +41,7 @@ class RequestAuthentication:
         if self.is_open:
             return EVERYBODY
         credentials = from_headers(headers)
-        return None if credentials is None else self.authenticator.cached(credentials)
+        return None if credentials is None else self.authenticator.cached_principal(credentials)
 
     def check_browser(self, headers: Headers) -> None:
         """Raise PermissionDeniedError for a request of a foreign page, on a server without authentication."""

@@ -65,7 +65,7 @@ class Authenticator:
         self._fresh_until = 0.0
         self._unavailable: tuple[float, str] | None = None
 
-    def cached(self, credentials: Credentials) -> Principal | None:
+    def cached_principal(self, credentials: Credentials) -> Principal | None:
         """Return the principal from the cache, or None. Does not block."""
         entry = self._cache.get(credentials.digest)
         if entry is None or time.monotonic() > self._fresh_until or entry.until <= self._clock():
@@ -75,7 +75,7 @@ class Authenticator:
     def authenticate(self, credentials: Credentials) -> Principal:
         """Return the principal; may read the catalog. Raises UnauthenticatedError, ServiceUnavailableError."""
         generation = self._refresh()
-        if (principal := self.cached(credentials)) is not None:
+        if (principal := self.cached_principal(credentials)) is not None:
             return principal
         entry = self._verify(credentials)
         with self._lock:

@@ -59,7 +59,7 @@ def check_no_overlap(connection: Connection, location: str) -> None:
 
 
 def find_overlap(connection: Connection, location: str) -> str | None:
-    """Return why a folder overlaps another, or None; until the transaction ends, no other call of this returns."""
+    """Return why a folder overlaps another, or None. Concurrent calls wait until this transaction ends."""
     connection.row(SERIALIZE)
     above = parent_folders(location)
     below = f"{location}/", f"{location}0"  # "0" is what follows "/"

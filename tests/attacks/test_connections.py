@@ -82,7 +82,7 @@ def test_strangers_with_bodies_that_do_not_end_take_no_more_memory_than_all_of_t
         in_body = b'{"identity": {"api_key": "%s"}}' % key.encode()
         asks = ASKS.replace(b"Length: 2\r\n\r\n{}", b"Length: %d\r\n\r\n%s" % (len(in_body), in_body))
         assert exchange(server.url, asks).status == 200
-        assert [line for line in server.log if "whose callers nobody knows yet" in line]
+        assert [line for line in server.log if "of clients not authenticated yet" in line]
 
 
 def test_server_with_tls_and_handshakes_that_do_not_end_serves_who_comes(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""HTTP: from the wire to an operation and back. The only place that knows of it."""
+"""HTTP: from the wire to an operation and back. No other package knows of it."""

@@ -140,7 +140,7 @@ class Connections:
             self.remove(connection)
             connection.displace()
             ended += 1
-        self._warn(f"{ANONYMOUS_BYTES >> 20} MiB of requests are held whose callers nobody knows yet", ended)
+        self._warn(f"{ANONYMOUS_BYTES >> 20} MiB of requests are held of clients not authenticated yet", ended)
 
     def authenticate(self, connection: Connection) -> None:
         """Count a connection as authenticated."""

@@ -41,7 +41,7 @@ class CommitStep(StrEnum):
     """What an operation is in the commit protocol of Lance's clients (`tiltyard.api.execution.commit_queue`)."""
 
     READ_LATEST = "read_latest"
-    """It answers the latest version, on which a client writes its manifest."""
+    """It returns the latest version, on which a client writes its manifest."""
     COMMIT = "commit"
     """It commits that manifest as the next version, or loses to another client."""
 
@@ -140,7 +140,7 @@ class UnknownOperationError(RuntimeError):
 
 
 class UndeclaredNeedsError(RuntimeError):
-    """A decorated function does not declare its needs: nobody could be refused."""
+    """A decorated function does not declare its needs, so no caller could be refused."""
 
 
 class Facts(TypedDict, total=False):

@@ -39,7 +39,7 @@ MAX_HEADERS = 1000
 FRAMING_PER_BYTE = 16
 """Bytes that frame a chunked body (sizes and extensions of chunks), for each of its own, on top of MAX_HEAD_BYTES."""
 MAX_PIPELINED = 32
-"""Requests of a connection that wait for the answer to an earlier one; each takes some kilobytes."""
+"""Requests of a connection that wait for the response to an earlier one; each takes some kilobytes."""
 LINE_BYTES = 4
 """Bytes of a header line besides name and value: colon, space, and its end."""
 

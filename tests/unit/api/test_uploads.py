@@ -141,7 +141,7 @@ def test_upload_window_holds_back_the_sender(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(body, StreamedBody)
         feeding = asyncio.get_running_loop().create_task(body.feed())
         await asyncio.sleep(0.1)
-        held = body._held
+        held = body._held_bytes
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
         return held

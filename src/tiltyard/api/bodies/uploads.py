@@ -180,10 +180,10 @@ class StreamedBody:
         self._limit = limit
         self._chunks = first
         self._received = sum(map(len, first))
-        self._held = self._received + CHUNK_OVERHEAD * len(first)
+        self._held_bytes = self._received + CHUNK_OVERHEAD * len(first)
         self._changed = threading.Condition()
         self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Event()
+        self._has_room = asyncio.Event()
         self._body_reader = body_reader
         self._is_fed = body_reader is not None
         self._error: BaseException | None = None
@@ -213,7 +213,7 @@ class StreamedBody:
         """Receive chunks until the body ends, on the event loop, while a thread reads them."""
         if self._body_reader is not None:
             try:
-                await self._room.wait()
+                await self._has_room.wait()
             finally:
                 self._body_reader.close()
             return
@@ -223,14 +223,14 @@ class StreamedBody:
                 chunk, more = await _next(self._receive)
                 self._received += len(chunk)
                 _check_size(self._received, self._limit)
-                self._room.clear()
+                self._has_room.clear()
                 with self._changed:
                     self._chunks.append(chunk)
-                    self._held += len(chunk) + CHUNK_OVERHEAD
-                    is_full = self._held >= WINDOW
+                    self._held_bytes += len(chunk) + CHUNK_OVERHEAD
+                    is_full = self._held_bytes >= WINDOW
                     self._changed.notify()
                 if is_full:
-                    await self._room.wait()
+                    await self._has_room.wait()
         except BaseException as error:
             self._error = error
             if not isinstance(error, (HttpError, ClientGoneError)):
@@ -323,7 +323,7 @@ class StreamedBody:
             raise
         finally:
             if not body_reader.remaining or body_reader.error:
-                self._loop.call_soon_threadsafe(self._room.set)
+                self._loop.call_soon_threadsafe(self._has_room.set)
 
     def _wait_for_chunks(self, most: int) -> list[bytes]:
         """Return up to `most` bytes of the window once it has some; none at its end. Raises OSError for a cut body."""
@@ -343,12 +343,12 @@ class StreamedBody:
                 self._chunks.appendleft(memoryview(chunk)[most:])  # type: ignore[arg-type]  # a view of bytes reads alike
                 chunk = memoryview(chunk)[:most]  # type: ignore[assignment]  # as above
             else:
-                self._held -= CHUNK_OVERHEAD
+                self._held_bytes -= CHUNK_OVERHEAD
             most -= len(chunk)
-            self._held -= len(chunk)
+            self._held_bytes -= len(chunk)
             chunks.append(chunk)
-        if self._held < WINDOW // 2 and self._body_reader is None:
-            self._loop.call_soon_threadsafe(self._room.set)
+        if self._held_bytes < WINDOW // 2 and self._body_reader is None:
+            self._loop.call_soon_threadsafe(self._has_room.set)
         return chunks
 
 

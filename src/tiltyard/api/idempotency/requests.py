@@ -307,7 +307,7 @@ class IdempotentRequest(LeasedRequest):
             try:
                 self._store.mark_client_disconnected(record.claim)
             except LanceNamespaceError as error:
-                log.warning("cannot note that the client of request %s has left: %s", record.id, error)
+                log.warning("cannot record that the client of request %s has left: %s", record.id, error)
 
     def _discard(self, claim: RequestClaim) -> None:
         self._record = None
@@ -324,9 +324,9 @@ class IdempotentRequest(LeasedRequest):
             return
         try:
             if not self._store.finish_request(record.claim, status, body, self._fingerprint(), acknowledged):
-                log.warning("the repeat of request %s was begun before it ended", record.id)
+                log.warning("a repeat of request %s started before it ended", record.id)
         except LanceNamespaceError as error:
-            log.warning("cannot keep the answer to request %s: %s", record.id, error)
+            log.warning("cannot store the response to request %s: %s", record.id, error)
         finally:
             self._leases.remove(record.id, self)
 
@@ -342,7 +342,7 @@ class IdempotentRequest(LeasedRequest):
             else:
                 self._store.release_request(record.claim)
         except LanceNamespaceError as failure:
-            log.warning("cannot let go of request %s: %s", record.id, failure)
+            log.warning("cannot release request %s: %s", record.id, failure)
 
 
 def _is_refusal(error: BaseException) -> bool:

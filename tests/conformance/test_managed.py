@@ -128,8 +128,8 @@ def test_concurrent_writers_rebase_and_lose_nothing(rest: Any, remote: Any, serv
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(24)))
-    found = sorted(opened(rest, made).to_table()["id"].to_pylist())
-    assert found == [1, 2, 3, *range(100, 124)]
+    ids = sorted(opened(rest, made).to_table()["id"].to_pylist())
+    assert ids == [1, 2, 3, *range(100, 124)]
     assert plain(server, rest, made).count_rows() == 27
 
 

@@ -39,13 +39,13 @@ def code(response: Any) -> tuple[int, int]:
 
 def dropped(world: World, name: str) -> list[dict[str, Any]]:
     """List dropped tables of one name, newest first."""
-    found, token = [], None
+    tables, token = [], None
     while True:
         page = world.post("/tiltyard/v1/table/dropped", {"limit": 50, "page_token": token})
-        found += [entry for entry in page["tables"] if entry["id"] == name.split("$")]
+        tables += [entry for entry in page["tables"] if entry["id"] == name.split("$")]
         token = page.get("page_token")
         if not token:
-            return found
+            return tables
 
 
 def test_undrop_table_brings_back_data_versions_and_properties(world: World, rest: Any, remote: Any) -> None:
@@ -167,8 +167,8 @@ def test_a_namespace_undropped_below_a_newer_one_is_dropped_and_undropped_with_i
 
 def test_gc_and_repair_by_http(world: World) -> None:
     [name] = world.table()
-    found = world.post(f"/tiltyard/v1/table/{name}/gc", {"dry_run": True})
-    assert (found["num_files"], found["num_bytes"], found["files"]) == (0, 0, [])
+    response = world.post(f"/tiltyard/v1/table/{name}/gc", {"dry_run": True})
+    assert (response["num_files"], response["num_bytes"], response["files"]) == (0, 0, [])
     world.wait(world.post(f"/tiltyard/v1/table/{name}/gc")["transaction_id"])
     transaction = world.post("/tiltyard/v1/gc", {"dry_run": True})["transaction_id"]
     world.wait(transaction)
@@ -222,8 +222,8 @@ def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -
         stray = location / "_versions" / f"{2**64 - 9}.manifest-left"
         stray.write_bytes(b"x" * 2048)
         assert "Found 0 files" in tiltyard(tmp_path, "gc", name, "--dry-run")
-        found = tiltyard(tmp_path, "gc", "--dry-run", "--gc-safety-days", "0")
-        assert "2.0 KiB  staged manifest" in found and "Found 1 files, 2.0 KiB." in found and stray.exists()
+        output = tiltyard(tmp_path, "gc", "--dry-run", "--gc-safety-days", "0")
+        assert "2.0 KiB  staged manifest" in output and "Found 1 files, 2.0 KiB." in output and stray.exists()
         assert "Removed 1 files" in tiltyard(tmp_path, "gc", name, "--gc-safety-days", "0")
         assert not stray.exists()
         assert tiltyard(tmp_path, "repair") == "Nothing is wrong.\n"
@@ -249,12 +249,12 @@ def test_gc_command_counts_the_unknown_folders_that_it_removed(tmp_path: Path, m
         lance.write_dataset(ROWS, folder)
 
     def look_and_let_register(ctx: Context) -> list[UnknownFolder]:
-        found = find_unknown_folders(ctx)
+        folders = find_unknown_folders(ctx)
         ctx.store.insert_table(("back",), back, {}, registered=True)
-        return found
+        return folders
 
     open_services(Settings(root=str(tmp_path))).store.close()  # as a server has left it
     monkeypatch.setattr(garbage, "find_unknown_folders", look_and_let_register)
-    told = tiltyard(tmp_path, "gc", "--unknown-folders", "--gc-safety-days", "0")
-    assert back in told and gone in told and "Removed 1 unknown folders" in told
+    output = tiltyard(tmp_path, "gc", "--unknown-folders", "--gc-safety-days", "0")
+    assert back in output and gone in output and "Removed 1 unknown folders" in output
     assert lance.dataset(back).count_rows() == 3 and not Path(gone).exists()

@@ -95,8 +95,8 @@ def folder(server: Server) -> Path:
 def test_create_version_makes_a_declared_table_readable_without_the_server(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    found = create(server, "t", 1, stage(folder, 1, tmp_path).lstrip("/"))
-    assert found.manifest_path == f"{folder}/_versions/{2**64 - 2}.manifest".lstrip("/")
+    response = create(server, "t", 1, stage(folder, 1, tmp_path).lstrip("/"))
+    assert response.manifest_path == f"{folder}/_versions/{2**64 - 2}.manifest".lstrip("/")
     assert [path.name for path in (folder / "_versions").iterdir()] == [f"{2**64 - 2}.manifest"]
     assert lance.dataset(folder).count_rows() == 3
     assert not server.services.store.describe_table(("t",)).declared
@@ -121,28 +121,38 @@ def test_create_versions_that_wait_together_succeed_or_fail_alone(server: Server
     server.declare("u")
     mine, theirs = stage(folder, 1, tmp_path), stage(folder, 1, tmp_path)
     other = stage(location(server, "u"), 1, tmp_path)
-    given = [("t", mine), ("t", theirs), ("u", "/etc/passwd"), ("gone", mine), ("u", other), ("t", mine)]
+    commits = [("t", mine), ("t", theirs), ("u", "/etc/passwd"), ("gone", mine), ("u", other), ("t", mine)]
     requests = [
         ask(models.CreateTableVersionRequest, id=name, version=1, manifest_path=path, naming_scheme="V2")
-        for name, path in given
+        for name, path in commits
     ]
-    found = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
-    kinds = [type(one) for one in found]
-    made = models.CreateTableVersionResponse
-    assert kinds == [made, ConcurrentModificationError, InvalidInputError, TableNotFoundError, made, made]
-    assert found[0] == found[5]
+    outcomes = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
+    kinds = [type(outcome) for outcome in outcomes]
+    response_type = models.CreateTableVersionResponse
+    assert kinds == [
+        response_type,
+        ConcurrentModificationError,
+        InvalidInputError,
+        TableNotFoundError,
+        response_type,
+        response_type,
+    ]
+    assert outcomes[0] == outcomes[5]
     assert [lance.dataset(location(server, name)).count_rows() for name in ("t", "u")] == [3, 3]
     assert Path(theirs).exists()
 
 
-def together(server: Server, *given: tuple[str, int, str]) -> list[Any]:
+def together(server: Server, *commits: tuple[str, int, str]) -> list[Any]:
     """Run CreateTableVersion requests as one batch; return the version, or the type of the error, of each."""
     requests = [
         ask(models.CreateTableVersionRequest, id=name, version=version, manifest_path=path, naming_scheme="V2")
-        for name, version, path in given
+        for name, version, path in commits
     ]
-    found = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
-    return [type(one) if isinstance(one, Exception) else one.version and one.version.version for one in found]
+    outcomes = batched_commits.create_table_versions([(server.ctx, request) for request in requests])
+    return [
+        type(outcome) if isinstance(outcome, Exception) else outcome.version and outcome.version.version
+        for outcome in outcomes
+    ]
 
 
 @pytest.fixture
@@ -201,8 +211,8 @@ def test_commit_to_a_known_table_that_was_lost_is_a_conflict(server: Server, kno
         stage(known, 3, tmp_path),
         stage(location(server, "u"), 3, tmp_path),
     )
-    given = [("t", 3, theirs), ("t", 3, mine), ("u", 3, other), ("t", 3, theirs)]
-    assert together(server, *given) == [3, ConcurrentModificationError, 3, 3]
+    commits = [("t", 3, theirs), ("t", 3, mine), ("u", 3, other), ("t", 3, theirs)]
+    assert together(server, *commits) == [3, ConcurrentModificationError, 3, 3]
     assert together(server, ("t", 3, mine)) == [ConcurrentModificationError]
     assert Path(mine).exists()
 
@@ -214,8 +224,8 @@ def test_versions_recorded_together_do_not_suffer_from_one_that_the_catalog_refu
     path = stage(folder, 1, tmp_path)
     request = ask(models.CreateTableVersionRequest, id="t", version=1, manifest_path=path, naming_scheme="V2")
     new = commit_requests.validate_version(server.ctx, table, request)
-    found = batched_commits.record_independently(server.ctx, [structs.replace(new, table_id=99), new])
-    assert [type(one) for one in found] == [TableNotFoundError, VersionRecord]
+    outcomes = batched_commits.record_independently(server.ctx, [structs.replace(new, table_id=99), new])
+    assert [type(outcome) for outcome in outcomes] == [TableNotFoundError, VersionRecord]
 
 
 def test_create_version_is_noted_as_final_soon_and_never_taken_for_unfinished(
@@ -243,7 +253,7 @@ def test_create_version_that_was_committed_round_the_server_is_a_conflict(
     assert server.services.finalized_log.is_latest(1, "", 1, "V2") is not noted
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 2, staged)
-    assert [one.version for one in server.services.store.list_versions(1)] == [1]
+    assert [record.version for record in server.services.store.list_versions(1)] == [1]
     assert lance.dataset(folder).count_rows() == 4
     assert create(server, "t", 3, stage(folder, 3, tmp_path)).version == 3
 
@@ -261,7 +271,7 @@ def test_create_version_behind_one_that_a_restore_of_files_has_taken_away_is_ref
     (folder / "_versions" / f"{2**64 - 3}.manifest").unlink()
     with pytest.raises(InvalidInputError, match="next version is 2"):
         create(server, "t", 3, staged)
-    assert [one.version for one in server.services.store.list_versions(1)] == [1, 2]
+    assert [record.version for record in server.services.store.list_versions(1)] == [1, 2]
 
 
 @pytest.mark.parametrize("noted", [True, False], ids=["later", "right behind a commit of this server"])
@@ -316,7 +326,7 @@ def test_commits_round_the_server_behind_a_gap_are_found(server: Server, folder:
         lance.dataset(folder).insert(ROWS)
     lance.dataset(folder).cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
     newest = ask(models.ListTableVersionsRequest, id="t", descending=True, limit=1)
-    assert [one.version for one in versions.list_table_versions(server.ctx, newest).versions] == [4]
+    assert [version.version for version in versions.list_table_versions(server.ctx, newest).versions] == [4]
     with pytest.raises(ConcurrentModificationError):
         create(server, "t", 3, staged)
     assert create(server, "t", 5, stage(folder, 5, tmp_path)).version == 5
@@ -327,12 +337,12 @@ def test_versions_are_told_with_the_size_and_tag_that_their_files_have_in_the_en
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
     for version in (1, 2, 3):
-        told = create(server, "t", version, stage(folder, version, tmp_path))
-        found = (folder / "_versions" / f"{2**64 - 1 - version}.manifest").stat()
-        tag = f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
-        assert (told.manifest_size, told.e_tag) == (found.st_size, tag)
+        response = create(server, "t", version, stage(folder, version, tmp_path))
+        manifest = (folder / "_versions" / f"{2**64 - 1 - version}.manifest").stat()
+        tag = f"{manifest.st_ino:x}-{manifest.st_mtime_ns // 1000:x}-{manifest.st_size:x}"
+        assert (response.manifest_size, response.e_tag) == (manifest.st_size, tag)
         recorded = server.services.store.describe_version(1, version)
-        assert (recorded.manifest_size, recorded.e_tag, recorded.finalized) == (found.st_size, tag, False)
+        assert (recorded.manifest_size, recorded.e_tag, recorded.finalized) == (manifest.st_size, tag, False)
     server.services.finalized_log.flush()
     assert server.services.store.pending_versions() == []
 
@@ -371,8 +381,8 @@ def test_a_record_without_its_manifest_is_finished_by_the_next_reader(
     request = ask(models.CreateTableVersionRequest, id="t", version=2, manifest_path=staged)
     new = commit_requests.validate_version(server.ctx, server.services.store.describe_table(("t",)), request)
     server.services.store.record_version(new)  # and here the server dies
-    asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
-    assert versions.describe_table_version(server.ctx, asked).version.version == 2
+    request = ask(models.DescribeTableVersionRequest, id="t", version=2)
+    assert versions.describe_table_version(server.ctx, request).version.version == 2
     assert lance.dataset(folder).version == 2
 
 
@@ -387,8 +397,8 @@ def latest(server: Server) -> tuple[models.TableVersion, str | None]:
     """Request the latest version of the table `m` as committers do."""
     request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True)
     page = versions.list_table_versions(server.ctx, request)
-    (found,) = page.versions
-    return found, page.page_token
+    (version,) = page.versions
+    return version, page.page_token
 
 
 def test_latest_version_is_told_by_its_record_alone(
@@ -403,10 +413,10 @@ def test_latest_version_is_told_by_its_record_alone(
     with monkeypatch.context() as patch:
         patch.setattr(server.services.storage.datasets, "open_for_writing", opened)
         patch.setattr(server.services.storage.datasets, "open_for_reading", opened)
-        found, token = latest(server)
-    assert (found, bool(token)) == (committed, True)
+        version, token = latest(server)
+    assert (version, bool(token)) == (committed, True)
     request = ask(models.ListTableVersionsRequest, id="m", limit=1, descending=True, page_token=token)
-    assert [one.version for one in versions.list_table_versions(server.ctx, request).versions] == [1]
+    assert [version.version for version in versions.list_table_versions(server.ctx, request).versions] == [1]
 
 
 def test_latest_version_that_was_committed_round_the_server_is_told(
@@ -472,7 +482,10 @@ def test_batch_commit_does_all_in_order_under_one_transaction(server: Server, fo
         {"deregister_table": {"id": ["old"]}},
         {"delete_table_versions": {"id": ["t"], "ranges": [{"start_version": 0, "end_version": -1}]}},
     )
-    kinds = [next(name for name in one.__struct_fields__ if getattr(one, name) is not None) for one in answer.results]
+    kinds = [
+        next(name for name in result.__struct_fields__ if getattr(result, name) is not None)
+        for result in answer.results
+    ]
     assert kinds == [
         "declare_table",
         "create_table_version",
@@ -526,10 +539,10 @@ def test_batch_commit_of_many_tables_answers_in_order_with_all_final(server: Ser
         folders[name] = location(server, name)
         staged = stage_two(folders[name], tmp_path)
         operations += [version_of(name, number, path) for number, path in enumerate(staged, 1)]
-    found = [result.create_table_version for result in commit_all(server, *operations).results]
-    made = [answer.version for answer in found if answer is not None and answer.version is not None]
-    assert [version.version for version in made] == [1, 2] * len(names)
-    assert [version.manifest_size for version in made] == [
+    responses = [result.create_table_version for result in commit_all(server, *operations).results]
+    versions = [response.version for response in responses if response is not None and response.version is not None]
+    assert [version.version for version in versions] == [1, 2] * len(names)
+    assert [version.manifest_size for version in versions] == [
         (folders[name] / "_versions" / f"{2**64 - 1 - number}.manifest").stat().st_size
         for name in names
         for number in (1, 2)
@@ -590,9 +603,9 @@ def test_batch_commit_deletes_versions_as_they_are_at_that_point(server: Server,
     with pytest.raises(InvalidInputError, match="none"):
         commit_all(server, declared, bad)
     answer = commit_all(server, delete(0, -1), version_of("t", 1, first), version_of("t", 2, second), delete(0, -1))
-    deleted = [one.delete_table_versions.deleted_count for one in answer.results if one.delete_table_versions]
+    deleted = [result.delete_table_versions.deleted_count for result in answer.results if result.delete_table_versions]
     assert deleted == [0, 1]
-    assert [one.version for one in server.services.store.list_versions(1)] == [2]
+    assert [result.version for result in server.services.store.list_versions(1)] == [2]
 
 
 def test_batch_create_versions_takes_several_of_one_table_in_order(
@@ -606,8 +619,10 @@ def test_batch_create_versions_takes_several_of_one_table_in_order(
         commit.batch_create_table_versions(
             server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries[::-1])
         )
-    made = commit.batch_create_table_versions(server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries))
-    assert [version.version for version in made.versions] == [1, 2]
+    response = commit.batch_create_table_versions(
+        server.ctx, ask(models.BatchCreateTableVersionsRequest, entries=entries)
+    )
+    assert [version.version for version in response.versions] == [1, 2]
     assert lance.dataset(folder).count_rows() == 6
 
 

@@ -38,7 +38,7 @@ Body = Callable[[pa.Table], ArrowBody]
 def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Collect for each commit the files of tables that were not synced when it was recorded."""
     synced: dict[str, int] = {}
-    found: list[list[str]] = []
+    unsynced: list[list[str]] = []
     sync, commit = os.fsync, commit_handler.commit_staged
 
     def remember(descriptor: int) -> None:
@@ -46,7 +46,7 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
         synced[str(Path(f"/proc/self/fd/{descriptor}").readlink())] = os.fstat(descriptor).st_mtime_ns
 
     def look(*arguments: Any, **named: Any) -> Any:
-        found.append(not_synced())
+        unsynced.append(not_synced())
         return commit(*arguments, **named)
 
     def not_synced() -> list[str]:
@@ -56,10 +56,10 @@ def missing(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
 
     monkeypatch.setattr(os, "fsync", remember)
     monkeypatch.setattr(commit_handler, "commit_staged", look)
-    yield found
-    found.append(not_synced())
-    assert len(found) > 1, "nothing was committed"
-    assert [files for files in found if files] == []
+    yield unsynced
+    unsynced.append(not_synced())
+    assert len(unsynced) > 1, "nothing was committed"
+    assert [files for files in unsynced if files] == []
 
 
 def made(server: Server) -> None:

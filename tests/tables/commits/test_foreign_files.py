@@ -30,10 +30,10 @@ ROWS, SECRET = pa.table({"n": [1, 2, 3]}), pa.table({"n": [42]})
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Path]:
     """Tables of another owner: one below the root, one outside it."""
-    found = {"other": tmp_path / "root" / "other-1.lance", "outside": tmp_path / "outside.lance"}
-    for place in found.values():
+    locations = {"other": tmp_path / "root" / "other-1.lance", "outside": tmp_path / "outside.lance"}
+    for place in locations.values():
         lance.write_dataset(SECRET, place)
-    return found
+    return locations
 
 
 @pytest.fixture
@@ -173,8 +173,8 @@ def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_r
     location = namespace.describe_table({"id": ["t"]}).location
     opened, done = Datasets.open_for_writing, []
 
-    def meanwhile(datasets: Datasets, at: str, *given: Any) -> lance.LanceDataset:
-        dataset = opened(datasets, at, *given)
+    def meanwhile(datasets: Datasets, at: str, *arguments: Any) -> lance.LanceDataset:
+        dataset = opened(datasets, at, *arguments)
         if at == location and not done:
             done.append(put_foreign_rows(location, places["other"]))
         return dataset
@@ -183,8 +183,8 @@ def test_change_that_meets_a_version_with_files_elsewhere_copies_none_of_their_r
     with pytest.raises(LanceNamespaceError, match=r"outside the folder|storage refuses"):
         CHANGES[change](namespace)
     assert done
-    own = [path for path in Path(location).glob("data/*") if 1042 in lance_rows(path) or 42 in lance_rows(path)]
-    assert own == []
+    copies = [path for path in Path(location).glob("data/*") if 1042 in lance_rows(path) or 42 in lance_rows(path)]
+    assert copies == []
 
 
 def lance_rows(path: Path) -> list[int]:
@@ -206,14 +206,14 @@ def test_blob_that_is_a_file_elsewhere_is_not_followed(namespace: tiltyard.Names
     options = {"data_storage_version": "2.2", "allow_external_blob_outside_bases": True}
     lance.write_dataset(rows, location, mode="overwrite", **options)
     assert lance.dataset(location).take_blobs("b", indices=[0])[0].read() == secret.read_bytes()
-    seen = namespace.query_table({"id": ["t"], "vector": {"single_vector": []}, "k": 9})
+    response = namespace.query_table({"id": ["t"], "vector": {"single_vector": []}, "k": 9})
     namespace.update_table({"id": ["t"], "predicate": "n = 1", "updates": [["n", "7"]]})
     namespace.merge_insert_into_table(
         {"id": ["t"], "on": ["n"], "when_matched_update_all": True}, stream(pa.table({"n": [7]}))
     )
     copy = namespace.call("CloneTable", {"id": ["c"], "source_location": location, "is_shallow": False})["location"]
     files = [path.read_bytes() for place in (location, copy) for path in Path(place).rglob("*") if path.is_file()]
-    assert not [content for content in [seen, *files] if b"password" in content]
+    assert not [content for content in [response, *files] if b"password" in content]
     with pytest.raises(LanceNamespaceError, match="outside registered external bases"):
         namespace.insert_into_table({"id": ["t"]}, stream(rows))
 
@@ -240,7 +240,7 @@ def test_tag_of_a_branch_that_leads_elsewhere_is_not_read(
     namespace.call("CreateTableTag", {"id": ["t"], "tag": "v", "version": 1})
     file = location / "_refs" / "tags" / "v.json"
     manifest = next((places["other"] / "_versions").glob("*.manifest"))
-    told = {"branch": branch, "version": 1, "manifestSize": manifest.stat().st_size}
-    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    fields = {"branch": branch, "version": 1, "manifestSize": manifest.stat().st_size}
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     with pytest.raises(LanceNamespaceError):
         namespace.call("CloneTable", {"id": ["c"], "source_location": str(location), "source_tag": "v"})

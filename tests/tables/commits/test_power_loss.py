@@ -75,9 +75,9 @@ def test_version_whose_file_was_lost_is_written_again_from_the_catalog(
     content = staged.read_bytes()
     record = recorded(server, str(staged))
     lose(staged, final)
-    asked = ask(models.DescribeTableVersionRequest, id="t", version=2)
+    request = ask(models.DescribeTableVersionRequest, id="t", version=2)
     assert finish(server) == 1
-    assert versions.describe_table_version(server.ctx, asked).version.version == 2
+    assert versions.describe_table_version(server.ctx, request).version.version == 2
     assert final.read_bytes() == content
     assert lance.dataset(folder).count_rows() == 6
     assert [path.name for path in (folder / "_versions").iterdir() if "-" in path.name or path.name[0] == "."] == []
@@ -184,8 +184,8 @@ def test_repair_keeps_a_version_of_which_only_the_catalog_has_the_manifest(
     staged = Path(stage(folder, 2, tmp_path))
     recorded(server, str(staged))
     staged.unlink()
-    found = repair.repair(server.ctx, server.services.store.describe_table(("t",)), dry_run=False)
-    assert [one.kind for one in found] == ["pending version"]
+    findings = repair.repair(server.ctx, server.services.store.describe_table(("t",)), dry_run=False)
+    assert [finding.kind for finding in findings] == ["pending version"]
     assert lance.dataset(folder).count_rows() == 6
 
 
@@ -195,8 +195,8 @@ def test_commit_keeps_its_manifest_until_the_file_is_durable(server: Server, fol
     create(server, "t", 2, staged)
     store = server.services.store
     record = store.describe_version(store.describe_table(("t",)).id, 2)
-    kept = store.stored_manifest(record)
-    assert record.finalized or kept == content
+    stored = store.stored_manifest(record)
+    assert record.finalized or stored == content
     server.services.finalized_log.flush()
     assert store.stored_manifest(record) is None
     assert store.describe_version(record.table_id, 2).finalized

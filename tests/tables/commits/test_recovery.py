@@ -279,16 +279,16 @@ def test_insert_struck_before_its_record_is_not_recognised(table: Server, monkey
         patch.setattr(failpoints, "_faults", failpoints.parse("before_record=raise"))
         with pytest.raises(FaultError):
             insert(ctx, small(ROWS))
-    found = ctx.store.describe_request(record.id)
-    assert found is not None
-    assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), found) is None
+    request = ctx.store.describe_request(record.id)
+    assert request is not None
+    assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), request) is None
 
 
 def test_insert_whose_claim_was_taken_over_commits_nothing(table: Server) -> None:
     ctx, record = keyed(table)
     ctx.store.release_request(record.claim)
-    taken, ours = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
-    assert ours and taken.attempts == 2
+    claimed, ours = ctx.store.begin_request(NewRequest("key", "POST", None, "other", 60_000, 60_000))
+    assert ours and claimed.attempts == 2
     with pytest.raises(ServiceUnavailableError, match="not known"):  # to whom the claim belongs now, it is
         insert(ctx, small(ROWS))
     assert table.open("t").version == 1
@@ -298,9 +298,9 @@ def test_recovered_of_a_dropped_table_is_nothing(table: Server) -> None:
     ctx, record = keyed(table)
     insert(ctx, small(ROWS))
     table.ctx.store.remove_table(("t",), delete_folder=True)
-    found = ctx.store.describe_request(record.id)
-    assert found is not None and found.version == 2
-    assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), found) is None
+    request = ctx.store.describe_request(record.id)
+    assert request is not None and request.version == 2
+    assert recovered(ctx, "InsertIntoTable", ask(models.InsertIntoTableRequest, id="t"), request) is None
 
 
 def test_insert_whose_table_cannot_be_opened_for_its_size_is_not_run_again(table: Server) -> None:

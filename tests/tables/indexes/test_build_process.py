@@ -173,34 +173,34 @@ def test_process_is_given_no_secret_of_the_server(
 ) -> None:
     monkeypatch.setenv("TILTYARD_DB", "postgresql://catalog:hunter2@db/tiltyard")
     table.create("vec", "IVF_PQ")
-    seen: list[bytes] = []
+    process_files: list[bytes] = []
 
     def report(properties: Any) -> bool:
-        if started and not seen:
-            seen.extend(Path(f"/proc/{started[0].pid}/{file}").read_bytes() for file in ("environ", "cmdline"))
+        if started and not process_files:
+            process_files.extend(Path(f"/proc/{started[0].pid}/{file}").read_bytes() for file in ("environ", "cmdline"))
         return True
 
     run(table, report)
-    assert seen
-    assert not any(b"TILTYARD_" in text or b"hunter2" in text for text in seen)
+    assert process_files
+    assert not any(b"TILTYARD_" in text or b"hunter2" in text for text in process_files)
 
 
 def test_build_gives_lance_no_progress_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a callback, training stalled on a busy machine in 5 of 13 tries; without, in none of 14."""
     dataset = lance.write_dataset(rows(300), tmp_path / "t.lance")
-    given: list[str] = []
+    names: list[str] = []
     for method in ("create_index", "create_scalar_index"):
         original = getattr(lance.LanceDataset, method)
 
         def spy(*arguments: Any, original: Any = original, **options: Any) -> Any:
-            given.extend(options)
+            names.extend(options)
             return original(*arguments, **options)
 
         monkeypatch.setattr(lance.LanceDataset, method, spy)
     for column, kind in (("vec", "IVF_FLAT"), ("id", "BTREE")):
         build(dataset, IndexSpec(dataset.uri, None, column, column, kind), str(os.getpid()).zfill(32))
-    assert "index_uuid" in given
-    assert "progress_callback" not in given
+    assert "index_uuid" in names
+    assert "progress_callback" not in names
 
 
 @pytest.mark.parametrize(

@@ -171,14 +171,14 @@ def test_create_index_parameters_reach_lance(table: Indexes) -> None:
         with_position=True,
     )
     details = json.loads(table.list().indexes[0].index_details)
-    asked = {
+    parameters = {
         "base_tokenizer": "ngram",
         "min_ngram_length": 2,
         "max_ngram_length": 4,
         "prefix_only": True,
         "with_position": True,
     }
-    assert asked.items() <= details.items()
+    assert parameters.items() <= details.items()
     plain = {
         "language": "german",
         "stem": False,
@@ -194,8 +194,8 @@ def test_create_index_parameters_reach_lance(table: Indexes) -> None:
 def test_custom_stop_words_are_left_out_and_told(table: Indexes) -> None:
     table.build("text", "FTS", custom_stop_words=["fox"])
     assert json.loads(table.list().indexes[0].index_details)["custom_stop_words"] == ["fox"]
-    found = {word: table.dataset.to_table(full_text_query=word).num_rows for word in ("fox", "lazy")}
-    assert found == {"fox": 0, "lazy": 300}
+    counts = {word: table.dataset.to_table(full_text_query=word).num_rows for word in ("fox", "lazy")}
+    assert counts == {"fox": 0, "lazy": 300}
     with pytest.raises(InvalidInputError, match="custom_stop_words"):  # Lance takes them, and leaves nothing out
         table.create("text", "FTS", custom_stop_words=["fox"], remove_stop_words=False, replace=True)
 
@@ -431,9 +431,15 @@ def test_create_index_on_a_large_table_is_ordered_as_a_job_of_the_pipeline(tmp_p
     ordered = table.create("vec", "IVF_PQ", name="big", num_partitions=4, num_sub_vectors=2)
     record = server.services.store.describe_transaction(ordered)
     assert (record.kind, record.status, record.properties["index_name"]) == ("index", "Queued", "big")
-    told = record.payload["arguments"]
-    assert {"table": "t", "column": "vec", "type": "IVF_PQ", "name": "big", "replace": True}.items() <= told.items()
-    assert told["parameters"]["num_partitions"] == "4"
+    arguments = record.payload["arguments"]
+    assert {
+        "table": "t",
+        "column": "vec",
+        "type": "IVF_PQ",
+        "name": "big",
+        "replace": True,
+    }.items() <= arguments.items()
+    assert arguments["parameters"]["num_partitions"] == "4"
     assert table.create("vec", "IVF_PQ", name="big", num_partitions=4, num_sub_vectors=2, replace=True) == ordered
     assert table.names() == {"big": "building"}
     server.create("few", rows(99))
@@ -493,8 +499,8 @@ def test_list_indices_pages_by_name_and_by_version(table: Indexes) -> None:
         table.build("id", "BTREE", name=name)
     first = table.list(limit=2)
     assert [entry.index_name for entry in first.indexes] == ["a", "b"]
-    rest = table.list(limit=2, page_token=first.page_token)
-    assert ([entry.index_name for entry in rest.indexes], rest.page_token) == (["c"], None)
+    second = table.list(limit=2, page_token=first.page_token)
+    assert ([entry.index_name for entry in second.indexes], second.page_token) == (["c"], None)
     assert [entry.index_name for entry in table.list(version=2).indexes] == ["c"]
 
 

@@ -133,9 +133,9 @@ def test_collect_removes_what_no_version_tag_or_branch_needs(careless: Server) -
     needed = table.files
     litter = table.litter() | {table.orphan("try"), table.orphan("try/again")}
     table.write("notes.txt")
-    found = collect(table, dry_run=True)
-    assert {file.path for file in found.garbage} == litter and found.size > 0
-    assert {file.kind for file in found.garbage} == {
+    collection = collect(table, dry_run=True)
+    assert {file.path for file in collection.garbage} == litter and collection.size > 0
+    assert {file.kind for file in collection.garbage} == {
         *("data", "index", "deletion", "transaction", "staged manifest", "unfinished write"),
     }
     assert table.files == needed | litter | {"notes.txt"}
@@ -154,9 +154,9 @@ def test_collect_removes_old_versions_but_those_with_tags_and_branches(careless:
         store.record_version(NewVersion(table.record.id, version, "", path, finalized=True))
     plan = collect(table, dry_run=True, keep_versions_days=0.0)
     assert plan.versions == 1 and {file.kind for file in plan.garbage} == {"old version"}
-    before, kept = table.files, collect(table, keep_versions_days=0.0)
-    assert kept.versions == 1
-    assert before - table.files == {file.path for file in plan.garbage} == {file.path for file in kept.garbage}
+    before, collection = table.files, collect(table, keep_versions_days=0.0)
+    assert collection.versions == 1
+    assert before - table.files == {file.path for file in plan.garbage} == {file.path for file in collection.garbage}
     assert sorted(entry["version"] for entry in table.dataset.versions()) == [1, 3, 4]
     assert [record.version for record in store.list_versions(table.record.id)] == [1, 3, 4]
     table.check()
@@ -194,13 +194,13 @@ def test_collect_leaves_alone_what_a_job_may_own_that_makes_its_table(
 ) -> None:
     """A job queued before the table existed may be resumed; one without a table may write any."""
     store = careless.services.store
-    made = store.create_transaction("ingest", None, {"arguments": {}, "table": names}, {})
+    transaction = store.create_transaction("ingest", None, {"arguments": {}, "table": names}, {})
     table = Table(careless)
     orphan = table.orphan()
     assert [file.path for file in collect(table, dry_run=True).garbage] == ([] if owns else [orphan])
     store.claim_transaction("me", 1000)
-    store.save_job_part(made.id, "me", "share-1", "{}")
-    store.finish_transaction(made.id, "me", TransactionStatus.FAILED)
+    store.save_job_part(transaction.id, "me", "share-1", "{}")
+    store.finish_transaction(transaction.id, "me", TransactionStatus.FAILED)
     assert [file.path for file in collect(table).garbage] == ([] if owns else [orphan])
 
 
@@ -243,10 +243,10 @@ def test_collect_of_a_table_that_another_process_commits_to_finds_a_moment_betwe
                 assert garbage.collect(ours.ctx, record, CollectOptions()).notes == []
         finally:
             done.set()
-    left = ours.open("t")
-    assert left.count_rows() == 100 - deleting.result() < 100
-    assert [left.checkout_version(n + 1).count_rows() for n in range(left.version)] == list(
-        range(100, left.count_rows() - 1, -1)
+    dataset = ours.open("t")
+    assert dataset.count_rows() == 100 - deleting.result() < 100
+    assert [dataset.checkout_version(n + 1).count_rows() for n in range(dataset.version)] == list(
+        range(100, dataset.count_rows() - 1, -1)
     )
     for server in (ours, theirs):
         server.services.store.close()
@@ -259,8 +259,8 @@ def test_collect_spares_the_files_and_versions_of_shallow_clones(careless: Serve
     clone.clone_table(careless.ctx, request)
     lance.write_dataset(ROWS, table.location, mode="overwrite", storage_options=table.options)
     before = table.files
-    found = collect(table, keep_versions_days=0.0)
-    assert (found.garbage, found.versions) == ([], 0) and "clones" in found.notes[0]
+    collection = collect(table, keep_versions_days=0.0)
+    assert (collection.garbage, collection.versions) == ([], 0) and "clones" in collection.notes[0]
     assert table.files == before
     copy = careless.services.store.describe_table(("copy",)).location
     assert lance.dataset(copy, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
@@ -282,9 +282,11 @@ def test_collect_leaves_a_table_alone_whose_versions_are_not_there(careless: Ser
     manifests = {name: files.read(name) for name in names}
     files.delete(names)
     before = table.files
-    for wish in ({"dry_run": True}, {}, {"keep_versions_days": 0.0}):
-        found = collect(table, **wish)
-        assert (found.garbage, len(found.notes)) == ([], 1) and "versions are not there" in found.notes[0]
+    for options in ({"dry_run": True}, {}, {"keep_versions_days": 0.0}):
+        collection = collect(table, **options)
+        assert (collection.garbage, len(collection.notes)) == ([], 1) and "versions are not there" in collection.notes[
+            0
+        ]
     assert table.files == before
     for name, content in manifests.items():
         files.write_if_not_exists(name, content)
@@ -306,8 +308,8 @@ def test_collect_leaves_a_table_alone_whose_latest_version_is_recorded_and_gone(
     content = files.read(f"{table.location}/{path}")
     files.delete([f"{table.location}/{path}"])
     before = table.files
-    found = collect(table, keep_versions_days=0.0)
-    assert found.garbage == [] and f"Version {latest}" in found.notes[0] and "repair" in found.notes[0]
+    collection = collect(table, keep_versions_days=0.0)
+    assert collection.garbage == [] and f"Version {latest}" in collection.notes[0] and "repair" in collection.notes[0]
     assert table.files == before
     files.write_if_not_exists(f"{table.location}/{path}", content)
     assert collect(table).garbage == []
@@ -362,8 +364,8 @@ def test_collect_says_that_a_long_safety_age_keeps_old_versions(tmp_path: Path) 
     server = Server(tmp_path / "root", gc_safety_days=30.0)
     table = Table(server)
     table.dataset.insert(ROWS)
-    found = collect(table, keep_versions_days=0.0)
-    assert found.versions == 0 and "gc_safety_days is more" in found.notes[0]
+    collection = collect(table, keep_versions_days=0.0)
+    assert collection.versions == 0 and "gc_safety_days is more" in collection.notes[0]
     server.services.store.close()
 
 
@@ -375,10 +377,12 @@ def test_collect_tells_of_all_that_went_with_old_versions(tmp_path: Path) -> Non
     long_ago = time.time() - 9 * 86400
     for file in Path(table.location).rglob("*.*"):
         os.utime(file, (long_ago, long_ago))
-    told = [collect(table, keep_versions_days=0.0, dry_run=dry) for dry in (True, False)]
-    assert {(file.kind, file.path) for file in told[0].garbage} == {(file.kind, file.path) for file in told[1].garbage}
-    assert told[0].size == told[1].size and told[0].versions == told[1].versions == 1
-    assert ("data", orphan) in {(file.kind, file.path) for file in told[1].garbage}
+    collections = [collect(table, keep_versions_days=0.0, dry_run=dry) for dry in (True, False)]
+    assert {(file.kind, file.path) for file in collections[0].garbage} == {
+        (file.kind, file.path) for file in collections[1].garbage
+    }
+    assert collections[0].size == collections[1].size and collections[0].versions == collections[1].versions == 1
+    assert ("data", orphan) in {(file.kind, file.path) for file in collections[1].garbage}
     assert orphan not in table.files
     server.services.store.close()
 
@@ -421,8 +425,8 @@ def test_collect_spares_the_files_of_a_clone_of_a_deregistered_clone(careless: S
     sweep(careless.ctx)
     assert store.list_removed_tables(None, 10) == []
     lance.write_dataset(ROWS, table.location, mode="overwrite", storage_options=table.options)
-    found = collect(table, keep_versions_days=0.0)
-    assert (found.garbage, found.versions) == ([], 0) and "clones" in found.notes[0]
+    collection = collect(table, keep_versions_days=0.0)
+    assert (collection.garbage, collection.versions) == ([], 0) and "clones" in collection.notes[0]
     second = store.describe_table(("second",)).location
     assert lance.dataset(second, storage_options=table.options).to_table(filter="id = 5").num_rows == 1
 
@@ -435,8 +439,8 @@ def test_collect_of_a_declared_table_removes_what_never_became_data(careless: Se
     written = careless.ctx.clock()
     while careless.ctx.clock() <= written + 1:
         pass  # a file of this very millisecond may still be in somebody's hands
-    found = garbage.collect(careless.ctx, record, CollectOptions(keep_versions_days=0.0))
-    assert [(file.kind, file.size) for file in found.garbage] == [("data", 10)]
+    collection = garbage.collect(careless.ctx, record, CollectOptions(keep_versions_days=0.0))
+    assert [(file.kind, file.size) for file in collection.garbage] == [("data", 10)]
     assert list(files.walk(record.location)) == []
 
 
@@ -483,10 +487,10 @@ def test_gc_of_everything_leaves_a_folder_that_was_registered_since_it_looked(ca
     back, gone = Table(careless, "back"), Table(careless, "gone")
     for name in ("back", "gone"):
         store.remove_table((name,), delete_folder=False)
-    found = everywhere.find_unknown_folders(careless.ctx)
-    assert {folder.location for folder in found} == {back.location, gone.location}
+    folders = everywhere.find_unknown_folders(careless.ctx)
+    assert {folder.location for folder in folders} == {back.location, gone.location}
     store.insert_table(("back",), back.location, {}, registered=True)
-    assert [folder.location for folder in everywhere.schedule_deletion(careless.ctx, found)] == [gone.location]
+    assert [folder.location for folder in everywhere.schedule_deletion(careless.ctx, folders)] == [gone.location]
     assert sweep(careless.ctx) == 1
     store.remove_table(("back",), delete_folder=False, keep_ms=60_000)
     assert sweep(careless.ctx) == 0
@@ -502,9 +506,9 @@ def test_gc_of_everything_tells_of_the_folders_that_it_removed(
     look = everywhere.find_unknown_folders
 
     def look_and_let_register(ctx: Context) -> list[everywhere.UnknownFolder]:
-        found = look(ctx)
+        folders = look(ctx)
         store.insert_table(("back",), back.location, {}, registered=True)
-        return found
+        return folders
 
     monkeypatch.setattr(everywhere, "find_unknown_folders", look_and_let_register)
     payload = {"dry_run": False, "keep_versions_days": None, "unknown_folders": True}

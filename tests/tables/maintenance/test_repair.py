@@ -62,7 +62,7 @@ def fully(server: Server, *kinds: str) -> None:
 
 
 def recorded(server: Server, record: TableRecord, branch: str = "") -> list[int]:
-    return [found.version for found in server.services.store.list_versions(record.id, branch)]
+    return [version.version for version in server.services.store.list_versions(record.id, branch)]
 
 
 def test_repair_of_a_sound_table_finds_nothing(server: Server) -> None:
@@ -80,9 +80,9 @@ def test_repair_records_versions_that_were_committed_round_the_server(server: Se
     fully(server, "unrecorded versions", "unrecorded versions")
     assert recorded(server, record) == [1, 2]
     assert recorded(server, record, "try") == [3]
-    found = server.services.store.describe_version(record.id, 2)
-    assert (found.manifest_path, found.finalized) == (manifest(2), True)
-    assert found.manifest_size == (Path(record.location) / manifest(2)).stat().st_size
+    version = server.services.store.describe_version(record.id, 2)
+    assert (version.manifest_path, version.finalized) == (manifest(2), True)
+    assert version.manifest_size == (Path(record.location) / manifest(2)).stat().st_size
 
 
 def test_repair_leaves_versions_of_unmanaged_tables_without_records(server: Server) -> None:
@@ -126,7 +126,7 @@ def test_repair_finishes_a_recorded_commit_and_takes_back_a_lost_one(server: Ser
         store.mark_requests_committed([claimed.claim], record.id, "", version)
     fully(server, "pending version", "lost version")
     fulfilled = [store.describe_request(f"of {version}") for version in (2, 3)]
-    assert [found and found.version for found in fulfilled] == [2, None]
+    assert [request and request.version for request in fulfilled] == [2, None]
     assert recorded(server, record) == [1, 2]
     assert lance.dataset(record.location).count_rows() == 20
 
@@ -188,19 +188,19 @@ def test_repair_leaves_staged_manifests_that_are_recorded_while_it_looks(
     late = [Path(record.location) / f"{manifest(version)}-late" for version in range(2, 6)]
     for staged in late:
         staged.write_bytes(b"x")
-    taken: list[Path] = []
+    recorded: list[Path] = []
 
     def recording(files: LocalFiles, folder: str) -> Iterator[FileEntry]:
         """Record the next staged manifest at the end of each walk."""
         yield from walk(files, folder)
-        version = len(taken) + 2
+        version = len(recorded) + 2
         server.services.store.record_version(NewVersion(record.id, version, str(late[version - 2]), manifest(version)))
-        taken.append(late[version - 2])
+        recorded.append(late[version - 2])
 
     monkeypatch.setattr(LocalFiles, "walk", recording)
     assert repaired(server) == [("staged leftovers", True)]
-    assert taken
-    assert all(staged.exists() for staged in taken)
+    assert recorded
+    assert all(staged.exists() for staged in recorded)
     server.services.store.close()
 
 

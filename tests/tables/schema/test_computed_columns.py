@@ -86,9 +86,14 @@ def test_add_columns_virtual_is_an_empty_column_whose_field_tells_what_computes_
     assert add(server, virtual_column=virtual(trap, field_metadata={"unit": "m"})) == 2
     dataset = server.open("t")
     field = dataset.schema.field("v")
-    found = read_declaration(field.metadata)
-    assert isinstance(found, UdfDeclaration)
-    assert (found.name, found.version, found.inputs, found.image) == ("bomb", "1", ("a", "t"), IMAGE)
+    declaration = read_declaration(field.metadata)
+    assert isinstance(declaration, UdfDeclaration)
+    assert (declaration.name, declaration.version, declaration.inputs, declaration.image) == (
+        "bomb",
+        "1",
+        ("a", "t"),
+        IMAGE,
+    )
     assert field.type == pa.float32() and field.metadata[b"unit"] == b"m"
     assert dataset.to_table().column("v").null_count == 3
     assert not trap.exists()
@@ -203,9 +208,9 @@ def test_backfill_columns_queues_the_job_under_its_table(server: Server, trap: P
 def test_backfill_columns_runs_in_the_image_of_the_column_on_kubernetes_alone(server: Server, trap: Path) -> None:
     add(server, virtual_column=virtual(trap))
     record = server.services.store.describe_transaction(backfill(server, "v"))
-    wanted = ("spark.kubernetes.executor.container.image", IMAGE)
-    assert wanted in job_spark_conf(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record).items()
-    assert wanted not in job_spark_conf(Settings(root="s3://lake/tables", spark="local[2]"), record).items()
+    option = ("spark.kubernetes.executor.container.image", IMAGE)
+    assert option in job_spark_conf(Settings(root="s3://lake/tables", spark="k8s://https://cluster"), record).items()
+    assert option not in job_spark_conf(Settings(root="s3://lake/tables", spark="local[2]"), record).items()
 
 
 def test_backfill_columns_of_main_by_its_name_is_one_without_a_branch(server: Server, trap: Path) -> None:
@@ -260,7 +265,7 @@ def test_add_columns_with_auto_backfill_struck_behind_its_commit_queues_it_when_
         assert record is not None
         assert recovered(server.ctx, f"AlterTable{name}Columns", request, record).version == version
         queued = server.services.store.list_jobs(["backfill"], None, None, 10)
-        assert [one.payload["arguments"] for one in queued] == [{"table": "kept", "column": "v"}] * (version - 1)
+        assert [record.payload["arguments"] for record in queued] == [{"table": "kept", "column": "v"}] * (version - 1)
     alter_table_drop_columns(server.ctx, ask(models.AlterTableDropColumnsRequest, id="kept", columns=["v"]))
     assert recovered(server.ctx, "AlterTableAlterColumns", altered, record).version == 3
     assert len(server.services.store.list_jobs(["backfill"], None, None, 10)) == 2

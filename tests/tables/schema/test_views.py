@@ -65,13 +65,13 @@ def refresh(server: Server, name: str = "v", **fields: Any) -> str:
 
 
 def test_create_materialized_view_is_an_empty_table_that_knows_its_query(served: Server) -> None:
-    made = create(served, auto_refresh=True)
+    response = create(served, auto_refresh=True)
     dataset = served.open("v")
-    assert (made.version, made.job_id, dataset.version, dataset.count_rows()) == (1, None, 1, 0)
+    assert (response.version, response.job_id, dataset.version, dataset.count_rows()) == (1, None, 1, 0)
     assert (dataset.schema.names, dataset.schema.types) == (SCHEMA.names, SCHEMA.types)
     assert dataset.schema.field("year").metadata == {b"unit": b"a"}
-    told = {key.decode(): value.decode() for key, value in dataset.schema.metadata.items()}
-    assert told == {
+    metadata = {key.decode(): value.decode() for key, value in dataset.schema.metadata.items()}
+    assert metadata == {
         "tiltyard.view.kind": "query",
         "tiltyard.view.query": "SELECT year, v FROM films",
         "tiltyard.view.auto_refresh": "true",
@@ -84,9 +84,9 @@ def test_create_materialized_view_with_data_queues_its_first_refresh(served: Ser
     with pytest.raises(TableNotFoundError, match="films"):
         create(served, with_no_data=False)
     location = films(served)
-    made = create(served, with_no_data=False)
-    assert made.job_id is not None
-    record = served.services.store.describe_transaction(made.job_id)
+    response = create(served, with_no_data=False)
+    assert response.job_id is not None
+    record = served.services.store.describe_transaction(response.job_id)
     assert (record.kind, record.payload["arguments"]["table"]) == ("refresh", "v")
     assert record.payload["arguments"]["sources"] == {"films": location}
     assert record.table_id == served.services.store.describe_table(("v",)).id
@@ -94,8 +94,8 @@ def test_create_materialized_view_with_data_queues_its_first_refresh(served: Ser
 
 def test_create_materialized_view_of_a_chunker_keeps_its_code_as_it_came(served: Server) -> None:
     create(served, kind="scalar_udtf", udtf_spec=CHUNKER)
-    told = served.open("v").schema.metadata
-    assert told[b"tiltyard.view.kind"] == b"chunker" and json.loads(told[b"tiltyard.view.udtf"]) == CHUNKER
+    metadata = served.open("v").schema.metadata
+    assert metadata[b"tiltyard.view.kind"] == b"chunker" and json.loads(metadata[b"tiltyard.view.udtf"]) == CHUNKER
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_refresh_materialized_view_queues_the_job_with_what_was_asked(served: Se
     record = served.services.store.describe_transaction(refresh(served, src_version=3, max_rows_per_fragment=10))
     arguments = dict(record.payload["arguments"])
     digest = arguments.pop("definition")
-    told = {"table": "v", "source_version": 3, "rows_per_fragment": 10, "sources": {"films": location}}
-    assert arguments == told
+    expected = {"table": "v", "source_version": 3, "rows_per_fragment": 10, "sources": {"films": location}}
+    assert arguments == expected
     view = served.services.store.describe_view(served.services.store.describe_table(("v",)).id)
     assert view is not None
     assert view.definition == digest
@@ -176,13 +176,15 @@ def test_describe_of_a_view_behind_a_compaction_that_remapped_an_index_tells_wha
     create(served)
     view = served.open("v")
     rows = pa.table({"year": [1, 2], "v": [[0.0, 0.0]] * 2}, SCHEMA)
-    made = ViewLineage({"films": SourceVersion("there", 7)}, "digest").to_json()
-    lance.write_dataset(rows, view, mode="append", max_rows_per_file=1, transaction_properties={LINEAGE_PROPERTY: made})
+    lineage = ViewLineage({"films": SourceVersion("there", 7)}, "digest").to_json()
+    lance.write_dataset(
+        rows, view, mode="append", max_rows_per_file=1, transaction_properties={LINEAGE_PROPERTY: lineage}
+    )
     dataset = served.open("v")
     dataset.create_scalar_index("year", "BTREE")
     dataset.optimize.compact_files()
     for _ in range(2):
-        found = describe_table(served.ctx, ask(models.DescribeTableRequest, id="v", load_detailed_metadata=True))
-        assert (found.properties or {})["tiltyard.view.sources"] == '{"films":7}'
+        description = describe_table(served.ctx, ask(models.DescribeTableRequest, id="v", load_detailed_metadata=True))
+        assert (description.properties or {})["tiltyard.view.sources"] == '{"films":7}'
     films(served)
     assert refresh(served)

@@ -53,21 +53,21 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
 
 
 def delete(server: Server, *ranges: tuple[int, int], **fields: Any) -> int:
-    given = [{"start_version": start, "end_version": end} for start, end in ranges]
-    request = ask(models.BatchDeleteTableVersionsRequest, id="t", ranges=given, **fields)
+    version_ranges = [{"start_version": start, "end_version": end} for start, end in ranges]
+    request = ask(models.BatchDeleteTableVersionsRequest, id="t", ranges=version_ranges, **fields)
     return batch_delete_table_versions(server.ctx, request).deleted_count or 0
 
 
 def listed(server: Server, **fields: Any) -> list[int]:
     """List versions page by page."""
-    found: list[int] = []
+    numbers: list[int] = []
     token = None
     while True:
         request = ask(models.ListTableVersionsRequest, id="t", page_token=token, **fields)
         page = list_table_versions(server.ctx, request)
-        found += [one.version for one in page.versions]
+        numbers += [version.version for version in page.versions]
         if (token := page.page_token) is None:
-            return found
+            return numbers
 
 
 def reads(server: Server, version: int) -> dict[str, Callable[[], Any]]:
@@ -162,7 +162,7 @@ def test_files_of_deleted_versions_stay_until_garbage_is_collected_a_retention_t
     delete(server, (1, 3), (4, 5))
 
     def stored() -> list[int]:
-        return sorted(one["version"] for one in lance.dataset(record.location).version_refs())
+        return sorted(reference["version"] for reference in lance.dataset(record.location).version_refs())
 
     collect(ctx, record, CollectOptions())
     assert stored() == [1, 2, 3, 4, 5, 6]
@@ -170,19 +170,19 @@ def test_files_of_deleted_versions_stay_until_garbage_is_collected_a_retention_t
     far = now + 20 * DAY_MS
     services = dataclasses.replace(ctx.services, clock=lambda: now + 8 * DAY_MS)
     later = structs.replace(ctx, services=services)
-    assert [one.path for one in collect(later, record, CollectOptions(dry_run=True)).garbage] == [
+    assert [file.path for file in collect(later, record, CollectOptions(dry_run=True)).garbage] == [
         f"_versions/{2**64 - 1 - version}.manifest" for version in (1, 2)
     ]
-    found = collect(later, record, CollectOptions())
-    assert (found.versions, stored()) == (2, [3, 4, 5, 6])  # 4 is behind one that is still there
-    assert {one.kind for one in found.garbage} == {"old version", "transaction"}  # 3 still needs the first rows
+    collection = collect(later, record, CollectOptions())
+    assert (collection.versions, stored()) == (2, [3, 4, 5, 6])  # 4 is behind one that is still there
+    assert {file.kind for file in collection.garbage} == {"old version", "transaction"}  # 3 still needs the first rows
     assert listed(server) == [3, 5, 6]
     delete(server, (0, -1))
-    found = collect(
+    collection = collect(
         structs.replace(later, services=dataclasses.replace(services, clock=lambda: far)), record, CollectOptions()
     )
-    assert (found.versions, stored(), listed(server)) == (3, [6], [6])
-    assert sum(one.kind == "data" for one in found.garbage) == 5
+    assert (collection.versions, stored(), listed(server)) == (3, [6], [6])
+    assert sum(file.kind == "data" for file in collection.garbage) == 5
     assert ctx.store.deleted_versions(record.id) == []
     assert count_table_rows(ctx, ask(models.CountTableRowsRequest, id="t")) == 3
 
@@ -223,7 +223,7 @@ def test_batch_deletes_versions_for_all_to_see(server: Server, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("ranges", "taken", "left"),
+    ("ranges", "taken", "remaining"),
     [
         ([], [(1, 2)], []),
         ([(3, 3), (5, 2)], [], []),
@@ -235,6 +235,6 @@ def test_batch_deletes_versions_for_all_to_see(server: Server, tmp_path: Path) -
     ],
 )
 def test_ranges_are_subtracted(
-    ranges: list[tuple[int, int]], taken: list[tuple[int, int]], left: list[tuple[int, int]]
+    ranges: list[tuple[int, int]], taken: list[tuple[int, int]], remaining: list[tuple[int, int]]
 ) -> None:
-    assert list(subtract(ranges, taken)) == left
+    assert list(subtract(ranges, taken)) == remaining

@@ -69,12 +69,12 @@ def test_list_versions_in_both_directions(table: Table) -> None:
 
 @pytest.mark.parametrize(("down", "pages"), [(False, [[1, 2], [3, 4], [5]]), (True, [[5, 4], [3, 2], [1]])])
 def test_list_versions_pages_end_without_a_token(table: Table, down: bool, pages: list[list[int]]) -> None:
-    found, token = [], None
-    while not found or token:
+    listed, token = [], None
+    while not listed or token:
         page = table.call(versions.list_table_versions, limit=2, page_token=token, descending=down)
-        found.append([entry.version for entry in page.versions])
+        listed.append([entry.version for entry in page.versions])
         token = page.page_token
-    assert found == pages
+    assert listed == pages
 
 
 def test_list_versions_latest_alone_after_a_cleanup_has_no_token(table: Table) -> None:
@@ -139,12 +139,12 @@ def test_tags_are_made_moved_listed_and_taken_away(table: Table) -> None:
     table.call(tags.create_table_tag, tag="a", version=1)
     assert table.call(tags.get_table_tag_version, tag="b").version == 2
     table.call(tags.update_table_tag, tag="b", version=3)
-    found = table.call(tags.list_table_tags)
-    assert {name: tag.version for name, tag in found.tags.items()} == {"a": 1, "b": 3}
-    assert all(tag.manifestSize > 0 for tag in found.tags.values())
+    response = table.call(tags.list_table_tags)
+    assert {name: tag.version for name, tag in response.tags.items()} == {"a": 1, "b": 3}
+    assert all(tag.manifestSize > 0 for tag in response.tags.values())
     first = table.call(tags.list_table_tags, limit=1)
-    rest = table.call(tags.list_table_tags, limit=1, page_token=first.page_token)
-    assert [list(first.tags), list(rest.tags), rest.page_token] == [["a"], ["b"], None]
+    second = table.call(tags.list_table_tags, limit=1, page_token=first.page_token)
+    assert [list(first.tags), list(second.tags), second.page_token] == [["a"], ["b"], None]
     table.call(tags.delete_table_tag, tag="a")
     assert list(table.call(tags.list_table_tags).tags) == ["b"]
 
@@ -200,12 +200,12 @@ def test_tag_of_a_branch_says_so(table: Table) -> None:
 def test_branches_are_made_from_versions_and_branches(table: Table) -> None:
     table.call(branches.create_table_branch, name="one", from_version=2)
     table.call(branches.create_table_branch, name="two", from_branch="one")
-    found = table.call(branches.list_table_branches).branches
-    assert {name: (branch.parentBranch, branch.parentVersion) for name, branch in found.items()} == {
+    contents = table.call(branches.list_table_branches).branches
+    assert {name: (branch.parentBranch, branch.parentVersion) for name, branch in contents.items()} == {
         "one": (None, 2),
         "two": ("one", 2),
     }
-    assert all(branch.createAt > 0 and branch.manifestSize > 0 for branch in found.values())
+    assert all(branch.createAt > 0 and branch.manifestSize > 0 for branch in contents.values())
     with pytest.raises(InvalidInputError, match="begin at the branch 'one': delete those first"):
         table.call(branches.delete_table_branch, name="one")
     table.call(branches.delete_table_branch, name="two")
@@ -253,28 +253,28 @@ def test_stats_are_integers_of_the_real_fragments(server: Server) -> None:
     dataset.insert(pa.table({"a": range(5)}))
     dataset.delete("a = 9")
     dataset.create_scalar_index("a", "BTREE")
-    found = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
-    assert (found.num_rows, found.num_indices) == (14, 1)
+    response = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
+    assert (response.num_rows, response.num_indices) == (14, 1)
     folder = Path(dataset.uri)
     files = [path for part in ("data", "_indices") for path in (folder / part).rglob("*") if path.is_file()]
-    assert found.total_bytes == sum(path.stat().st_size for path in files)
-    assert (found.fragment_stats.num_fragments, found.fragment_stats.num_small_fragments) == (2, 2)
-    lengths = found.fragment_stats.lengths
+    assert response.total_bytes == sum(path.stat().st_size for path in files)
+    assert (response.fragment_stats.num_fragments, response.fragment_stats.num_small_fragments) == (2, 2)
+    lengths = response.fragment_stats.lengths
     assert (lengths.min, lengths.max, lengths.mean, lengths.p25, lengths.p99) == (5, 9, 7, 5, 9)
     assert all(isinstance(getattr(lengths, name), int) for name in lengths.__struct_fields__)
 
 
 def test_stats_of_a_table_without_rows_are_zero(server: Server) -> None:
     server.create("t", pa.table({"a": pa.array([], pa.int64())}))
-    found = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
-    assert (found.num_rows, found.fragment_stats.num_fragments, found.fragment_stats.lengths.max) == (0, 0, 0)
+    response = stats.get_table_stats(server.ctx, ask(models.GetTableStatsRequest, id="t"))
+    assert (response.num_rows, response.fragment_stats.num_fragments, response.fragment_stats.lengths.max) == (0, 0, 0)
 
 
 def test_list_leaves_out_a_version_that_is_cleaned_up_meanwhile(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = versions._readers
 
-    def cleaned(*given: Any) -> Any:
-        for number, read in readings(*given):
+    def cleaned(*arguments: Any) -> Any:
+        for number, read in readings(*arguments):
             if number == 2:
                 folder = Path(table.dataset.uri) / "_versions"
                 (folder / f"{2**64 - 1 - number}.manifest").unlink()

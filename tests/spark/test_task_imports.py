@@ -64,6 +64,6 @@ def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
     for job, arguments in given:
         before = len(sent)
         registered = find_job(job)
-        registered.function(LocalRun(), catalog, spark, **registered.checked(arguments))
+        registered.function(LocalRun(), catalog, spark, **registered.validate(arguments))
         assert len(sent) > before, f"{job} ran no tasks"
     assert clients_imported(sent, tmp_path) == ["[]"] * len(sent)

@@ -1,4 +1,4 @@
-"""Where Spark looks for the source behind `format("tiltyard")`: in modules that are called `pyspark_…`."""
+"""Register the data source `format("tiltyard")`: Spark finds it by its module name, which begins with `pyspark_`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class FinalizedLog:
     """
 
     def __init__(self, sync: Callable[[Iterable[str]], None], write: Callable[[Iterable[FinalManifest]], None]) -> None:
-        """`sync(paths)` makes files, and the entries of folders, durable; `write` is the store's `mark_final`."""
+        """`sync(paths)` makes files, and the entries of folders, durable; `write` is the store's `mark_finalized`."""
         self._sync = sync
         self._write = write
         self._unmarked: dict[Key, FinalManifest] = {}

@@ -5,7 +5,6 @@ Route → authenticate → bind → execute (which authorizes first, where the o
 
 from __future__ import annotations
 
-import asyncio
 import os
 from functools import partial
 from typing import Any
@@ -39,11 +38,6 @@ from tiltyard.model.spec import JSON
 Scope = dict[str, Any]
 
 MAX_REQUEST_ID = 128
-LARGE_BODY = 256 << 10
-"""Bytes of a JSON body from which on it is bound in a thread, so that the event loop runs between the steps of that.
-
-Within a step it does not: msgspec holds the GIL while it decodes, for up to a second of a body of 16 MiB.
-"""
 
 
 class Api:
@@ -91,15 +85,10 @@ class Api:
                 headers, exchange.receive, takes_upload=route.takes_upload
             )
         ctx = self._open_context(route, scope, headers, principal, exchange)
-        body: Any = exchange.body
-        if body is None and not route.takes_upload:
+        if exchange.body is None and not route.takes_upload:
             limit, take_complete = self._services.settings.max_json_bytes, exchange.extensions.get(COMPLETE_BODY)
-            body = exchange.body = await read_body(exchange.receive, limit, take_complete)
-        if body is None or len(body) < LARGE_BODY:
-            request = self._bind(route, ctx, segments, query, headers, exchange)
-        else:
-            bind = partial(self._bind, route, ctx, segments, query, headers, exchange)
-            request = await asyncio.get_running_loop().run_in_executor(self._pools.catalog, bind)
+            exchange.body = await read_body(exchange.receive, limit, take_complete)
+        request = self._bind(route, ctx, segments, query, headers, exchange)
         if exchange.deadline is not None and route.takes_upload:
             ctx = dialect.apply_deadline(route.operation, ctx, request, exchange.deadline)
         execution = route.execution if exchange.idempotent is None else route.idempotent
@@ -159,7 +148,11 @@ class Api:
         headers: Headers,
         exchange: Exchange,
     ) -> Any:
-        """Bind a request, without the body of an upload, and check its limits. Raises InvalidInputError."""
+        """Bind a request, without the body of an upload, and check its limits. Raises InvalidInputError.
+
+        On the event loop, large bodies too: msgspec holds the GIL while it decodes, so a thread would free nothing, and
+        several would hold their numbers at once, before `Limits.acquire_slot` refuses a query.
+        """
         if route.takes_upload:
             request = exchange.log.request = route.binder.bind(segments, query, headers, b"")
             return request

@@ -42,9 +42,8 @@ ALL_CALLERS = ""
 """The name of the bucket of all callers together; no caller's name is empty."""
 _CONTAINERS_PER_ENTRY = 20
 """Lists and objects that an entry of a request may have."""
-_STRINGS = re.compile(
-    rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL
-)  # the end is optional, so that an unclosed string is scanned only once
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
+"""String literals. Their end is optional, so that an unclosed one is scanned only once."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
 

@@ -25,19 +25,19 @@ LONG = 100.0
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of each test's own: two tables in a thousand share one, and a test may end with a turn."""
+    """Give each test its own locks: two tables in a thousand share one, and a test may end within a turn."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns last until a commit comes."""
+    """Let turns last until a commit comes."""
     monkeypatch.setattr(commit_queue, "TURN_SECONDS", LONG)
     monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", LONG)
 
 
 class Table:
-    """A table under a name of its own, and those who ask for it in one server process."""
+    """A table under its own name, and the clients of one server process that read it, in order."""
 
     def __init__(self, turns: CommitQueues, name: str | None = None) -> None:
         self.turns = turns
@@ -45,14 +45,14 @@ class Table:
         self.order: list[Peer] = []
 
     async def latest(self, peer: Peer) -> None:
-        """Ask for the latest version."""
+        """Read the latest version."""
         request = models.ListTableVersionsRequest(id=[self.name], limit=1, descending=True)
 
         await self.turns.wait_for_turn(request, peer)
         self.order.append(peer)
 
     async def commit(self, peer: Peer, *, error: Exception | None = None) -> None:
-        """Send a commit, which wins or fails."""
+        """Send a commit, which wins, or fails with the error."""
         request = models.CreateTableVersionRequest(id=[self.name], version=2, manifest_path="any")
 
         async def answer() -> None:
@@ -62,14 +62,14 @@ class Table:
         await self.turns.run_commit(request, peer, answer)
 
     async def lose(self, *peers: Peer) -> None:
-        """Have all of them have lost a commit."""
+        """Let each client lose a commit."""
         for peer in peers:
             with pytest.raises(ConcurrentModificationError):
                 await self.commit(peer, error=ConcurrentModificationError("Version 2 exists."))
 
 
 def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in a loop of its own, for a minute at most."""
+    """Run a test on its own event loop, for a minute at most."""
 
     @functools.wraps(test)
     def run(*given: Any, **named: Any) -> None:
@@ -82,13 +82,13 @@ def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 async def rest() -> None:
-    """Let what can go on go on."""
+    """Let every task run that can."""
     for _ in range(20):
         await asyncio.sleep(0.001)
 
 
 @asynchronous
-async def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> None:
+async def test_read_of_the_latest_version_without_lost_commits_waits_for_no_turn() -> None:
     table = Table(CommitQueues(Locks()))
     for peer in (ANN, BOB):
         await table.commit(peer)
@@ -97,7 +97,7 @@ async def test_latest_version_where_nobody_has_lost_is_told_to_all_at_once() -> 
 
 @asynchronous
 @pytest.mark.usefixtures("lasting")
-async def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before_has_come() -> None:
+async def test_read_of_the_latest_version_after_a_lost_commit_waits_for_the_commit_before() -> None:
     table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB, CLEO)
     await table.latest(ANN)
@@ -115,7 +115,7 @@ async def test_latest_version_after_a_lost_commit_is_told_when_the_commit_before
 
 @asynchronous
 @pytest.mark.usefixtures("lasting")
-async def test_latest_version_is_told_at_once_to_who_has_not_committed_and_of_other_tables() -> None:
+async def test_read_of_a_client_that_has_not_committed_and_of_another_table_waits_for_no_turn() -> None:
     table = Table(shared := CommitQueues(Locks()))
     await table.lose(ANN, BOB)
     await table.latest(ANN)
@@ -135,7 +135,7 @@ async def test_client_whose_commit_is_refused_is_no_writer_and_has_no_turns() ->
 
 
 @asynchronous
-async def test_turn_without_a_commit_ends_by_itself_and_its_client_counts_no_more(
+async def test_turn_without_a_commit_times_out_and_its_client_is_no_writer_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", LONG)
@@ -165,7 +165,7 @@ async def test_turns_of_two_processes_wait_for_each_other() -> None:
 
 
 @asynchronous
-async def test_turn_that_does_not_come_is_waited_for_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_waits_for_its_turn_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "TURN_SECONDS", LONG)
     monkeypatch.setattr(commit_queue, "PATIENCE_SECONDS", 0.05)
 
@@ -181,29 +181,29 @@ async def test_client_that_leaves_while_it_waits_takes_no_turn() -> None:
     table = Table(CommitQueues(Locks()))
     await table.lose(ANN, BOB, CLEO)
     await table.latest(ANN)
-    left, other = (asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO))
+    leaver, other = (asyncio.ensure_future(table.latest(peer)) for peer in (BOB, CLEO))
     await rest()
-    left.cancel()
+    leaver.cancel()
     await table.commit(ANN)
     await other
-    assert table.order == [ANN, CLEO] and left.cancelled()
+    assert table.order == [ANN, CLEO] and leaver.cancelled()
 
 
 @asynchronous
-async def test_turns_are_forgotten_once_nobody_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_is_dropped_once_no_client_loses_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "CONTENDED_SECONDS", 0.0)
 
-    kept = CommitQueues(Locks())
-    table = Table(kept)
+    queues = CommitQueues(Locks())
+    table = Table(queues)
     await table.lose(ANN)
     await asyncio.sleep(0.002)
     await table.commit(ANN)
-    assert not kept._tables
+    assert not queues._tables
 
 
 @asynchronous
 @pytest.mark.usefixtures("lasting")
-async def test_client_that_has_lost_commits_before_others_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_has_lost_commits_before_others_get_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
     monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", LONG)
 
@@ -246,7 +246,7 @@ async def test_client_that_has_lost_is_waited_for_by_other_processes(monkeypatch
 
 @asynchronous
 @pytest.mark.usefixtures("lasting")
-async def test_client_that_has_lost_and_begins_anew_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_has_lost_and_reads_again_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "RETURN_SECONDS", LONG)
     monkeypatch.setattr(commit_queue, "MAX_RETURN_SECONDS", LONG)
     table = Table(CommitQueues(Locks()))

@@ -18,7 +18,7 @@ from tiltyard.model.operations import bound_operations
 from tiltyard.model.principals import SERVER, Principal
 from tiltyard.model.spec import models
 from tiltyard.pipeline.operation_client import OperationClient
-from tiltyard.pipeline.table_location import Connection
+from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.runtime.fatal import refuse
 from tiltyard.server.process import open_services_or_refuse
 from tiltyard.store import database_exists
@@ -39,7 +39,7 @@ def connect(settings: Settings, url: str, key: str) -> Iterator[Call]:
     try:
         if url:
             header = (("header.x-api-key", key),) if key else ()
-            calls = OperationClient(Connection("rest", (("uri", url), *header)))
+            calls = OperationClient(CatalogConnection("rest", (("uri", url), *header)))
             yield lambda name, /, **fields: calls.call(name, retry_seconds=PATIENCE_SECONDS, **fields)
             return
         services = open_services_or_refuse(settings)

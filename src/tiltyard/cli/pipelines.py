@@ -12,7 +12,7 @@ import msgspec
 from tiltyard.cli.jobs import Target, execution_options, refusing, run_job, target_options
 from tiltyard.cli.options import parse_pairs
 from tiltyard.pipeline.jobs import find_job
-from tiltyard.pipeline.plans.plan_file import described, read_plan
+from tiltyard.pipeline.plans.plan_file import describe_plan, read_plan
 from tiltyard.runtime.fatal import refuse
 
 
@@ -58,7 +58,7 @@ def _check(file: Path, values: tuple[str, ...]) -> None:
     Example:
       tiltyard pipeline check docs.yaml
     """
-    click.echo("\n".join(described(read_plan(file, parse_pairs(values)))))
+    click.echo("\n".join(describe_plan(read_plan(file, parse_pairs(values)))))
 
 
 def _plan_parameters() -> list[click.Parameter]:

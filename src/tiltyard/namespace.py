@@ -69,7 +69,9 @@ class Namespace(upstream.LanceNamespace):
         self._bound = bound_operations()
         self._services = open_services(load_settings(self._properties))
         try:
-            self._principal = in_process_principal(self._services.store, principal) if isinstance(principal, str) else principal
+            self._principal = (
+                in_process_principal(self._services.store, principal) if isinstance(principal, str) else principal
+            )
         except LanceNamespaceError:
             self._services.store.close()
             raise

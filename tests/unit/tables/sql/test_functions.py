@@ -18,7 +18,7 @@ from tiltyard.tables.sql.functions import FUNCTIONS, check_functions
 def test_documented_functions_are_those_of_the_list() -> None:
     """`array_…` stands for `list_…` too, there and here."""
     text = (Path(__file__).parents[4] / "docs" / "limits.md").read_text()
-    shown = set(re.findall(r"`([a-z0-9_]+)`", text[text.index("### Functions") : text.index("## Queries out of time")]))
+    shown = set(re.findall(r"`([a-z0-9_]+)`", text[text.index("### Functions") : text.index("## Query timeouts")]))
     assert shown == {name for name in FUNCTIONS if not name.startswith("list_") or f"array{name[4:]}" not in FUNCTIONS}
 
 

@@ -73,64 +73,66 @@ class ConfigError(Exception):
 class Settings:
     """All settings. `storage_options` (a TOML table, or a JSON object) holds Lance's own keys."""
 
-    root: str = field(default="./tiltyard-data", metadata={"help": "Folder or URI under which tables are kept."})
+    root: str = field(default="./tiltyard-data", metadata={"help": "Folder or URI below which tables are stored."})
     db: str = field(
         default="", metadata={"help": "Catalog database, sqlite:///FILE or postgresql://… [default: inside the root]."}
     )
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=2333, metadata={"help": "Port to listen on; 0 picks a free one."})
-    workers: int = field(default=1, metadata={"help": "Server processes."})
+    workers: int = field(default=1, metadata={"help": "Server processes that share the port."})
     worker_timeout: float = field(
-        default=60.0, metadata={"help": "Seconds without a sign of life after which a server process is replaced."}
+        default=60.0, metadata={"help": "Seconds without a heartbeat after which a server process is replaced."}
     )
     jobs: int = field(
-        default=1, metadata={"help": "Threads per server that run queued work; 0 leaves it to `tiltyard worker`."}
+        default=1,
+        metadata={"help": "Threads per server process that run queued work; 0 leaves it to `tiltyard worker`."},
     )
     allowed_roots: tuple[str, ...] = field(
-        default=(), metadata={"help": "Further folders or URIs where tables may be registered or created."}
+        default=(), metadata={"help": "Further folders or URIs below which tables may be registered or created."}
     )
     storage_options: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "Options of the object store, in Lance's keys."}
     )
     storage: Mapping[str, NamedStorage] = field(
-        default_factory=dict, metadata={"help": "Storages by name: where they are, and how clients get in."}
+        default_factory=dict,
+        metadata={"help": "Named storages: their location, the server's credentials, and what clients get."},
     )
     max_json_bytes: int = field(default=16 << 20, metadata={"help": "Largest JSON body, in bytes."})
     max_upload_bytes: int = field(default=0, metadata={"help": "Largest Arrow body, in bytes; 0 is no limit."})
     max_manifest_bytes: int = field(
-        default=64 << 20, metadata={"help": "Largest manifest or transaction of a client that is read, in bytes."}
+        default=64 << 20,
+        metadata={"help": "Largest manifest or transaction of a client that the server reads, in bytes."},
     )
-    index_cache_bytes: int = field(default=1 << 30, metadata={"help": "Memory for index pages of all tables."})
-    metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for table metadata of all tables."})
+    index_cache_bytes: int = field(default=1 << 30, metadata={"help": "Memory for cached index pages of all tables."})
+    metadata_cache_bytes: int = field(default=256 << 20, metadata={"help": "Memory for cached metadata of all tables."})
     page_cache_bytes: int = field(
-        default=256 << 20, metadata={"help": "Memory for rows of small tables that are searched often; 0: none."}
+        default=256 << 20, metadata={"help": "Memory for cached rows of small tables that are searched often; 0: none."}
     )
     conflict_timeout: float = field(
         default=30.0,
-        metadata={"help": "Seconds for which a conflicting write is tried again before the caller hears of it."},
+        metadata={"help": "Seconds for which a conflicting write is retried before its caller gets the conflict."},
     )
     managed_versioning: bool = field(
-        default=True, metadata={"help": "Whether new tables commit through the catalog, unless their properties say."}
+        default=True,
+        metadata={"help": "Whether new tables are managed; the property tiltyard.managed_versioning overrides it."},
     )
     repeat_memory: int = field(
         default=86400,
-        metadata={
-            "help": "Seconds for which a write with a key is remembered, so that a repeat changes nothing; 0: off."
-        },
+        metadata={"help": "Seconds for which the response to a write with an idempotency key is stored; 0: off."},
     )
     repeat_lease: float = field(
         default=10.0,
-        metadata={"help": "Seconds after which a write whose server died may be taken up by its repeat."},
+        metadata={"help": "Seconds after which a retry may take over a write whose server died."},
     )
     retention_days: float = field(
-        default=7.0, metadata={"help": "Days for which dropped tables can be brought back; 0 deletes at once."}
+        default=7.0, metadata={"help": "Days for which dropped objects can be brought back; 0 deletes at once."}
     )
     gc_safety_days: float = field(
-        default=7.0, metadata={"help": "Days for which a file is nobody's garbage: longer than any write takes."}
+        default=7.0, metadata={"help": "Age in days below which no file is garbage; longer than any write takes."}
     )
-    auth: bool = field(default=False, metadata={"help": "Ask callers who they are: API keys, and tokens."})
+    auth: bool = field(default=False, metadata={"help": "Authenticate callers by API keys and tokens."})
     insecure: bool = field(
-        default=False, metadata={"help": "Serve everybody without asking, on addresses that others can reach, too."}
+        default=False, metadata={"help": "Serve without authentication on an address that others can reach too."}
     )
     providers: Mapping[str, OidcProvider] = field(
         default_factory=dict, metadata={"help": "OpenID providers whose tokens are trusted, by name."}
@@ -139,94 +141,100 @@ class Settings:
     tls_certificate: str = field(default="", metadata={"help": "File with the certificate chain (PEM): serve HTTPS."})
     tls_key: str = field(default="", metadata={"help": "File with the certificate's private key (PEM)."})
     trusted_proxies: tuple[str, ...] = field(
-        default=(), metadata={"help": "Addresses or networks of proxies whose forwarded headers are believed."}
+        default=(), metadata={"help": "Addresses or networks of proxies whose forwarded headers are trusted."}
     )
     spark: str = field(
-        default="off", metadata={"help": "Where jobs of the pipeline run: off, local, a master of Spark, or sc://…"}
+        default="off", metadata={"help": "Where jobs of the pipeline run: off, local, a Spark master, or sc://…"}
     )
-    spark_jobs: int = field(default=1, metadata={"help": "How many jobs of the pipeline run here at once."})
-    spark_conf: Mapping[str, str] = field(default_factory=dict, metadata={"help": "Properties of Spark, for all jobs."})
+    spark_jobs: int = field(default=1, metadata={"help": "Jobs of the pipeline that run at once."})
+    spark_conf: Mapping[str, str] = field(default_factory=dict, metadata={"help": "Spark properties for all jobs."})
     spark_memory: str = field(
-        default="1g", metadata={"help": "Heap of each driver's JVM; in local mode tasks share it."}
+        default="1g", metadata={"help": "Heap of each driver's JVM, which also runs the tasks in local mode."}
     )
     spark_limits: Mapping[str, str] = field(
-        default_factory=dict, metadata={"help": "The most that callers may set properties of Spark to, by name."}
+        default_factory=dict,
+        metadata={"help": "Highest value of each Spark property that callers may set, by its name."},
     )
     spark_environment: tuple[str, ...] = field(
-        default=(), metadata={"help": "Further variables that drivers and their JVMs inherit, by name."}
+        default=(), metadata={"help": "Names of further environment variables that drivers and their JVMs inherit."}
     )
     spark_uri: str = field(
         default="",
-        metadata={"help": "The server that jobs talk to [default: the catalog's database, from their own process]."},
+        metadata={"help": "The server that jobs use [default: none; they open the catalog's database themselves]."},
     )
     spark_client: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "Properties of the jobs' client, such as header.Authorization."}
     )
     spark_events: str = field(
-        default="", metadata={"help": "Folder for Spark's event logs [default: below a local root; else none]."}
+        default="", metadata={"help": "Folder or URI for Spark's event logs [default: below a local root; else none]."}
     )
     spark_index_rows: int = field(
-        default=0, metadata={"help": "Tables of so many rows have their indexes built by a Spark job; 0: none."}
+        default=0, metadata={"help": "Number of rows from which on a Spark job builds a table's indexes; 0: never."}
     )
     index_stall_timeout: float = field(
         default=300.0,
-        metadata={"help": "Seconds of standing still after which an index's build is ended and tried again; 0: never."},
+        metadata={"help": "Seconds without processor time after which an index build is ended and retried; 0: never."},
     )
     udfs: bool = field(
-        default=False, metadata={"help": "Whether clients may declare columns that their code computes."}
+        default=False, metadata={"help": "Whether clients may declare columns that are computed by their own code."}
     )
     udf_images: tuple[str, ...] = field(default=(), metadata={"help": "Container images that such columns may name."})
     audit: str = field(
         default="auto",
-        metadata={"help": "Calls that leave a record: off, changes, all; auto is changes if callers are asked who."},
+        metadata={"help": "Requests that are recorded: off, changes, all; auto is changes with auth, else off."},
     )
     audit_days: float = field(default=90.0, metadata={"help": "Days for which audit records are kept."})
     audit_lines: str = field(
-        default="", metadata={"help": "A file that audit records go to as well, as lines of JSON; or stderr."}
+        default="", metadata={"help": "A file that also gets the audit records, as lines of JSON; or stderr."}
     )
-    audit_webhook: str = field(
-        default="", metadata={"help": "A URL that audit records are sent to as well, as CloudEvents."}
-    )
+    audit_webhook: str = field(default="", metadata={"help": "A URL that also gets the audit records, as CloudEvents."})
     audit_webhook_headers: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "Headers of each request to the webhook."}
     )
     rate_limit: float = field(default=0.0, metadata={"help": "Requests per second of one principal; 0 is no limit."})
     rate_limits: Mapping[str, float] = field(
-        default_factory=dict, metadata={"help": "Other rate limits, by the principal's name."}
+        default_factory=dict,
+        metadata={"help": "Rate limits of single principals, which replace rate_limit: requests per second by name."},
     )
-    rate_limit_total: float = field(default=0.0, metadata={"help": "Requests per second of all; 0 is no limit."})
+    rate_limit_total: float = field(
+        default=0.0, metadata={"help": "Requests per second of all principals together; 0 is no limit."}
+    )
     rate_burst: float = field(
-        default=2.0, metadata={"help": "Seconds whose requests may come all at once, after a pause."}
+        default=2.0, metadata={"help": "Seconds' worth of requests that may come at once after a pause."}
     )
     max_queries: int = field(default=64, metadata={"help": "Queries of one principal at once; 0 is no limit."})
-    max_queries_total: int = field(default=256, metadata={"help": "Queries of all at once; 0 is no limit."})
+    max_queries_total: int = field(default=256, metadata={"help": "Queries of all principals at once; 0 is no limit."})
     query_timeout: float = field(
-        default=300.0, metadata={"help": "Seconds that a query may take, its answer included; 0 is no limit."}
+        default=300.0, metadata={"help": "Seconds that a query may take, including its response; 0 is no limit."}
     )
     max_result_bytes: int = field(
-        default=0, metadata={"help": "Largest answer to a query, in bytes of Arrow; 0 is no limit."}
+        default=0, metadata={"help": "Largest response to a query, in bytes of Arrow; 0 is no limit."}
     )
     max_connections: int = field(
-        default=0, metadata={"help": "Connections of one server process; 0 is half of its descriptors (ulimit -n)."}
+        default=0,
+        metadata={"help": "Connections of one server process; 0 is half of its file descriptors (ulimit -n)."},
     )
     head_timeout: float = field(
-        default=10.0, metadata={"help": "Seconds that a request's line and headers may take to come."}
+        default=10.0, metadata={"help": "Seconds within which a request's line and headers have to arrive."}
     )
-    keep_alive: int = field(default=75, metadata={"help": "Seconds for which a connection stays without a request."})
+    keep_alive: int = field(
+        default=75, metadata={"help": "Seconds for which a connection without a request stays open."}
+    )
     send_timeout: float = field(
-        default=60.0, metadata={"help": "Seconds after which a client that reads nothing of its answer is cut off."}
+        default=60.0,
+        metadata={"help": "Seconds after which a client that reads nothing of its response is disconnected."},
     )
-    max_page_size: int = field(default=1000, metadata={"help": "Most entries in a page of a list."})
-    max_json_depth: int = field(default=128, metadata={"help": "Deepest nesting of a JSON body."})
+    max_page_size: int = field(default=1000, metadata={"help": "Maximal entries in a page of a list."})
+    max_json_depth: int = field(default=128, metadata={"help": "Maximal nesting of a JSON body."})
     max_operations: int = field(
-        default=10_000, metadata={"help": "Most entries in one batch, and in any list or map of a request."}
+        default=10_000, metadata={"help": "Maximal entries in one batch, and in any list or map of a request."}
     )
-    max_vectors: int = field(default=1000, metadata={"help": "Most query vectors in one request."})
+    max_vectors: int = field(default=1000, metadata={"help": "Maximal query vectors in one request."})
     transaction_days: float = field(
-        default=30.0, metadata={"help": "Days for which ended transactions can be described."}
+        default=30.0, metadata={"help": "Days for which an ended transaction can still be described."}
     )
     upload_days: float = field(
-        default=7.0, metadata={"help": "Days after which a write in parts that was not completed is given up."}
+        default=7.0, metadata={"help": "Days after which a multipart write that was not completed is aborted."}
     )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error."})
 
@@ -295,7 +303,7 @@ def _check_identity(settings: Settings) -> None:
     if problem := providers_problem(settings.providers):
         raise ConfigError(problem)
     if settings.providers and not settings.auth:
-        raise ConfigError("There are providers, but nobody is asked for a token: set auth, or leave the providers out.")
+        raise ConfigError("Providers are set, but callers are not authenticated: set auth, or leave the providers out.")
     if bool(settings.tls_certificate) != bool(settings.tls_key):
         raise ConfigError("HTTPS needs both tls_certificate and tls_key.")
     for address in settings.trusted_proxies:

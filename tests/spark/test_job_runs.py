@@ -208,4 +208,4 @@ def test_job_submitted_with_what_the_worker_decides_is_refused(
     command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     process = command("toy", str(tmp_path), "--submit", "--master", "local[4]")
-    assert "the worker says where Spark runs" in process.communicate(timeout=120)[1] and process.returncode == 2
+    assert "the worker's settings choose Spark" in process.communicate(timeout=120)[1] and process.returncode == 2

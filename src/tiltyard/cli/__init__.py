@@ -52,9 +52,11 @@ def main() -> None:
     """
 
 
-@main.group("job", cls=LazyGroup, module="tiltyard.cli.jobs", short_help="Jobs of the data pipeline on Spark.")
+@main.group(
+    "job", cls=LazyGroup, module="tiltyard.cli.jobs", short_help="Run and manage jobs of the data pipeline on Spark."
+)
 def job() -> None:
-    """Run jobs of the data pipeline, here or by a server's workers, and steer those that a catalog knows.
+    """Run jobs of the data pipeline, here or by a server's workers, and manage the jobs of a catalog.
 
     \b
     Examples:
@@ -68,10 +70,10 @@ def job() -> None:
     "pipeline",
     cls=LazyGroup,
     module="tiltyard.cli.pipelines",
-    short_help="Several tables from one file, published at once.",
+    short_help="Create several tables from one file, and publish them at once.",
 )
 def pipeline() -> None:
-    """Make several tables as one YAML or Python file describes them, and publish them at once.
+    """Create several tables as one YAML or Python file describes them, and publish them at once.
 
     \b
     Examples:

@@ -29,15 +29,17 @@ LATE_MS = 10_000
 _UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-@click.command("audit", short_help="Show what was asked of the servers.")
-@click.option("--since", help="From then on: a time (2026-05-01, 2026-05-01T12:00Z), or 30m, 12h, 7d ago.")
-@click.option("--until", help="Before then; written like --since.")
-@click.option("--principal", help="Asked by this principal.")
-@click.option("--operation", help="This operation: CreateTable, DropTable, …")
-@click.option("--object", "object_id", help="About this id, or something below it.")
-@click.option("--outcome", help="ok, repeated, refused, failed or cut.")
-@click.option("--follow", is_flag=True, help="Go on, and show what comes.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each record.")
+@click.command("audit", short_help="Show the recorded requests.")
+@click.option(
+    "--since", help="Only requests since this time (2026-05-01, 2026-05-01T12:00Z), or since 30m, 12h, 7d ago."
+)
+@click.option("--until", help="Only requests before this time; written like --since.")
+@click.option("--principal", help="Only requests of this principal.")
+@click.option("--operation", help="Only requests of this operation: CreateTable, DropTable, …")
+@click.option("--object", "object_id", help="Only requests on the object with this id, or below it.")
+@click.option("--outcome", help="Only requests with this outcome: ok, repeated, refused, failed or cut.")
+@click.option("--follow", is_flag=True, help="Keep running, and show new records as they are written.")
+@click.option("--json", "as_json", is_flag=True, help="Print each record as a line of JSON.")
 @settings_options(*DATABASE)
 def audit(
     settings: Settings,
@@ -50,7 +52,7 @@ def audit(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the records of calls, oldest first. Straight from the database: a server need not run.
+    """Show the recorded requests, oldest first. Reads the database directly: no server has to run.
 
     \b
     Examples:
@@ -111,7 +113,7 @@ def _parse_time(text: str | None) -> int | None:
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        refuse(f"'{text}' is no time: write 2026-05-01, 2026-05-01T12:00Z, or 30m, 12h, 7d for how long ago.")
+        refuse(f"'{text}' is not a time: write 2026-05-01, 2026-05-01T12:00Z, or 30m, 12h, 7d for how long ago.")
 
 
 def _format_json(record: AuditRecord) -> str:

@@ -30,15 +30,15 @@ def open_database(settings: Settings) -> Iterator[Store]:
         refuse(str(error))
 
 
-@click.group("db", short_help="Look after the catalog's database.")
+@click.group("db", short_help="Manage the catalog's database.")
 def db() -> None:
-    """Look after the catalog's database.
+    """Manage the catalog's database.
 
     Example: tiltyard db upgrade --db postgresql://catalog@db/tiltyard
     """
 
 
-@db.command("upgrade", short_help="Bring the database to this version of the code.")
+@db.command("upgrade", short_help="Apply the migrations that the database lacks.")
 @settings_options(*DATABASE)
 def upgrade(settings: Settings) -> None:
     """Apply the migrations that the database lacks, and name them.

@@ -31,7 +31,7 @@ grantee_option = click.option(
 @grantee_option
 @catalog_options
 def grant(settings: Settings, **arguments: Any) -> None:
-    """Grant PRIVILEGES, parted by commas, on the server, a namespace (and all below it) or a table.
+    """Grant PRIVILEGES, separated by commas, on the server, a namespace (and all below it) or a table.
 
     use, read, write, alter, create, drop, manage_grants, run_udfs, administer; all.
 
@@ -43,13 +43,13 @@ def grant(settings: Settings, **arguments: Any) -> None:
     _change_privileges(settings, "GrantPrivileges", **arguments)
 
 
-@click.command("revoke", short_help="Take privileges back.")
+@click.command("revoke", short_help="Revoke privileges.")
 @click.argument("privileges")
 @object_option
 @grantee_option
 @catalog_options
 def revoke(settings: Settings, **arguments: Any) -> None:
-    """Take PRIVILEGES back that were granted on this very object; what is inherited stays.
+    """Revoke PRIVILEGES that were granted on this object; inherited ones stay.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def _change_privileges(
 
 @click.command("grants", short_help="List grants.")
 @object_option
-@click.option("--to", "grantee", default="", metavar="WHO", help="Those of one grantee, wherever they are.")
+@click.option("--to", "grantee", default="", metavar="WHO", help="Only grants of this grantee, on all objects.")
 @catalog_options
 def grants(settings: Settings, securable: str, grantee: str, url: str, key: str) -> None:
     """List the grants on an object, or those of a principal, a role or a group.
@@ -92,10 +92,10 @@ def grants(settings: Settings, securable: str, grantee: str, url: str, key: str)
             click.echo(f"{_format_object(entry)}  {name}  {','.join(entry['privileges'])}  by {entry['granted_by']}")
 
 
-@click.command("whoami", short_help="Say as whom one is known.")
+@click.command("whoami", short_help="Show the principal of a key.")
 @catalog_options
 def whoami(settings: Settings, url: str, key: str) -> None:
-    """Say as whom the server knows the key, with groups, roles and what holds on the whole server.
+    """Show the principal of a key according to the server, with its groups, roles and privileges on the server.
 
     \b
     Example:
@@ -112,16 +112,16 @@ def whoami(settings: Settings, url: str, key: str) -> None:
     click.echo(f"everywhere: {', '.join(identity['privileges']) or 'nothing'}")
 
 
-@click.command("can", short_help="Say whether somebody may do something.")
+@click.command("can", short_help="Check whether a principal has privileges.")
 @click.argument("principal", metavar="WHO")
 @click.argument("privileges")
 @object_option
-@click.option("--group", "groups", multiple=True, help="A group that the token of WHO names; may be given again.")
+@click.option("--group", "groups", multiple=True, help="A group in the token of WHO; repeatable.")
 @catalog_options
 def can(
     settings: Settings, principal: str, privileges: str, securable: str, groups: tuple[str, ...], url: str, key: str
 ) -> None:
-    """Say whether WHO has PRIVILEGES on an object, and end with status 0 if so, 3 if not; WHO is `me` for oneself.
+    """Check whether WHO has PRIVILEGES on an object; exit with status 0 if so, 3 if not. WHO is `me` for the caller.
 
     \b
     Examples:

@@ -101,7 +101,7 @@ def target_options(*, spark: bool) -> list[click.Parameter]:
     session = [
         click.Option(["--master"], help="Where Spark runs: local[*], spark://…, yarn, k8s://…"),
         click.Option(["--remote"], help="A Spark Connect server, sc://…"),
-        click.Option(["--conf"], multiple=True, help="NAME=VALUE, a property of Spark."),
+        click.Option(["--conf"], multiple=True, help="NAME=VALUE, a Spark property."),
     ]
     return [*catalog, *(session if spark else [])]
 
@@ -109,8 +109,12 @@ def target_options(*, spark: bool) -> list[click.Parameter]:
 def execution_options() -> list[click.Parameter]:
     """Return the options for who drives a job."""
     return [
-        click.Option(["--submit", "submit_it"], is_flag=True, help="Queue it for the server's workers; print its id."),
-        click.Option(["--untracked"], is_flag=True, help="Do not tell the catalog: no transaction, no resuming."),
+        click.Option(
+            ["--submit", "submit_it"], is_flag=True, help="Queue the job for the server's workers; print its id."
+        ),
+        click.Option(
+            ["--untracked"], is_flag=True, help="Do not record the job in the catalog: no transaction, no resuming."
+        ),
     ]
 
 
@@ -128,7 +132,7 @@ def refusing(refuse: Callable[[str], None]) -> Iterator[None]:
         failures = getattr(sys.modules.get("pyspark.errors"), "PySparkException", ())
         if not isinstance(error, failures):
             raise
-        refuse(f"Spark could not do it, and its log above has more. {short_message(error)}")
+        refuse(f"Spark failed; its log above has the details. {short_message(error)}")
 
 
 # The commands of jobs
@@ -177,7 +181,7 @@ def run_job(
     """Run a job here, or queue it and print its id. Raises what it fails with."""
     if submit_it:
         if target.master or target.remote or target.storage:
-            raise click.UsageError("With --submit the worker says where Spark runs and what opens storage.")
+            raise click.UsageError("With --submit, the worker's settings choose Spark and the storage options.")
         queued = submit_job(target.calls(), job, arguments, spark=parse_pairs(target.conf) or None)
         click.echo(queued.id)
     elif untracked:
@@ -296,7 +300,7 @@ def _list(target: Target, name: str | None, status: str | None, limit: int) -> N
 
 
 def _show(target: Target, job_id: str) -> None:
-    """Show a job: what was asked for, where it stands, its figures.
+    """Show a job: its arguments, status and figures.
 
     \b
     Example:
@@ -318,7 +322,7 @@ def _cancel(target: Target, job_id: str) -> None:
 
 
 def _wait(target: Target, job_id: str) -> None:
-    """Wait until a job has ended, with a bar; the status is 0 if it succeeded.
+    """Wait until a job has ended, with a progress bar; exit with status 0 if it succeeded.
 
     \b
     Example:
@@ -336,7 +340,7 @@ def _wait(target: Target, job_id: str) -> None:
 
 
 def _resume(target: Target, job_id: str) -> None:
-    """Go on here with a job whose driver died, or that failed; what was finished is not done again.
+    """Resume here a job that failed, or whose driver died; finished parts are not repeated.
 
     \b
     Example:
@@ -366,8 +370,10 @@ _STEERING_COMMANDS: Mapping[str, tuple[Callable[..., None], list[click.Parameter
         _list,
         [
             click.Option(["--name"], help="Only jobs of this name."),
-            click.Option(["--status"], help="Only Queued, Running, Succeeded, Failed or Canceled ones."),
-            click.Option(["--limit"], type=int, default=50, show_default=True, help="How many."),
+            click.Option(
+                ["--status"], help="Only jobs of this status: Queued, Running, Succeeded, Failed or Canceled."
+            ),
+            click.Option(["--limit"], type=int, default=50, show_default=True, help="Maximal number of jobs."),
         ],
         False,
     ),

@@ -23,9 +23,9 @@ HOUR_MS = 3_600_000
 PAGE_SIZE = 1_000
 
 
-@click.group("key", short_help="API keys: who may ask.")
+@click.group("key", short_help="Manage API keys.")
 def key() -> None:
-    """Look after API keys.
+    """Manage API keys.
 
     \b
     Examples:
@@ -37,11 +37,11 @@ def key() -> None:
 @key.command("create", short_help="Create a key, and print it once.")
 @click.argument("principal", default="administrator")
 @click.option("--administrator", is_flag=True, help="Make the principal an administrator, too.")
-@click.option("--expires-days", type=DAYS, help="Days after which the key ends; never, unless said.")
+@click.option("--expires-days", type=DAYS, help="Days after which the key expires [default: never].")
 @click.option("--note", default="", help="What the key is for.")
 @settings_options(*DATABASE)
 def create(settings: Settings, principal: str, administrator: bool, expires_days: float | None, note: str) -> None:
-    """Create an API key of a principal, who is made if there is none of this name, and print it on standard output.
+    """Create an API key for a principal, which is created if missing, and print it on standard output.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def create(settings: Settings, principal: str, administrator: bool, expires_days
 @click.argument("principal", required=False)
 @settings_options(*DATABASE)
 def list_keys(settings: Settings, principal: str | None) -> None:
-    """List the keys of a principal, or all: the id, whose it is, when it was used last and when it ends.
+    """List the keys of a principal, or all: their ids, principals, last use and expiry.
 
     \b
     Example:
@@ -74,13 +74,13 @@ def list_keys(settings: Settings, principal: str | None) -> None:
             after = (page[-1].principal, page[-1].created_at, page[-1].id)
 
 
-@key.command("rotate", short_help="Create a key in the place of another.")
+@key.command("rotate", short_help="Replace a key by a new one.")
 @click.argument("key_id")
 @click.option("--overlap-hours", type=HOURS, default=24.0, show_default=True, help="Hours for which both keys work.")
-@click.option("--expires-days", type=DAYS, help="Days after which the new key ends; never, unless said.")
+@click.option("--expires-days", type=DAYS, help="Days after which the new key expires [default: never].")
 @settings_options(*DATABASE)
 def rotate(settings: Settings, key_id: str, overlap_hours: float, expires_days: float | None) -> None:
-    """Create a key in the place of another, which goes on working for a while, and print it on standard output.
+    """Create a key that replaces another one, which keeps working for a while; print it on standard output.
 
     \b
     Example:
@@ -94,12 +94,12 @@ def rotate(settings: Settings, key_id: str, overlap_hours: float, expires_days: 
     _print_key(new_key)
 
 
-@key.command("revoke", short_help="End keys now, or all tokens.")
+@key.command("revoke", short_help="Revoke keys, or all tokens.")
 @click.argument("key_ids", nargs=-1)
-@click.option("--all-tokens", is_flag=True, help="End all tokens that the servers have signed.")
+@click.option("--all-tokens", is_flag=True, help="Revoke all tokens that the servers have signed.")
 @settings_options(*DATABASE)
 def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool) -> None:
-    """End keys, on every server within seconds, with the tokens that were got by them.
+    """Revoke keys, on every server within seconds, with the tokens that were issued for them.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool) -> No
     from tiltyard.identity.keys import get_key
 
     if not key_ids and not all_tokens:
-        refuse("Name the keys to revoke, or say --all-tokens.")
+        refuse("Name the keys to revoke, or set --all-tokens.")
     with open_database(settings) as store:
         for key_id in key_ids:
             get_key(store, key_id)
@@ -121,9 +121,9 @@ def revoke(settings: Settings, key_ids: tuple[str, ...], all_tokens: bool) -> No
             click.echo("All tokens are revoked.")
 
 
-@click.group("principal", short_help="Principals: who there is.")
+@click.group("principal", short_help="Manage principals.")
 def principal() -> None:
-    """Look after principals: those with keys, and those of a provider (named provider:name) whom you single out.
+    """Manage principals: those with keys, and those of a provider (provider:name) that were altered here.
 
     \b
     Example:
@@ -134,7 +134,7 @@ def principal() -> None:
 @principal.command("list", short_help="List principals.")
 @settings_options(*DATABASE)
 def list_principals(settings: Settings) -> None:
-    """List the principals that have keys or that were singled out.
+    """List the principals that have keys or were altered.
 
     \b
     Example:
@@ -152,11 +152,11 @@ def list_principals(settings: Settings) -> None:
 
 @principal.command("alter", short_help="Disable a principal, or make it an administrator.")
 @click.argument("name")
-@click.option("--administrator/--no-administrator", default=None, help="Whether it may do everything.")
-@click.option("--disabled/--enabled", default=None, help="Whether it is refused, whatever it shows.")
+@click.option("--administrator/--no-administrator", default=None, help="Whether it has all privileges.")
+@click.option("--disabled/--enabled", default=None, help="Whether its requests are refused.")
 @settings_options(*DATABASE)
 def alter(settings: Settings, name: str, administrator: bool | None, disabled: bool | None) -> None:
-    """Disable a principal, or make it an administrator, or undo that; one that was not known is now.
+    """Disable a principal or make it an administrator, or revert that. A new name is added.
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def alter(settings: Settings, name: str, administrator: bool | None, disabled: b
     from tiltyard.model.ids import check_name
 
     if administrator is None and disabled is None:
-        refuse("Say what to change: --administrator, --no-administrator, --disabled or --enabled.")
+        refuse("Choose what to change: --administrator, --no-administrator, --disabled or --enabled.")
     with open_database(settings) as store:
         record = alter_principal(store, check_name(name, "principal's name"), administrator, disabled)
     state = "disabled" if record.disabled else "enabled"

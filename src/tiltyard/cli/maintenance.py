@@ -21,11 +21,11 @@ MAINTENANCE_SETTINGS = ("root", "db", "gc_safety_days")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-@click.command("gc", short_help="Remove files that nothing needs.")
+@click.command("gc", short_help="Remove files that no version needs.")
 @click.argument("table", required=False)
-@click.option("--dry-run", is_flag=True, help="Only list them, with their sizes.")
-@click.option("--keep-versions-days", type=float, help="Also remove versions that are older, tagged ones aside.")
-@click.option("--unknown-folders", is_flag=True, help="Also remove folders of tables that the catalog does not know.")
+@click.option("--dry-run", is_flag=True, help="Only list the files, with their sizes.")
+@click.option("--keep-versions-days", type=float, help="Also remove older versions, except tagged ones.")
+@click.option("--unknown-folders", is_flag=True, help="Also remove folders of tables that are not in the catalog.")
 @settings_options(*MAINTENANCE_SETTINGS)
 def gc(
     settings: Settings, table: str | None, dry_run: bool, keep_versions_days: float | None, unknown_folders: bool
@@ -44,7 +44,7 @@ def gc(
     from tiltyard.tables.maintenance.garbage import collect, collect_options, try_collect
 
     if unknown_folders and table is not None:
-        refuse("--unknown-folders is about all tables: leave out the table's name.")
+        refuse("--unknown-folders is for all tables: leave out the table's name.")
     with open_context(settings) as ctx:
         options = collect_options(dry_run, keep_versions_days)
         files = size = 0
@@ -76,12 +76,12 @@ def _collect_folders(ctx: Context, *, remove: bool) -> None:
         click.echo(f"Removed {len(removed)} unknown folders, {_format_size(size)}.")
 
 
-@click.command("repair", short_help="Put right what went round the server.")
+@click.command("repair", short_help="Repair tables after changes that bypassed the server.")
 @click.argument("tables", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only say what is wrong.")
+@click.option("--dry-run", is_flag=True, help="Only report the problems.")
 @settings_options(*MAINTENANCE_SETTINGS)
 def repair(settings: Settings, tables: tuple[str, ...], dry_run: bool) -> None:
-    """Find what of the tables went round the server or was left half done, and put it right; without names, of all.
+    """Find what bypassed the server or was left half done in the tables (all without names), and repair it.
 
     \b
     Examples:
@@ -132,17 +132,17 @@ def _format_size(number: float) -> str:
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
-    help="So many small fragments are to be compacted.",
+    help="Number of small fragments from which on a table is compacted.",
 )
 @click.option(
     "--unindexed",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.1,
     show_default=True,
-    help="Such a share of rows that an index may lack.",
+    help="Share of rows that an index may lack.",
 )
-@click.option("--every", type=click.FloatRange(min=1), help="Look again every so many seconds, until SIGINT.")
-@click.option("--dry-run", is_flag=True, help="Only say what is needed.")
+@click.option("--every", type=click.FloatRange(min=1), help="Check again after this many seconds, until SIGINT.")
+@click.option("--dry-run", is_flag=True, help="Only report what is needed.")
 def maintain(
     tables: tuple[str, ...],
     uri: str,
@@ -152,7 +152,7 @@ def maintain(
     every: float | None,
     dry_run: bool,
 ) -> None:
-    """Find the tables, or look at these, that need compaction, or whose indexes lack rows, and queue `optimize`.
+    """Queue `optimize` for tables (these, or all) that need compaction or whose indexes lack rows.
 
     Views that refresh by themselves are refreshed. A server's workers run the jobs; one that waits or runs already is
     not queued again.
@@ -174,7 +174,7 @@ def maintain(
                 click.echo(f"{needed.table}: {needed.job} {state}: {needed.reason}  {needed.job_id}".rstrip())
                 number += 1
             if not number:
-                click.echo("No table needs anything.")
+                click.echo("No table needs a job.")
         if every is None:
             return
         time.sleep(every)

@@ -59,7 +59,10 @@ def catalog_options(command: Command) -> Command:
     The command gets `settings`, `url` and `key`; `url` is empty where no server is named.
     """
     command = settings_options(*DATABASE)(command)
-    for name, text in (("key", "An API key for the server; better in TILTYARD_KEY."), ("url", "Ask this server.")):
+    for name, text in (
+        ("key", "An API key for the server; the variable TILTYARD_KEY is safer."),
+        ("url", "URL of the server to use."),
+    ):
         command = click.option(f"--{name}", envvar=f"TILTYARD_{name.upper()}", default="", help=text)(command)
     return command
 
@@ -69,5 +72,5 @@ def parse_pairs(texts: tuple[str, ...]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not equals:
-            raise click.UsageError(f"'{name}' is no NAME=VALUE.")
+            raise click.UsageError(f"'{name}' is not NAME=VALUE.")
     return {name: value for name, _, value in pairs}

@@ -37,7 +37,7 @@ def find_command(name: str) -> click.Command | None:
 
 
 def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, **target: Any) -> None:
-    """Make the tables that a file describes, index them, publish them at once.
+    """Create the tables that a file describes, index them, and publish them at once.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def _run(file: Path, values: tuple[str, ...], submit_it: bool, untracked: bool, 
 
 
 def _check(file: Path, values: tuple[str, ...]) -> None:
-    """Read a file, and tell what it would do; nothing is touched.
+    """Read a file, and show what it would do; nothing is changed.
 
     \b
     Example:
@@ -64,7 +64,9 @@ def _check(file: Path, values: tuple[str, ...]) -> None:
 def _plan_parameters() -> list[click.Parameter]:
     return [
         click.Argument(["file"], type=click.Path(path_type=Path)),
-        click.Option(["--set", "values"], multiple=True, help="NAME=VALUE: what ${NAME} in the file is."),
+        click.Option(
+            ["--set", "values"], multiple=True, help="NAME=VALUE, the value of ${NAME} in the file; repeatable."
+        ),
     ]
 
 

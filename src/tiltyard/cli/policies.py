@@ -11,9 +11,9 @@ from tiltyard.config import Settings
 from tiltyard.runtime.fatal import refuse
 
 
-@click.group("policy", short_help="Row filters and column masks.")
+@click.group("policy", short_help="Manage row filters and column masks.")
 def policy() -> None:
-    """Narrow tables: which rows and columns they have for all but administrators and exempt roles.
+    """Restrict the rows and columns of tables for all principals except administrators and exempt roles.
 
     \b
     Examples:
@@ -23,21 +23,23 @@ def policy() -> None:
     """
 
 
-@policy.command("set", short_help="Set a policy, in the place of one of its name.")
+@policy.command("set", short_help="Set a policy; replaces one of the same name.")
 @click.argument("table")
 @click.argument("name")
 @click.option(
-    "--filter", "row_filter", help="SQL that holds for the rows to be seen; principal() and in_group('x') in it."
+    "--filter", "row_filter", help="SQL condition on the visible rows; it may call principal() and in_group('x')."
 )
-@click.option("--hide", "hidden", multiple=True, metavar="COLUMN", help="Leave this column out; may be given again.")
+@click.option("--hide", "hidden", multiple=True, metavar="COLUMN", help="Leave this column out; repeatable.")
+@click.option("--null", "nulled", multiple=True, metavar="COLUMN", help="Show nulls in this column; repeatable.")
 @click.option(
-    "--null", "nulled", multiple=True, metavar="COLUMN", help="Show nulls in this column; may be given again."
-)
-@click.option(
-    "--mask", "masked", multiple=True, metavar="COLUMN=SQL", help="Show this expression in it; may be given again."
+    "--mask", "masked", multiple=True, metavar="COLUMN=SQL", help="Show this expression in the column; repeatable."
 )
 @click.option(
-    "--exempt", "exempt_roles", multiple=True, metavar="ROLE", help="A role that is not bound; may be given again."
+    "--exempt",
+    "exempt_roles",
+    multiple=True,
+    metavar="ROLE",
+    help="A role that the policy does not restrict; repeatable.",
 )
 @catalog_options
 def set_policy(
@@ -52,7 +54,7 @@ def set_policy(
     url: str,
     key: str,
 ) -> None:
-    """Narrow TABLE by a policy NAME for all but administrators and the exempt roles.
+    """Restrict TABLE by a policy NAME for all principals except administrators and exempt roles.
 
     \b
     Example:
@@ -83,7 +85,7 @@ def list_policies(settings: Settings, table: str, url: str, key: str) -> None:
 @click.argument("name")
 @catalog_options
 def drop(settings: Settings, table: str, name: str, url: str, key: str) -> None:
-    """Drop the policy NAME of TABLE: those whom it bound see what it kept from them.
+    """Drop the policy NAME of TABLE: what it hid becomes visible to the principals it restricted.
 
     \b
     Example:
@@ -95,7 +97,7 @@ def drop(settings: Settings, table: str, name: str, url: str, key: str) -> None:
 def _parse_mask(text: str) -> dict[str, str]:
     column, equals, expression = text.partition("=")
     if not equals:
-        refuse(f"A mask is COLUMN=SQL, and this is '{text}'.")
+        refuse(f"A mask is COLUMN=SQL, not '{text}'.")
     return {"column": column, "mask": "expression", "expression": expression}
 
 

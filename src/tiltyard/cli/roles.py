@@ -9,9 +9,9 @@ from tiltyard.cli.options import catalog_options
 from tiltyard.config import Settings
 
 
-@click.group("role", short_help="Roles: names that stand for principals and groups.")
+@click.group("role", short_help="Manage roles: named sets of principals and groups.")
 def role() -> None:
-    """Look after roles.
+    """Manage roles.
 
     \b
     Example:
@@ -36,12 +36,12 @@ def list_roles(settings: Settings, url: str, key: str) -> None:
             click.echo(f"{entry['name']}  {' '.join(members)}".rstrip())
 
 
-@role.command("add", short_help="Add a role, or members to it.")
+@role.command("add", short_help="Add members to a role, or create it.")
 @click.argument("name", metavar="ROLE")
 @click.argument("members", nargs=-1)
 @catalog_options
 def add(settings: Settings, name: str, members: tuple[str, ...], url: str, key: str) -> None:
-    """Add members to a role, which is made if there is none: principals by name, groups as group:NAME.
+    """Add members to a role, which is created if missing: principals by name, groups as group:NAME.
 
     \b
     Example:
@@ -58,12 +58,12 @@ def add(settings: Settings, name: str, members: tuple[str, ...], url: str, key: 
             click.echo(f"{member} is in {name}.")
 
 
-@role.command("remove", short_help="Take members out of a role, or drop it.")
+@role.command("remove", short_help="Remove members from a role, or drop it.")
 @click.argument("name", metavar="ROLE")
 @click.argument("members", nargs=-1)
 @catalog_options
 def remove(settings: Settings, name: str, members: tuple[str, ...], url: str, key: str) -> None:
-    """Take members out of a role; without members, drop it with all that was granted to it.
+    """Remove members from a role; without members, drop the role with its grants.
 
     \b
     Example:

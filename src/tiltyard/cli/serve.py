@@ -36,9 +36,9 @@ def serve(settings: Settings) -> None:
 @click.command("worker", short_help="Run queued work, without a server.")
 @settings_options(*WORKER_SETTINGS)
 def worker(settings: Settings) -> None:
-    """Run queued transactions (index builds, deletions) until SIGTERM or SIGINT; any number may run at once.
+    """Run queued transactions (index builds, deletions) until SIGTERM or SIGINT; any number of workers may run.
 
-    With --spark it runs jobs of the data pipeline, too, that clients have submitted.
+    With --spark it also runs the jobs of the data pipeline that clients submit.
 
     \b
     Examples:

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from tiltyard.model.ids import Id
 
 
-@click.command("undrop", short_help="Bring back what was dropped.")
+@click.command("undrop", short_help="Bring back a dropped table or namespace.")
 @click.argument("table", required=False)
 @click.option("--namespace", help="Bring back this namespace, with all that was dropped with it.")
-@click.option("--as", "new_name", help="The name to have from now on.")
+@click.option("--as", "new_name", help="The new name; the old one by default.")
 @click.option(
-    "--which", "dropped_id", type=int, help="Which one, if several had the name: the number that the list shows."
+    "--which", "dropped_id", type=int, help="The number from the list, where several dropped objects had this name."
 )
 @settings_options(*DATABASE)
 def undrop(
     settings: Settings, table: str | None, namespace: str | None, new_name: str | None, dropped_id: int | None
 ) -> None:
-    """Bring back a table that was dropped or deregistered, or a namespace; without either, list what there is.
+    """Bring back a dropped or deregistered table, or a dropped namespace; without arguments, list them.
 
     \b
     Examples:

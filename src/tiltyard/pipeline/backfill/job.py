@@ -72,14 +72,14 @@ def backfill(
     catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
-    column: Annotated[str, "The column to fill: one that is declared as computed, or any with --udf."],
+    column: Annotated[str, "The column to fill: one declared as computed, or any with --udf."],
     *,
-    where: Annotated[str | None, "SQL: only rows for which it is true."] = None,
+    where: Annotated[str | None, "SQL condition: only rows that meet it."] = None,
     udf: Annotated[str | None, "A function RecordBatch → Array, as module:function or file.py:function."] = None,
-    inputs: Annotated[list[str], "The columns that the function is called with."] = [],  # noqa: B006  # the registry copies it
-    type: Annotated[str | None, "The column's type (float32[128], string, …) if the table lacks it yet."] = None,  # noqa: A002  # the option's name
-    udf_version: Annotated[str, "Values of another version of the function are stale."] = "",
-    branch: Annotated[str | None, "A branch of the table: not served yet."] = None,
+    inputs: Annotated[list[str], "The input columns of the function."] = [],  # noqa: B006  # the registry copies it
+    type: Annotated[str | None, "The column's type (float32[128], string, …), if the table lacks the column."] = None,  # noqa: A002  # the option's name
+    udf_version: Annotated[str, "Version of the function; values of other versions are stale."] = "",
+    branch: Annotated[str | None, "A branch of the table; not supported yet."] = None,
 ) -> Mapping[str, object]:
     """Compute the values of a column that are missing or stale.
 

@@ -44,9 +44,9 @@ def delete(
     spark: SparkSession,
     table: Annotated[str, "The table to delete from."],
     *,
-    where: Annotated[str, 'SQL: the rows for which it is true are deleted ("year < 1950").'],
+    where: Annotated[str, 'SQL condition: rows that meet it are deleted ("year < 1950").'],
 ) -> Mapping[str, object]:
-    """Delete the rows of a table for which a condition holds: one commit.
+    """Delete the rows of a table that meet a condition, in one commit.
 
     \b
     Example:

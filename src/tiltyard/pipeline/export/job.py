@@ -35,17 +35,17 @@ def export(
     catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table to read."],
-    destination: Annotated[str, "The folder to write, local or of an object store; it has to be empty."],
+    destination: Annotated[str, "The folder to write, local or on an object store; it has to be empty."],
     *,
-    version: Annotated[int | None, "The version to write, if not the newest."] = None,
-    tag: Annotated[str | None, "The tag whose version to write."] = None,
-    branch: Annotated[str | None, "The branch to write, if not main."] = None,
-    filter: Annotated[str | None, "Only rows for which this holds, in SQL."] = None,  # noqa: A002  # Lance's own name
+    version: Annotated[int | None, "The version to export [default: the latest]."] = None,
+    tag: Annotated[str | None, "The tag of the version to export."] = None,
+    branch: Annotated[str | None, "The branch to export [default: main]."] = None,
+    filter: Annotated[str | None, "SQL condition: only rows that meet it."] = None,  # noqa: A002  # Lance's own name
     columns: Annotated[list[str], "Only these columns."] = [],  # noqa: B006  # the registry copies it
     compression: Annotated[
-        Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"], "How the files are compressed."
+        Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"], "The compression of the files."
     ] = "zstd",
-    rows_per_file: Annotated[int, "About how many rows a file holds: whole fragments."] = ROWS_PER_FILE,
+    rows_per_file: Annotated[int, "About how many rows a file holds; files hold whole fragments."] = ROWS_PER_FILE,
 ) -> Mapping[str, object]:
     """Write a version of a table as Parquet files.
 

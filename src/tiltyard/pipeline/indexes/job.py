@@ -45,15 +45,17 @@ def index(
     catalog: CatalogConnection,
     spark: SparkSession,
     table: Annotated[str, "The table."],
-    column: Annotated[str, "The column to index; one within a struct by its path (author.name)."],
+    column: Annotated[str, "The column to index; a path (author.name) for a field of a struct."],
     type: Annotated[str, "BTREE, BITMAP, LABEL_LIST, NGRAM, ZONEMAP, BLOOMFILTER, FTS, IVF_PQ, IVF_HNSW_SQ, …"],  # noqa: A002  # the argument's name
     *,
-    name: Annotated[str | None, "The index's name; else the column's with _idx."] = None,
-    replace: Annotated[bool, "Replace an index of that name."] = False,
-    parameters: Annotated[dict[str, str], "As of CreateTableIndex: num_partitions=256, distance_type=cosine, …"] = {},  # noqa: B006  # the registry copies it
+    name: Annotated[str | None, "The index's name [default: the column's name with _idx]."] = None,
+    replace: Annotated[bool, "Replace an existing index of this name."] = False,
+    parameters: Annotated[
+        dict[str, str], "A parameter of CreateTableIndex: num_partitions=256, distance_type=cosine, …"
+    ] = {},  # noqa: B006  # the registry copies it
     branch: Annotated[str | None, "A branch of the table."] = None,
 ) -> Mapping[str, object]:
-    """Build an index of a column, on all of the cluster.
+    """Build an index of a column, on the whole cluster.
 
     \b
     Examples:

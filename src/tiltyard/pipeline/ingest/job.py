@@ -51,34 +51,37 @@ def ingest(
     run: Run,
     catalog: CatalogConnection,
     spark: SparkSession,
-    source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
+    source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or on an object store."],
     table: Annotated[str, "The table to write."],
     *,
-    mode: Annotated[Literal["create", "append", "overwrite"], "What becomes of a table that is there."] = "create",
+    mode: Annotated[Literal["create", "append", "overwrite"], "What to do if the table exists."] = "create",
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
-        Literal["parquet", "arrow", "csv", "json", "lance", "images"] | None, "What the files are, if not by name."
+        Literal["parquet", "arrow", "csv", "json", "lance", "images"] | None,
+        "The files' format, if their names do not tell it.",
     ] = None,
     split: Annotated[str | None, "Only this split of a data set (train, test, …)."] = None,
-    delimiter: Annotated[str | None, "What parts the values of CSV."] = None,
+    delimiter: Annotated[str | None, "The separator of CSV values."] = None,
     schema: Annotated[
         Literal["union", "first", "strict"],
-        "Of files that differ: all columns in types that hold the values of all (union, the default), those of the "
+        "For files that differ: all columns, in types that hold all values (union, the default), the columns of the "
         "first file, or an error for any difference (strict).",
     ] = "union",
     partitions: Annotated[
-        str, "Columns that folders hold: hive (year=2013/…, the default), off, or the names of folders (year/month)."
+        str, "Partition columns in folder names: hive (year=2013/…, the default), off, or the columns (year/month)."
     ] = "hive",
-    null_value: Annotated[list[str], "An unquoted text of CSV that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
-    multiline: Annotated[bool, "Values of CSV hold line breaks: each file is read by one task."] = False,
+    null_value: Annotated[list[str], "An unquoted CSV value that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
+    multiline: Annotated[bool, "CSV values hold line breaks: one task reads each file."] = False,
     select: Annotated[list[str], "Only these columns of the source."] = [],  # noqa: B006  # the same
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
-    null: Annotated[list[str], "Columns of the table that the source has not, and that shall be null."] = [],  # noqa: B006  # the same
+    null: Annotated[list[str], "Columns of the table that the source lacks; they become null."] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
-    rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row ends the job."] = None,
-    check: Annotated[list[str], "Before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)'."] = [],  # noqa: B006  # the same
-    rows_per_file: Annotated[int, "How many rows a fragment holds at most."] = ROWS_PER_FILE,
-    task_mb: Annotated[int, "How much of the source one task reads, in MiB."] = TASK_BYTES >> 20,
+    rejects: Annotated[str | None, "A folder for rows that do not fit; without one, such a row fails the job."] = None,
+    check: Annotated[
+        list[str], "A check before publishing: 'rows >= 9', 'not_null(a)', 'between(a, 0, 1)', 'unique(a)'."
+    ] = [],  # noqa: B006  # the same
+    rows_per_file: Annotated[int, "Maximal rows of a fragment."] = ROWS_PER_FILE,
+    task_mb: Annotated[int, "How much of the source a task reads, in MiB."] = TASK_BYTES >> 20,
 ) -> Mapping[str, object]:
     """Read files into a table: Parquet, Arrow, CSV, JSON lines, Lance, data sets of them, folders of images.
 

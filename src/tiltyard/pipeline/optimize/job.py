@@ -49,9 +49,9 @@ def optimize(
     table: Annotated[str, "The table."],
     *,
     rows_per_fragment: Annotated[int, "Fragments with fewer rows are compacted."] = ROWS_PER_FRAGMENT,
-    compact: Annotated[bool, "Compact small fragments, and leave out deleted rows."] = True,
+    compact: Annotated[bool, "Compact small fragments, and remove deleted rows."] = True,
     indexes: Annotated[bool, "Add new rows to the indexes."] = True,
-    keep_versions_days: Annotated[float | None, "Give older versions to gc; without it, they stay."] = None,
+    keep_versions_days: Annotated[float | None, "Have gc remove older versions [default: they stay]."] = None,
 ) -> Mapping[str, object]:
     """Compact small fragments, add new rows to the indexes, and have old versions removed.
 

@@ -47,11 +47,11 @@ def pipeline(
     run: Run,
     catalog: CatalogConnection,
     spark: SparkSession,
-    plan: Annotated[str, "The plan, as JSON: `tiltyard pipeline run` makes it of a file."],
+    plan: Annotated[str, "The plan, as JSON: `tiltyard pipeline run` makes it from a file."],
     *,
     udf: Annotated[list[str] | None, "The functions that the plan may call."] = None,
 ) -> Mapping[str, object]:
-    """Make several tables from files and SQL, index them, and publish them at once.
+    """Create several tables from files and SQL, index them, and publish them at once.
 
     \b
     Example:

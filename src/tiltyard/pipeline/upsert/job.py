@@ -72,27 +72,27 @@ def upsert(
     run: Run,
     catalog: CatalogConnection,
     spark: SparkSession,
-    source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or of an object store."],
+    source: Annotated[str, "A file, a folder or a pattern (data/*.parquet), local or on an object store."],
     table: Annotated[str, "The table to change."],
     *,
     on: Annotated[list[str], "The key: one or more columns of the table."],
     format: Annotated[  # noqa: A002  # the option's name, as in Spark
-        Literal["parquet", "arrow", "csv", "json", "lance"] | None, "What the files are, if not by name."
+        Literal["parquet", "arrow", "csv", "json", "lance"] | None, "The files' format, if their names do not tell it."
     ] = None,
-    delimiter: Annotated[str | None, "What separates the values of CSV."] = None,
+    delimiter: Annotated[str | None, "The separator of CSV values."] = None,
     schema: Annotated[
         Literal["union", "first", "strict"],
-        "Of files that differ: all columns in types that hold the values of all (union, the default), those of the "
+        "For files that differ: all columns, in types that hold all values (union, the default), the columns of the "
         "first file, or an error for any difference (strict).",
     ] = "union",
     partitions: Annotated[
-        str, "Columns that folders hold: hive (year=2013/…, the default), off, or the names of folders (year/month)."
+        str, "Partition columns in folder names: hive (year=2013/…, the default), off, or the columns (year/month)."
     ] = "hive",
-    null_value: Annotated[list[str], "An unquoted text of CSV that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
-    multiline: Annotated[bool, "Values of CSV hold line breaks: each file is read by one task."] = False,
+    null_value: Annotated[list[str], "An unquoted CSV value that is null (NA), besides the empty one."] = [],  # noqa: B006  # the registry copies it
+    multiline: Annotated[bool, "CSV values hold line breaks: one task reads each file."] = False,
     rename: Annotated[dict[str, str], "The new name of a column of the source."] = {},  # noqa: B006  # the same
     cast: Annotated[dict[str, str], "The type of a column: int64, float32[128], decimal(10, 2), …"] = {},  # noqa: B006  # the same
-    null: Annotated[list[str], "Columns of the table that the source lacks, and that become null."] = [],  # noqa: B006  # the same
+    null: Annotated[list[str], "Columns of the table that the source lacks; they become null."] = [],  # noqa: B006  # the same
     udf: Annotated[str | None, "A function RecordBatch → RecordBatch, as module:function or file.py:function."] = None,
 ) -> Mapping[str, object]:
     """Replace the rows of a table that have a key of the source, and insert the source's other rows: one commit.

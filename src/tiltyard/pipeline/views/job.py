@@ -64,15 +64,15 @@ def refresh(
     table: Annotated[str, "The view."],
     *,
     source_version: Annotated[int | None, "Read this version of the view's source table."] = None,
-    rows_per_fragment: Annotated[int, "How many rows a file of the view holds at most."] = ROWS_PER_FILE,
-    output_limit: Annotated[int | None, "The most rows that the view may have; for chunkers."] = None,
-    full: Annotated[bool, "Compute all rows again, whatever has changed."] = False,
+    rows_per_fragment: Annotated[int, "Maximal rows of a file of the view."] = ROWS_PER_FILE,
+    output_limit: Annotated[int | None, "Maximal rows of the view; for chunkers."] = None,
+    full: Annotated[bool, "Recompute all rows, whatever has changed."] = False,
     sources: Annotated[
         dict[str, str] | None, "The locations of the tables that may be read: set by the server."
     ] = None,
     definition: Annotated[str | None, "The digest of the view's definition: set by the server."] = None,
 ) -> Mapping[str, object]:
-    """Bring a materialized view up to date: from the rows that were added where they are enough, else from all rows.
+    """Refresh a materialized view: from added rows where they are enough, else from all rows.
 
     \b
     Example:

@@ -66,7 +66,7 @@ def test_claim_job_of_somebody_who_lost_the_right_is_refused(home: Catalog) -> N
     revoke(home, "run_udfs")
     error = claim_error(home, job_id)
     assert type(error) is PermissionDeniedError
-    assert "ann, who asked for this job" in str(error) and "run_udfs" in str(error)
+    assert "ann, who submitted this job" in str(error) and "run_udfs" in str(error)
     assert describe_job(home, job_id)["status"] == "Queued"
 
 
@@ -75,7 +75,7 @@ def test_claim_job_that_waits_longest_fails_those_that_may_not_be_done_any_more(
     revoke(home, "run_udfs")
     assert claim(home)["id"] == allowed_id
     ended = describe_job(home, refused_id)
-    assert (ended["status"], "may not have it done any more" in ended["error"]) == ("Failed", True)
+    assert (ended["status"], "lacks the privileges for it now" in ended["error"]) == ("Failed", True)
     assert claim(home) is None
 
 
@@ -105,7 +105,7 @@ def test_beat_job_ends_one_whose_asker_lost_the_right_meanwhile(home: Catalog) -
     assert home.owner.call("BeatJob", beat)["status"] == "Running"
     revoke(home, "run_udfs")
     assert home.owner.call("BeatJob", beat)["status"] == "Failed"
-    assert "may not have it done any more" in describe_job(home, job_id)["error"]
+    assert "lacks the privileges for it now" in describe_job(home, job_id)["error"]
 
 
 def test_claim_job_of_a_failed_one_whose_table_was_exchanged_is_refused(home: Catalog) -> None:

@@ -37,7 +37,7 @@ def test_serve_on_a_port_that_stays_taken_waits_for_a_while_and_is_refused(tmp_p
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert port in refused("--root", str(tmp_path), "--port", port, before=f"127.0.0.1:{port} is taken: waiting")
+        assert port in refused("--root", str(tmp_path), "--port", port, before=f"127.0.0.1:{port} is in use: waiting")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])

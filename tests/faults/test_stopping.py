@@ -122,7 +122,7 @@ def test_server_whose_first_process_is_killed_starts_again_at_once(
     server.process.wait()
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(server.start)
-        wait_until(lambda: starting.done() or any("is taken" in line for line in server.log), "the new one waits")
+        wait_until(lambda: starting.done() or any("is in use" in line for line in server.log), "the new one waits")
         os.kill(orphans[0], signal.SIGCONT)
         starting.result()
     assert talk(server).http.get("/health/ready").status_code == 200

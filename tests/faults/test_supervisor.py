@@ -98,7 +98,7 @@ def test_process_that_is_stopped_for_a_while_stays_and_one_that_stays_silent_is_
     assert supervised.log_lines == [] and is_alive(first)
     os.kill(second, signal.SIGSTOP)
     supervised.wait_for(3)
-    line = f"server process {second} was killed after no sign of life for {SILENCE:g} s: another one starts now"
+    line = f"server process {second} was killed after no heartbeat for {SILENCE:g} s: another one starts now"
     assert supervised.log_lines == [line] and not is_alive(second)
     assert supervised.stop() == 0
 
@@ -169,7 +169,7 @@ def test_hangup_restarts_all_processes_one_after_the_other(
     supervised.process.send_signal(signal.SIGHUP)
     wait_until(lambda: supervised.log_lines, "the failure is logged")
     [line] = supervised.log_lines
-    assert line.endswith("ended with status 3: the processes that serve are not renewed")
+    assert line.endswith("ended with status 3: the processes that serve are not replaced")
     assert all(map(is_alive, new)) and len(supervised.started) == 5
     assert supervised.stop() == 0
 

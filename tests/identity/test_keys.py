@@ -86,7 +86,7 @@ def test_unknown_key_is_refused_without_details(secured: Secured) -> None:
             f"{id_}_{secret}",
         )
     }
-    assert messages == {"This API key is not known here."}
+    assert messages == {"This API key is unknown."}
     odd = [(b"x-api-key", "tilt_€€€€€€€€€€€€€€€€_ü".encode())]
     assert refused(httpx.get(secured.url + LIST, headers=odd, timeout=60)) in messages
 

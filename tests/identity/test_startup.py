@@ -38,7 +38,7 @@ def said_keys(server: ServerProcess) -> list[str]:
 def test_serve_on_loopback_without_auth_warns_that_it_is_open(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path)
     try:
-        assert sum("EVERYBODY" in line and "WARNING" in line for line in server.log) == 1
+        assert sum("EVERY CLIENT" in line and "WARNING" in line for line in server.log) == 1
         assert ask(server.url).status_code == 200
         assert said_keys(server) == []
     finally:
@@ -77,7 +77,7 @@ def test_serve_on_another_address_without_auth_is_refused(tmp_path: Path, host: 
 def test_serve_on_another_address_with_insecure_serves_all_callers(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, "--host", "0.0.0.0", "--insecure")
     try:
-        assert any("EVERYBODY" in line for line in server.log)
+        assert any("EVERY CLIENT" in line for line in server.log)
         assert ask(server.url.replace("0.0.0.0", "127.0.0.1")).status_code == 200
     finally:
         server.stop()

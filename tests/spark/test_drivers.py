@@ -110,7 +110,7 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
         job_id = store.create_transaction("toy", None, payload, {}, requested_by="ann").id
     start_worker()
     assert ended(server, job_id) == "Failed"
-    assert "ann, who asked for this job" in (transaction(server, job_id).properties or {})["error"]
+    assert "ann, who submitted this job" in (transaction(server, job_id).properties or {})["error"]
     assert noted(tmp_path) == []
 
 
@@ -245,7 +245,7 @@ def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
         lines.append(worker.stderr.readline())
     worker.terminate()
     lines += worker.communicate(timeout=60)[1].splitlines()
-    assert any("Spark needs Java 17 or newer" in line and "left to other workers" in line for line in lines)
+    assert any("Spark needs Java 17 or newer" in line and "runs no jobs of the pipeline" in line for line in lines)
     assert transaction(server, job_id).status == "Queued"
     action = {"setStatusAction": {"status": "Canceled"}}
     OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])

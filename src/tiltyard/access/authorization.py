@@ -32,7 +32,7 @@ _USE = Privilege.USE.value
 def missing_privileges(missing: int, where: str) -> PermissionDeniedError:
     """Return the error for privileges that the caller lacks somewhere."""
     return PermissionDeniedError(
-        f"This needs {' and '.join(privilege_names(missing))} on {where}: ask who may grant it."
+        f"This needs {' and '.join(privilege_names(missing))} on {where}: ask for a grant of it."
     )
 
 

@@ -43,7 +43,7 @@ class Grantee:
 def parse_grantee(name: str | None, kind: str | None) -> Grantee:
     """Return the grantee of a request; a principal where no kind is named. Raises InvalidInputError."""
     if not name:
-        raise InvalidInputError("Say who: the name of a principal, a group or a role.")
+        raise InvalidInputError("Name the grantee: a principal, a group or a role.")
     return Grantee(parse_mode(GranteeKind, kind, GranteeKind.PRINCIPAL, "kind of grantee"), check_name(name))
 
 

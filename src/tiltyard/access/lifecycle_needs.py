@@ -111,7 +111,7 @@ def _clone_table(ctx: Context, request: Any) -> Context:
         except InvalidInputError:
             source = None  # what is there is not disclosed to callers who cannot read it
         if source is None or not rights.allow(source, Privilege.READ.value):
-            raise PermissionDeniedError("This needs read on the table at source_location: ask who may grant it.")
+            raise PermissionDeniedError("This needs read on the table at source_location: ask for a grant of it.")
         if rights.effective_policy(source.id) is not None:
             raise policy_denial("the table at source_location")
     return ctx

@@ -153,5 +153,5 @@ def _constant(name: str) -> str:
 def policy_denial(where: str) -> LanceNamespaceError:
     """Return the error of an operation that does not enforce policies, and would show or change hidden values."""
     return PermissionDeniedError(
-        f"Policies narrow what you have of {where}, and this would go beyond it: ask for a role that is exempt."
+        f"Policies restrict your access to {where}, and this would go beyond it: ask for a role that is exempt."
     )

@@ -17,7 +17,7 @@ from tiltyard.model.principals import EVERYBODY, Principal
 MAX_ANONYMOUS_BODY = 1 << 20
 """Bytes of a body that are read to find credentials in it, where the headers have none."""
 NO_CREDENTIALS = (
-    "This server asks who you are: send an API key in the header x-api-key, or a token in Authorization: Bearer."
+    "This server requires authentication: send an API key in the header x-api-key, or a token in Authorization: Bearer."
 )
 
 

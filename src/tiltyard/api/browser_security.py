@@ -43,11 +43,13 @@ def check_page(headers: Mapping[bytes, bytes], *, by_any_name: bool) -> None:
     """
     origin, host = headers.get(_ORIGIN), headers.get(_HOST, b"")
     if headers.get(_SITE, b"none") not in _OWN_SITE or (origin is not None and not _is_origin_of(origin, host)):
-        raise PermissionDeniedError("A page from elsewhere asks here: start the server with --auth to serve others.")
+        raise PermissionDeniedError(
+            "This request comes from a page of another origin: start the server with --auth to serve such pages."
+        )
     if not by_any_name and not _is_local_name(host):
         raise PermissionDeniedError(
-            "This server is for this machine, and was asked by a name of the network: say localhost or 127.0.0.1, or "
-            "start it with --insecure, or better with --auth."
+            "This server serves this machine only, and the request's Host is a network name: use localhost or "
+            "127.0.0.1, or start it with --insecure, or better with --auth."
         )
 
 

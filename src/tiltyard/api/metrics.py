@@ -176,17 +176,17 @@ class _Requests(Collector):
         totals: defaultdict[tuple[str, int], int] = defaultdict(int)
         for tally in tallies:
             totals[tally.operation, tally.status] += tally.requests
-        ended = CounterMetricFamily("tiltyard_requests", "Requests that ended.", labels=("operation", "status"))
+        ended = CounterMetricFamily("tiltyard_requests", "Requests that have ended.", labels=("operation", "status"))
         for (operation, status), number in totals.items():
             ended.add_metric((operation, str(status)), number)
         durations = _histogram(
             "tiltyard_request_seconds",
-            "Time from a request's head to the end of its answer, its client's reading included.",
+            "Time from a request's head to the end of its response, including the time its client takes to read it.",
             ((tally, tally.within, tally.seconds) for tally in tallies),
         )
         first_bytes = _histogram(
             "tiltyard_request_first_byte_seconds",
-            "Time from a request's head to the first byte of its answer.",
+            "Time from a request's head to the first byte of its response.",
             ((tally, tally.first_within, tally.first_seconds) for tally in tallies),
         )
         running = GaugeMetricFamily("tiltyard_requests_running", "Requests that have not ended.")
@@ -220,7 +220,7 @@ class State(Collector):
         self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("tiltyard_catalog_up", "Whether the catalog's database answers.")
+        up = GaugeMetricFamily("tiltyard_catalog_up", "Whether the catalog's database is available.")
         jobs = GaugeMetricFamily("tiltyard_transactions", "Unfinished transactions.", labels=("kind", "status"))
         try:
             for labels, waiting in self._store.transaction_counts().items():
@@ -229,7 +229,9 @@ class State(Collector):
         except ServiceUnavailableError:
             up.add_metric((), 0)
         loads = GaugeMetricFamily(
-            "tiltyard_process_load", "What waits, runs, is kept or was lost in one process.", labels=("process", "what")
+            "tiltyard_process_load",
+            "What is queued, running, cached or lost in one process.",
+            labels=("process", "what"),
         )
         for name, number in {**self._store.gauges(), **self._gauges()}.items():
             loads.add_metric((str(os.getpid()), name), number)

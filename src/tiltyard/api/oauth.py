@@ -65,7 +65,7 @@ class TokenEndpoint:
     async def issue(self, method: str, headers: Headers, receive: Receive, request_id: str) -> TokenResponse:
         """Return the response to a request for a token. Raises ServiceUnavailableError, HttpError 405 and 413."""
         if method != "POST":
-            raise HttpError(405, ErrorCode.UNSUPPORTED, "Tokens are asked for by POST.", ((b"allow", b"POST"),))
+            raise HttpError(405, ErrorCode.UNSUPPORTED, "Request tokens by POST.", ((b"allow", b"POST"),))
         body = await read_body(receive, LARGEST_BODY)
         try:
             client = _client(headers, _form(headers, body))
@@ -105,10 +105,12 @@ def _client(headers: Headers, fields: Mapping[str, str]) -> Client:
     authorization = headers.get(b"authorization")
     if authorization is not None:
         if "client_secret" in fields:
-            raise TokenRefusedError("invalid_request", "The client shows itself twice: by Basic, and in the form.")
+            raise TokenRefusedError(
+                "invalid_request", "The client is authenticated twice: by HTTP Basic, and in the form."
+            )
         return _basic(authorization)
     if not fields.get("client_id") or not fields.get("client_secret"):
-        raise UnauthenticatedError("Show client_id and client_secret, by HTTP Basic or in the form.")
+        raise UnauthenticatedError("Send client_id and client_secret, by HTTP Basic or in the form.")
     return Client(fields["client_id"], fields["client_secret"])
 
 
@@ -120,7 +122,7 @@ def _basic(authorization: bytes) -> Client:
     except ValueError as error:  # binascii's is one
         raise UnauthenticatedError("The header Authorization cannot be read.") from error
     if scheme.lower() != b"basic" or not separator:
-        raise UnauthenticatedError("The client shows itself by HTTP Basic, or in the form.")
+        raise UnauthenticatedError("Authenticate the client by HTTP Basic, or in the form.")
     return Client(unquote_plus(id_), unquote_plus(secret))
 
 

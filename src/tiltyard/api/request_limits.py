@@ -94,7 +94,7 @@ class Limits:
             raise _throttled("You send too many requests", wait)
         wait = self._total.take(ALL_CALLERS)
         if wait:
-            raise _throttled("The server is sent too many requests", wait)
+            raise _throttled("The server gets too many requests", wait)
 
     def acquire_slot(self, ctx: Context, address: str, size: int = 0) -> QuerySlot | None:
         """Acquire the slot of a query whose body has `size` bytes; None where no limit is set. Raises HttpError 429."""

@@ -103,7 +103,7 @@ class Router:
             if parts[:1] == [b"v1"]:
                 raise HttpError(406, ErrorCode.UNSUPPORTED, "No operation has this path: see /openapi.json.")
             raise HttpError(
-                404, ErrorCode.UNSUPPORTED, "Nothing is here: the operations are under /v1, see /openapi.json."
+                404, ErrorCode.UNSUPPORTED, "Nothing has this path: the operations are under /v1, see /openapi.json."
             )
         node, segments = end
         route = node.routes.get(method)
@@ -112,7 +112,7 @@ class Router:
             raise HttpError(
                 405,
                 ErrorCode.UNSUPPORTED,
-                f"{method} is not how this path is called: use {allowed}.",
+                f"{method} is not allowed on this path: use {allowed}.",
                 ((b"allow", allowed.encode()),),
             )
         return route, segments

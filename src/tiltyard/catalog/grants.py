@@ -40,7 +40,7 @@ def grant_privileges(ctx: Context, request: models.GrantPrivilegesRequest) -> mo
     securable, grantee, bits = _parse(ctx, request)
     if missing := bits & ~caller_privileges(ctx, securable):
         raise PermissionDeniedError(
-            f"Only who has {' and '.join(privilege_names(missing))} on {securable} may grant it."
+            f"Only principals with {' and '.join(privilege_names(missing))} on {securable} may grant it."
         )
     if grantee.kind is GranteeKind.ROLE and not ctx.store.has_role(grantee.name):
         raise InvalidInputError(f"There is no role '{grantee.name}': create it first.")

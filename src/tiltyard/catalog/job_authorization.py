@@ -80,7 +80,7 @@ def authorize_submitter(ctx: Context, record: TransactionRecord) -> tuple[Contex
         try:
             _authorize(submitter_ctx, path, table, int(record.payload.get("wanted", 0)))
         except PermissionDeniedError as error:
-            sentence = f"{submitter.name}, who asked for this job, may not have it done any more."
+            sentence = f"{submitter.name}, who submitted this job, lacks the privileges for it now."
             raise PermissionDeniedError(f"{sentence} {error}") from error
     return submitter_ctx, path
 
@@ -109,7 +109,7 @@ def _job_table(ctx: Context, table_id: int) -> TableRecord:
         return ctx.store.table_by_id(table_id)
     except TableNotFoundError:
         raise TableNotFoundError(
-            "The table that this job was asked for was dropped: ask for the job anew if another has its name."
+            "The table of this job was dropped: submit the job again if another table has its name."
         ) from None
 
 
@@ -117,7 +117,7 @@ def _current_path(ctx: Context, table: TableRecord) -> Id:
     """Return the current id of a table. Raises TableNotFoundError for one that was just dropped."""
     path = ctx.store.object_path(TABLE, table.id)
     if path is None:
-        raise TableNotFoundError("The table that this job was asked for is being dropped.")
+        raise TableNotFoundError("The table of this job is being dropped.")
     return path
 
 
@@ -127,11 +127,13 @@ def _submitter(ctx: Context, record: TransactionRecord) -> Principal:
         return SERVER
     recorded = record.payload.get("asker")
     if recorded is None:
-        raise InvalidTableStateError("This job is of an older server, which did not note who asked for it: ask anew.")
+        raise InvalidTableStateError(
+            "This job is of an older server, which did not record its submitter: submit it again."
+        )
     try:
         return refresh_principal(ctx, msgspec.convert(recorded, Principal))
     except PermissionDeniedError as error:
-        raise PermissionDeniedError(f"{error} Let somebody else ask for this job.") from error
+        raise PermissionDeniedError(f"{error} Let another principal submit this job.") from error
 
 
 def _authorize(ctx: Context, path: Id, table: TableRecord | None, required: int) -> None:

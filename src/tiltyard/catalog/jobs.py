@@ -309,5 +309,5 @@ def _lease_ms(request: models.SubmitJobRequest | models.ClaimJobRequest | models
     if not 1000 <= lease_ms <= LONGEST_LEASE_MS:
         raise InvalidInputError(f"A lease is 1000 to {LONGEST_LEASE_MS} ms, not {lease_ms}.")
     if not request.owner:
-        raise InvalidInputError("A driver needs a name of its own, that nobody else knows: give 'owner'.")
+        raise InvalidInputError("A driver needs a name of its own, that only it knows: set 'owner'.")
     return lease_ms

@@ -93,7 +93,7 @@ def register_table(ctx: Context, request: models.RegisterTableRequest) -> models
     with prefer_name_conflict(ctx, path) if mode is RegisterMode.CREATE else nullcontext():
         location = ctx.storage.check_location(request.location, relative=True)
         if not ctx.storage.has_table(location):
-            raise InvalidInputError("There is no Lance table at this location: give the folder that holds `_versions`.")
+            raise InvalidInputError("There is no Lance table at this location: name the folder that holds `_versions`.")
         bases = ctx.storage.list_foreign_bases(location)
         managed = registered_is_managed(properties)
 

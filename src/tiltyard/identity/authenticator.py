@@ -93,7 +93,7 @@ class Authenticator:
         self._refresh()
         key, record = verify_key(self._store, secret.encode(), self._clock())
         if client_id not in (record.name, key.id):
-            raise UnauthenticatedError("This API key is another client's.")
+            raise UnauthenticatedError("This API key belongs to another client.")
         self._record_use(key)
         return self.tokens.issue(_require_enabled(record).name, key.id)
 
@@ -149,7 +149,7 @@ class Authenticator:
         claims = self.tokens.verify(text, key_id)
         records = self._store.describe_key(claims.key_id)
         if records is None or records[1].name != claims.principal:
-            raise UnauthenticatedError("The API key behind this token is not known.")
+            raise UnauthenticatedError("The API key of this token is unknown.")
         key, record = records
         require_valid(key, self._clock())
         return CachedPrincipal(_principal(record, "token"), min(claims.expires_at, key.expires_at or claims.expires_at))

@@ -136,7 +136,7 @@ def verify_key(store: Store, text: bytes, now_ms: int) -> tuple[KeyRecord, Princ
     parsed = _parse_key(text)
     records = store.describe_key(parsed[0]) if parsed else None
     if parsed is None or records is None or not hmac.compare_digest(_hash(parsed[1]), records[0].hash):
-        raise UnauthenticatedError("This API key is not known here.")
+        raise UnauthenticatedError("This API key is unknown.")
     require_valid(records[0], now_ms)
     return records
 
@@ -153,16 +153,20 @@ def check_principal_name(name: str) -> None:
     """Raise InvalidInputError if a name cannot be that of a principal with keys."""
     check_name(name, "principal's name")
     if name in RESERVED_NAMES:
-        raise InvalidInputError(f"'{name}' is what records call callers without a name, or the server: choose another.")
+        raise InvalidInputError(
+            f"'{name}' is reserved in audit records, for callers without a name or the server: choose another."
+        )
     if PROVIDER_SEPARATOR in name:
-        raise InvalidInputError(f"'{name}' is a name that a provider gives: its tokens, not keys, show who that is.")
+        raise InvalidInputError(
+            f"'{name}' is a name of a provider's principal: authenticate it by the provider's tokens, not by keys."
+        )
 
 
 def _check_options(options: NewKeyOptions, clock: Clock) -> None:
     if len(options.note) > MAX_NOTE_LENGTH:
         raise InvalidInputError(f"The note has {len(options.note)} characters: {MAX_NOTE_LENGTH} at most.")
     if options.expires_at is not None and options.expires_at <= clock():
-        raise InvalidInputError("The key would be dead at once: let it expire later.")
+        raise InvalidInputError("The key would expire at once: let it expire later.")
 
 
 def _add_key(catalog: UnitOfWork, principal: str, options: NewKeyOptions) -> CreatedKey:

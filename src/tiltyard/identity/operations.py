@@ -105,7 +105,7 @@ def alter_principal(ctx: Context, request: models.AlterPrincipalRequest) -> mode
     """
     name = check_name(request.principal, "principal's name")
     if name == ctx.principal.name and (request.disabled or request.administrator is False):
-        raise InvalidInputError("This would shut you out: let another administrator do it.")
+        raise InvalidInputError("This would lock you out: let another administrator do it.")
     record = keys.alter_principal(ctx.store, name, request.administrator, request.disabled)
     return models.AlterPrincipalResponse(principal=to_principal_entry(record))
 

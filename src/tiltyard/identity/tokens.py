@@ -76,7 +76,7 @@ class ServerTokens:
         """Verify a token's signature and times and return its claims. Raises UnauthenticatedError."""
         key = self._verifying_key(key_id) if key_id else None
         if key is None:
-            raise UnauthenticatedError("The key that signed this token is not known, or not any more: get a new token.")
+            raise UnauthenticatedError("The key that signed this token is unknown or has expired: get a new token.")
         now = self._clock() // 1000
         rules = jwt.JWTClaimsRegistry(
             now=now,

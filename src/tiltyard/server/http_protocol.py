@@ -115,7 +115,7 @@ class HttpProtocol(HttpToolsProtocol):
         if phase is Phase.RESPONSE:
             self.transport.abort()  # to close it would wait for the client to read
         elif phase is Phase.HEAD and self._overhead:
-            self._refuse(RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The URL and headers took too long to come."))
+            self._refuse(RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The URL and headers took too long to arrive."))
         else:
             self.transport.close()
 
@@ -123,7 +123,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def turn_away(self) -> None:
-        text = "All connections that this server takes are at work: try again later."
+        text = "All connections of this server are in use: try again later."
         self._refuse(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, text, ErrorCode.SERVICE_UNAVAILABLE))
 
     def _recognize(self) -> None:
@@ -242,7 +242,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._coding is None:
             return
         if self._coding.lower() != b"chunked":
-            text = "This server takes a body as it is, or chunked: send no other transfer coding."
+            text = "This server accepts a body as it is, or chunked: send no other transfer coding."
             raise self._end_with(RefusedError(HTTPStatus.NOT_IMPLEMENTED, text, ErrorCode.UNSUPPORTED))
         if self.parser.get_http_version() != "1.1":
             text = "HTTP/1.0 has no transfer codings: send a Content-Length."

@@ -156,7 +156,7 @@ def job_drivers(services: Services) -> DriverPool | None:
     try:
         check_spark(services.settings.spark)
     except SparkMissingError as error:
-        log.warning("%s Jobs of the pipeline are left to other workers.", error)
+        log.warning("%s This process runs no jobs of the pipeline.", error)
         return None
     return DriverPool(services)
 

@@ -123,7 +123,7 @@ def _listen(settings: Settings) -> socket.socket:
                 refuse(f"Cannot listen on {settings.host}:{settings.port} ({reason}): choose another --port or --host.")
         if deadline is None:
             deadline = time.monotonic() + PORT_SECONDS
-            log.warning("%s:%d is taken: waiting for it for %g s", settings.host, settings.port, PORT_SECONDS)
+            log.warning("%s:%d is in use: waiting for it for %g s", settings.host, settings.port, PORT_SECONDS)
         time.sleep(PORT_PAUSE_SECONDS)
 
 

@@ -26,8 +26,8 @@ def check_exposure(settings: Settings, address: str) -> None:
     """
     if not (settings.auth or settings.insecure or _is_loopback(address)):
         refuse(
-            f"Others can reach {address}, and this server would let in everybody: ask them who they are with --auth, "
-            "or say --insecure."
+            f"Others can reach {address}, and this server does not authenticate callers: start it with --auth, "
+            "or allow this with --insecure."
         )
     if settings.tls_certificate:
         try:
@@ -59,10 +59,12 @@ def url_scheme(settings: Settings) -> str:
 def announce_access(services: Services, address: str) -> None:
     """Warn loudly that everybody is let in; or print the first key, once, on standard output, which is no log."""
     if not services.settings.auth:
-        log.warning("EVERYBODY WHO REACHES %s IS AN ADMINISTRATOR HERE: start with --auth to change that.", address)
+        log.warning("EVERY CLIENT THAT REACHES %s IS AN ADMINISTRATOR: start with --auth to change that.", address)
         return
     if not (services.settings.tls_certificate or services.settings.trusted_proxies or _is_loopback(address)):
-        log.warning("keys and tokens go over the network as they are: set tls_certificate, or a proxy that has one")
+        log.warning(
+            "keys and tokens cross the network unencrypted: set tls_certificate, or use a proxy that terminates TLS"
+        )
     key = create_first_key(services.store)
     if key is not None:
         print(f"The key of '{FIRST_ADMINISTRATOR}', shown this once: {key}", file=sys.stdout, flush=True)

@@ -220,7 +220,7 @@ class Supervisor:
             slot.successor = None
             for other in self._slots:
                 other.must_restart = False
-            log.error("server process %s: the processes that serve are not renewed", reason)
+            log.error("server process %s: the processes that serve are not replaced", reason)
         elif slot.successor.is_serving:
             if slot.child is not None:
                 self._terminate(slot.child)
@@ -246,7 +246,7 @@ class Supervisor:
             reason = _exit_reason(child.process.exitcode)
         elif child.silent_seconds > self._silence_limit:
             child.kill()
-            reason = f"was killed after no sign of life for {self._silence_limit:g} s"
+            reason = f"was killed after no heartbeat for {self._silence_limit:g} s"
         else:
             return None
         child.close()

@@ -155,7 +155,7 @@ class DriverPool:
         """Queue a job again whose driver is gone and did not finish it, until its attempts are used up."""
         is_last_attempt = record.attempts >= MOST_ATTEMPTS
         status = TransactionStatus.FAILED if is_last_attempt else TransactionStatus.QUEUED
-        error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has more."
+        error = f"Its driver ended before the job did, {record.attempts} times: the worker's log has the details."
         store = self._services.store
         try:
             store.finish_transaction(

@@ -172,7 +172,7 @@ class _Run:
         is_transient = isinstance(error, (ServiceUnavailableError, ConcurrentModificationError))
         self._services.outage_log.report(error)
         if is_transient and self._record.attempts < MOST_ATTEMPTS:
-            log.warning("transaction %s is tried again: %s", self._record.id, error)
+            log.warning("transaction %s is retried: %s", self._record.id, error)
             wait = RETRY_MS * 2**self._record.attempts
             self._finish(TransactionStatus.QUEUED, error=str(error), wait_ms=wait)
             return

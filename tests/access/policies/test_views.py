@@ -44,22 +44,22 @@ def tess(secured: Secured, admin: httpx.Client) -> Iterator[httpx.Client]:
 
 def test_view_of_a_narrowed_table_is_refused_to_whom_its_policies_bind(ann: httpx.Client) -> None:
     path, made = view(ann, NARROWED, with_no_data=False)
-    assert "Policies narrow what you have of the table hr$people" in refused(made)
+    assert "Policies restrict your access to the table hr$people" in refused(made)
     assert call(ann, "TableExists", id=path).status_code == 404  # nothing was left behind
     path, made = view(ann, NARROWED)
     assert made.status_code == 201
-    assert "Policies narrow what you have" in refused(refresh(ann, path))
+    assert "Policies restrict your access" in refused(refresh(ann, path))
     nested = "WITH x AS (SELECT * FROM `hr$people`) SELECT count(*) AS id FROM x"
     path, made = view(ann, nested)
     assert made.status_code == 201
-    assert "Policies narrow what you have" in refused(refresh(ann, path))
+    assert "Policies restrict your access" in refused(refresh(ann, path))
 
 
 def test_view_submitted_as_a_job_is_refused_in_the_same_words(ann: httpx.Client, admin: httpx.Client) -> None:
     path, _ = view(ann, NARROWED)
     own = {"sources": {"hr$people": "file:///wherever"}, "table": "$".join(path)}
     asked = {"name": "refresh", "table": path, "arguments": own}
-    assert "Policies narrow what you have" in refused(send(ann, operations()["SubmitJob"], asked))
+    assert "Policies restrict your access" in refused(send(ann, operations()["SubmitJob"], asked))
     job = good(send(admin, operations()["SubmitJob"], {**asked, "table": view(admin, NARROWED)[0]}))["job"]
     location = good(call(admin, "DescribeTable", id=TABLE))["location"]
     assert job["arguments"]["sources"] == {"hr$people": location}  # the server's word, and not the client's
@@ -80,7 +80,7 @@ def test_view_of_somebody_exempt_is_refreshed_by_them_and_not_by_whom_policies_b
     assert made.status_code == 201
     assert made.json()["job_id"]
     assert refresh(tess, path).status_code == 202
-    assert "Policies narrow what you have" in refused(refresh(ann, path))
+    assert "Policies restrict your access" in refused(refresh(ann, path))
 
 
 def test_view_of_a_table_that_one_may_not_see_says_that_it_is_not_there(

@@ -116,7 +116,7 @@ def test_rate_limit_in_all_counts_everybody_together() -> None:
     limits = Limits(Settings(rate_limit_total=2, rate_burst=1), Clock())
     limits.check_rate(asked_by(ANN), "")
     limits.check_rate(asked_by(BOB), "")
-    with pytest.raises(HttpError, match="The server is sent too many"):
+    with pytest.raises(HttpError, match="The server gets too many"):
         limits.check_rate(asked_by(Principal("eve")), "")
 
 

@@ -39,7 +39,7 @@ def client_gone() -> ClientGoneError:
 
 def stalled(seconds: float) -> HttpError:
     """Return the error of a client that sent nothing for so long."""
-    return HttpError(408, ErrorCode.INVALID_INPUT, f"No byte of the body came for {seconds:.0f} s.")
+    return HttpError(408, ErrorCode.INVALID_INPUT, f"No byte of the body arrived for {seconds:.0f} s.")
 
 
 class BodyReader:

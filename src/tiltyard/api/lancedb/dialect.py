@@ -240,9 +240,9 @@ def _metadata(response: Any) -> Any:
 def _index_stats(response: models.DescribeTableIndexStatsResponse) -> Any:
     """Return an index's figures: lancedb polls them until no row is unindexed, and sees a failure only as an error."""
     if response.failure:
-        raise InvalidTableStateError(f"The index could not be built: {response.failure} Order it again, or drop it.")
+        raise InvalidTableStateError(f"The index could not be built: {response.failure} Create it again, or drop it.")
     if response.status == "building" and not response.num_unindexed_rows:
-        raise TableIndexNotFoundError("The index is being built: ask again in a moment.")
+        raise TableIndexNotFoundError("The index is being built: try again in a moment.")
     return response
 
 

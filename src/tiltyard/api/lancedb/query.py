@@ -27,7 +27,7 @@ def query_request(body: Fields) -> models.QueryTableRequest:
     """Return the request of a body. Raises InvalidInputError, UnsupportedOperationError (an unknown field)."""
     fields = _non_null(body, {*_SPECIFIED, "use_lsm"}, "a query")
     if fields.pop("use_lsm", False):
-        raise UnsupportedOperationError("use_lsm reads rows that are not in the table yet: this server keeps none.")
+        raise UnsupportedOperationError("use_lsm reads rows that are not in the table yet: this server has none.")
     if "vector" in fields:
         fields["vector"] = _vector(fields["vector"])
     if "columns" in fields:

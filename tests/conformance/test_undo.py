@@ -228,7 +228,9 @@ def test_commands_undrop_gc_and_repair_beside_a_running_server(tmp_path: Path) -
         assert not stray.exists()
         assert tiltyard(tmp_path, "repair") == "Nothing is wrong.\n"
         lance.dataset(location).delete("id = 1")
-        assert "Versions 2 were committed round the server. They were recorded." in tiltyard(tmp_path, "repair", name)
+        assert "Versions 2 were committed bypassing the server. They were recorded." in tiltyard(
+            tmp_path, "repair", name
+        )
         (location / "data").rename(tmp_path / "away")
         assert f"{name}: missing files:" in tiltyard(tmp_path, "repair", name)
         assert json.loads(world.raw.post(f"/v1/table/{name}/exists").text) == {}

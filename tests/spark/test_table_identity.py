@@ -114,8 +114,8 @@ def test_land_again_where_the_table_is_another_by_now_is_refused(catalog: Catalo
     declared = prepare_target(run, table(catalog, name), WriteMode.CREATE)
     assert prepare_target(run, table(catalog, name), WriteMode.CREATE).location == declared.location
     rename(catalog, name, f"{name}_renamed")
-    with pytest.raises(InvalidTableStateError, match="ask for the job anew"):
+    with pytest.raises(InvalidTableStateError, match="submit the job again"):
         prepare_target(run, table(catalog, name), WriteMode.CREATE)
     write(catalog, name, pa.table({"id": [1]}))
-    with pytest.raises(InvalidTableStateError, match="ask for the job anew"):
+    with pytest.raises(InvalidTableStateError, match="submit the job again"):
         prepare_target(run, table(catalog, name), WriteMode.CREATE)

@@ -77,7 +77,7 @@ def _connection_error(error: HTTPError) -> LanceNamespaceError:
         isinstance(argument, ssl.SSLCertVerificationError) for argument in cause.args
     ):
         return InvalidInputError(
-            f"The certificate of the server cannot be verified ({cause}): say which authorities are to be trusted, "
+            f"The certificate of the server cannot be verified ({cause}): set the authorities to trust, "
             "tiltyard.publish(client, ssl_ca_cert=…)."
         )
     if isinstance(cause, NewConnectionError | ConnectTimeoutError):

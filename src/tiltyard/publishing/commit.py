@@ -241,8 +241,8 @@ def _check_not_replaced(client: upstream.LanceNamespace, changes: Changes) -> No
     if lost:
         names = ", ".join(map(display_id, lost))
         raise PublishUncertainError(
-            f"The server published all but {names}: a commit round the server was there at the same moment. "
-            "Look at the tables before you run the block again."
+            f"The server published all but {names}: a commit that bypassed the server took its version at the same "
+            "moment. Look at the tables before you run the block again."
         )
 
 

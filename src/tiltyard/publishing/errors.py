@@ -19,7 +19,7 @@ class PublishConflictError(ConcurrentModificationError):
     def __init__(self, tables: Iterable[tuple[str, ...]]) -> None:
         self.tables = tuple(tables)
         names = ", ".join("$".join(path) for path in self.tables) or "a table of this publication"
-        super().__init__(f"Somebody else changed {names} first: nothing was published. Run the block again.")
+        super().__init__(f"Another commit changed {names} first: nothing was published. Run the block again.")
 
 
 class PublishUncertainError(ServiceUnavailableError):

@@ -129,7 +129,7 @@ class Datasets:
         if not self._has_allowed_bases(location, dataset):
             raise PermissionDeniedError(
                 "This version has files outside the folder of its table, where the catalog knows of none: it is "
-                "not read. Whoever administers the server can register the table anew."
+                "not read. An administrator can register the table again."
             )
         return dataset
 

@@ -95,8 +95,8 @@ CONFLICT = re.compile(
 )
 
 _NO_DATA = "This table has no data yet: insert rows or create it first."
-_REFUSED = "The storage refuses this: check the credentials the server has been given."
-_SILENT = "The storage did not answer as it should: try again in a moment."
+_REFUSED = "The storage refuses this: check the server's credentials for it."
+_SILENT = "The storage did not respond as expected: try again in a moment."
 
 _RULES = (
     _rule(

@@ -91,7 +91,7 @@ class Storage:
             with lance_errors(self.root):
                 self.files(self.root).probe(self.root)
         except (OSError, LanceNamespaceError) as error:
-            raise StorageUnavailableError("The storage does not answer.", self.root) from error
+            raise StorageUnavailableError("The storage does not respond.", self.root) from error
 
     def files(self, location: str) -> Files:
         """Return what reads and writes the files at a location. Raises PermissionDeniedError outside the roots."""

@@ -224,4 +224,4 @@ def _lease_key(claim: RequestClaim) -> tuple[object, ...]:
 
 
 def _lease_lost() -> ConcurrentModificationError:
-    return ConcurrentModificationError("This request took so long that its repeat was begun: nothing was changed.")
+    return ConcurrentModificationError("This request took so long that its retry was started: nothing was changed.")

@@ -236,7 +236,7 @@ def _in_transaction(raw: PooledConnection, fn: Callable[[Connection], T]) -> T:
         raise
     if raw.info.transaction_status == TransactionStatus.INERROR:  # COMMIT would silently roll back
         raw.statements.execute("ROLLBACK")
-        raise RuntimeError("a unit of work went on after a statement of it was refused")
+        raise RuntimeError("a transaction continued after one of its statements failed")
     try:
         raw.statements.execute("COMMIT")
     except psycopg.OperationalError as error:

@@ -284,9 +284,7 @@ def test_collect_leaves_a_table_alone_whose_versions_are_not_there(careless: Ser
     before = table.files
     for options in ({"dry_run": True}, {}, {"keep_versions_days": 0.0}):
         collection = collect(table, **options)
-        assert (collection.garbage, len(collection.notes)) == ([], 1) and "versions are not there" in collection.notes[
-            0
-        ]
+        assert (collection.garbage, len(collection.notes)) == ([], 1) and "versions are missing" in collection.notes[0]
     assert table.files == before
     for name, content in manifests.items():
         files.write_if_not_exists(name, content)

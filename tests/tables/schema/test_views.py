@@ -150,7 +150,7 @@ def test_refresh_of_what_is_no_view_or_no_chunker_is_invalid_input(served: Serve
 def test_refresh_of_a_view_that_this_catalog_did_not_make_is_refused(served: Server) -> None:
     metadata = {"tiltyard.view.kind": "query", "tiltyard.view.query": "SELECT year FROM films"}
     served.create("found", pa.table({"year": [1]}).replace_schema_metadata(metadata))
-    with pytest.raises(InvalidTableStateError, match="create it anew"):
+    with pytest.raises(InvalidTableStateError, match="create the view again"):
         refresh(served, "found")
 
 

@@ -33,7 +33,7 @@ def test_load_settings_storages_from_a_file_and_a_variable(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"credentials": {"aws_secret_access_key": "hunter2"}}, "plain sight"),
+        ({"credentials": {"aws_secret_access_key": "hunter2"}}, "plain text"),
         ({"options": {"aws_secret_access_key": "hunter2"}}, "by reference"),
         ({"options": {"azure_storage_sas_token": "hunter2"}}, "by reference"),
         ({"options": {"account_key": "hunter2"}}, "by reference"),

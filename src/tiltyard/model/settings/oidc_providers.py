@@ -39,7 +39,9 @@ def providers_problem(providers: Mapping[str, OidcProvider]) -> str | None:
         if not provider.issuer or provider.issuer == OWN_ISSUER or not provider.audience:
             return f"The provider {name} needs an issuer, which cannot be {OWN_ISSUER!r}, and an audience."
         if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOOPBACK):
-            return f"The jwks_url of the provider {name} has to be https: whoever can change its keys can be anybody."
+            return (
+                f"The jwks_url of the provider {name} has to be https: without TLS its keys could be forged in transit."
+            )
         if not provider.algorithms or set(provider.algorithms) - ALGORITHMS:
             return f"The algorithms of the provider {name} are some of {', '.join(sorted(ALGORITHMS))}."
         if not 0 <= provider.leeway <= 600:

@@ -99,7 +99,7 @@ def storages_problem(storages: Mapping[str, NamedStorage]) -> str | None:
 def _problem(storage: NamedStorage) -> str | None:
     for key, reference in storage.credentials.items():
         if not _REFERENCE.fullmatch(reference):
-            return f"has a secret in plain sight ({key}): write env:NAME or file:PATH."
+            return f"has a secret in plain text ({key}): write env:NAME or file:PATH."
     if plain := [key for key in storage.options if _SECRET.search(key)]:
         return f"has {plain[0]} among its options: it belongs to its credentials, by reference."
     if not storage.uri:
@@ -107,14 +107,12 @@ def _problem(storage: NamedStorage) -> str | None:
     if not LEAST_LIFETIME <= storage.lifetime <= MOST_LIFETIME:
         return f"has a lifetime of {storage.lifetime}: {LEAST_LIFETIME} to {MOST_LIFETIME} seconds."
     if not storage.vend:
-        return (
-            "has a role and hands out no credentials: set vend = true, or leave the role out." if storage.role else None
-        )
+        return "has a role but vends no credentials: set vend = true, or leave the role out." if storage.role else None
     match storage.scheme:
         case "s3":
-            return None if storage.role else "needs the role that it hands out sessions of: set role."
+            return None if storage.role else "needs the role to assume for vended credentials: set role."
         case "az" | "abfss":
             return None if storage.account else "needs the name of its storage account: set account."
         case "gs":
             return None
-    return "hands out no credentials: it is no object store; leave vend out."
+    return "cannot vend credentials: it is not an object store; leave vend out."

@@ -133,7 +133,9 @@ def _stage(block: Publication, table: WrittenTable) -> None:
     operation = target.operation(fragments, table.schema)
     newest = target.table.latest_version()
     if newest and not target.base and mode is not WriteMode.OVERWRITE:
-        raise TableAlreadyExistsError(f"Somebody else has written {table.name} meanwhile: append, or name another.")
+        raise TableAlreadyExistsError(
+            f"A concurrent write has changed {table.name} meanwhile: append, or name another."
+        )
     read_version = target.base if mode is WriteMode.APPEND else newest
     transaction = Transaction(read_version, operation, str(uuid4()), {RUN_PROPERTY: table.run.id})
     if newest:

@@ -108,7 +108,7 @@ class TargetTable:
                 )
             except CommitConflictError:
                 continue
-        raise ConcurrentModificationError(f"{self.table} changes all the time: {_MAX_COMMITS} commits lost to others.")
+        raise ConcurrentModificationError(f"{self.table} keeps changing: {_MAX_COMMITS} commits conflicted.")
 
     def last_run_suffix(self, prefix: str) -> str | None:
         """Return what follows `prefix` in the id of the newest run in the table's history that begins with it."""
@@ -146,7 +146,9 @@ class TargetTable:
                 raise
         if (version := find_run_version(self.table.dataset(), 0, run.id)) is not None:
             return version
-        raise TableAlreadyExistsError(f"Somebody else has written {self.table} meanwhile: append, or name another.")
+        raise TableAlreadyExistsError(
+            f"A concurrent write has changed {self.table} meanwhile: append, or name another."
+        )
 
 
 def commit_first_version(
@@ -221,7 +223,7 @@ def _resolve_location(table: Table, uri: str) -> TableLocation:
 
 def _replaced_error(table: Table) -> InvalidTableStateError:
     return InvalidTableStateError(
-        f"{table} is not the table any more that this job has begun to write: ask for the job anew."
+        f"{table} is no longer the table that this job has begun to write: submit the job again."
     )
 
 

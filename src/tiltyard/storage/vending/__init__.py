@@ -39,7 +39,7 @@ def open_vendor(storage: NamedStorage, secrets: Secrets, clock: Callable[[], int
         vendor = _create_vendor(extra, storage, secrets, clock)
     except ImportError as error:
         raise MissingVendorError(
-            f"To hand out credentials for {storage.uri}, more packages are needed ({error.name} is missing): "
+            f"To issue credentials for {storage.uri}, more packages are needed ({error.name} is missing): "
             f'pip install "tiltyard[{extra}]".'
         ) from error
     return CredentialCache(vendor, clock)

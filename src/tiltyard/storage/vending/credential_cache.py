@@ -98,4 +98,4 @@ def _wait_for(pending: Future[Credentials]) -> Credentials:
     try:
         return pending.result(_WAIT_SECONDS)
     except TimeoutError as error:
-        raise ServiceUnavailableError("The storage's provider does not answer: try again in a moment.") from error
+        raise ServiceUnavailableError("The storage's provider does not respond: try again in a moment.") from error

@@ -51,9 +51,7 @@ class NoCredentialsError(ServiceUnavailableError):
     """The provider does not answer, or refuses; the log has the reason."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "The storage hands out no credentials now: say vend_credentials=false, or try again in a moment."
-        )
+        super().__init__("The storage issues no credentials now: set vend_credentials=false, or try again in a moment.")
 
 
 class Vendor(Protocol):

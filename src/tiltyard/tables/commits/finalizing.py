@@ -82,7 +82,7 @@ def lost_version_error(table: TableRecord, version: int) -> InternalError:
     """Return the error of a committed batch of which one version could not be finalized, ever."""
     return InternalError(
         f"The batch is committed, except for version {version} of {table.name}: "
-        "a commit round the server took its place meanwhile."
+        "a commit that bypassed the server took its number meanwhile."
     )
 
 

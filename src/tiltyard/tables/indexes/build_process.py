@@ -155,7 +155,7 @@ class _Stall:
             self._busy_at, self._used, self._waited = now, used, 0.0
         elif passed >= self._seconds:
             raise ServiceUnavailableError(
-                f"The index's build stood still for {self._seconds:.0f} s, without progress and without processor time."
+                f"The index build made no progress for {self._seconds:.0f} s, and used no processor time."
             )
 
     def _newly_queued(self) -> float:

@@ -39,7 +39,7 @@ class Builds:
 
 def failure_message(record: TransactionRecord) -> str:
     """Return why a build failed."""
-    return record.error or "The server did not say why; its log has more under the id of the transaction."
+    return record.error or "The server gave no reason; its log has the details under the id of the transaction."
 
 
 def branch_name(branch: str | None) -> str | None:

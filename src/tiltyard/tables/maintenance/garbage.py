@@ -204,7 +204,7 @@ def _missing_version(ctx: Context, table: TableRecord, branches: Mapping[str, la
     Files that it refers to would look like garbage, and it may come back, as in the middle of a restore.
     """
     if not branches and not table.declared:
-        return "The table's versions are not there: put them back, or drop the table."
+        return "The table's versions are missing: restore them, or drop the table."
     for name in branches:
         latest = ctx.store.latest_version(table.id, branch_key(name))
         if latest and latest.finalized and ctx.storage.stat(table.location, latest.manifest_path) is None:
@@ -218,7 +218,7 @@ def _unknown_reason(unknown: Sequence[str]) -> str:
     if not unknown:
         return ""
     if is_detached(unknown[0]):
-        return f"{unknown[0]} is a detached version, and nobody but its maker knows what it needs: delete it first."
+        return f"{unknown[0]} is a detached version, and only its creator knows which files it needs: delete it first."
     return f"Lance does not know {unknown[0]}: repair the table."
 
 
@@ -260,8 +260,8 @@ def _finalize_all(ctx: Context, table: TableRecord) -> None:
             return
         if time.monotonic() > deadline:
             if all(stat_final_manifest(ctx, table, record) is not None for record in pending):
-                raise ConcurrentModificationError("This table is committed to without a pause: try again later.")
-            raise ConcurrentModificationError("A recorded version has not got its manifest: repair the table first.")
+                raise ConcurrentModificationError("This table gets commits without a pause: try again later.")
+            raise ConcurrentModificationError("A recorded version lacks its manifest: repair the table first.")
         time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  # out of step with other committers
 
 
@@ -352,12 +352,12 @@ def _reason_to_keep(ctx: Context, table: TableRecord, now: int, cutoff: int) -> 
     with lance_errors():
         names = ctx.storage.files(table.location).list_names(f"{table.location}/{versions_folder('')}")
     if any(map(is_detached, names)):
-        return "there are detached versions, whose files Lance would take for abandoned."
+        return "there are detached versions, whose files Lance would remove as orphans."
     days = LANCE_SAFETY_MS // DAY_MS
     if ctx.settings.gc_safety_days > days:
-        return f"with them Lance takes whatever is abandoned and {days} days old, and gc_safety_days is more."
+        return f"with them Lance removes all orphans of {days} days, and gc_safety_days is more."
     if cutoff < now - LANCE_SAFETY_MS:  # Lance removes abandoned files, too, and these would count as such
-        return "work that is younger than some files is not finished."
+        return "an unfinished transaction or upload is younger than some files."
     return ""
 
 
@@ -367,4 +367,4 @@ def try_collect(ctx: Context, table: TableRecord, options: CollectOptions) -> Co
         return collect(ctx, table, options)
     except LanceNamespaceError as error:
         log.warning("cannot collect the garbage of %s: %s", table.location, error)
-        return Collection(notes=[f"Left alone: {error}"])
+        return Collection(notes=[f"Skipped: {error}"])

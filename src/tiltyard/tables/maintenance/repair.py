@@ -100,14 +100,14 @@ def _repair_pending(ctx: Context, table: TableRecord, dry_run: bool) -> Iterator
         if _is_lost(ctx, table, record):
             if not dry_run:
                 ctx.store.roll_back_version(record)
-            problem = f"{name} is recorded, and its manifest is nowhere: the commit was lost."
+            problem = f"{name} is recorded, but its manifest does not exist: the commit was lost."
             yield Finding("lost version", problem, "The record was deleted." if not dry_run else "")
             continue
-        problem, action = f"{name} is recorded, and its manifest is not in its place.", ""
+        problem, action = f"{name} is recorded, but its manifest lacks its final name.", ""
         if not dry_run:
             try:
                 finalize(ctx, table, record)
-                action = "The manifest was put there."
+                action = "The manifest was finalized."
             except LanceNamespaceError as error:
                 action = f"That failed: {error}"
         yield Finding("pending version", problem, action)
@@ -126,10 +126,10 @@ def _repair_declared(ctx: Context, table: TableRecord, dry_run: bool) -> Iterato
     if table.declared and has_data:
         if not dry_run:
             ctx.store.mark_written(table.id)
-        problem = "The table has data, and the catalog calls it declared only."
-        yield Finding("declared", problem, "It is called written now." if not dry_run else "")
+        problem = "The table has data, but the catalog has it as declared only."
+        yield Finding("declared", problem, "It was marked as created." if not dry_run else "")
     elif not table.declared and not has_data:
-        yield Finding("no versions", "The catalog knows of data, and there is no version in the table's folder.")
+        yield Finding("no versions", "The catalog has the table as created, but its folder has no version.")
 
 
 def _repair_records(ctx: Context, table: TableRecord, branch: str, dry_run: bool) -> Iterator[Finding]:
@@ -139,14 +139,14 @@ def _repair_records(ctx: Context, table: TableRecord, branch: str, dry_run: bool
         if not dry_run:
             delete_records(ctx, table, branch, cleaned)
         versions = _version_list(record.version for record in cleaned)
-        problem = f"{versions}{_of_branch(branch)} are recorded, and their manifests are gone."
+        problem = f"{versions}{_of_branch(branch)} are recorded, but their manifests are gone."
         yield Finding("cleaned versions", problem, "The records were deleted." if not dry_run else "")
     unrecorded = unrecorded_versions(ctx, table, branch) if table.managed else []
     if unrecorded:
         for stored in unrecorded if not dry_run else ():
             record_stored_version(ctx, table, branch, stored)
         versions = _version_list(stored.version for stored in unrecorded)
-        problem = f"{versions}{_of_branch(branch)} were committed round the server."
+        problem = f"{versions}{_of_branch(branch)} were committed bypassing the server."
         yield Finding("unrecorded versions", problem, "They were recorded." if not dry_run else "")
 
 
@@ -162,7 +162,7 @@ def _repair_deleted_branches(
             continue
         if not dry_run:
             delete_records(ctx, table, branch, records)
-        problem = f"There are records of the branch {branch}, and no such branch."
+        problem = f"There are records of the branch {branch}, which does not exist."
         yield Finding("gone branch", problem, "The records were deleted." if not dry_run else "")
 
 
@@ -172,7 +172,9 @@ def _find_missing_files(files: list[TableFile], referenced: set[str]) -> Iterato
     missing = sorted(unit for unit in referenced - existing if "_transactions/" not in unit)
     if missing:
         more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
-        yield Finding("missing files", f"Versions need what is not there: {', '.join(missing[:_MOST_LISTED])}{more}.")
+        yield Finding(
+            "missing files", f"Versions refer to files that do not exist: {', '.join(missing[:_MOST_LISTED])}{more}."
+        )
 
 
 def _repair_staged(ctx: Context, table: TableRecord, files: list[TableFile], dry_run: bool) -> Iterator[Finding]:

@@ -245,7 +245,9 @@ def _check_alterations(dataset: lance.LanceDataset, alterations: list[dict[str, 
     for alteration in alterations:
         field = find_field(dataset, alteration["path"])
         if field.id() in names:
-            raise InvalidInputError(f"The column '{alteration['path']}' is there twice: ask for all changes at once.")
+            raise InvalidInputError(
+                f"The column '{alteration['path']}' is in this request twice: give all its changes at once."
+            )
         names[field.id()] = alteration.get("name")
     _check_renames(dataset.lance_schema.fields(), names)
 

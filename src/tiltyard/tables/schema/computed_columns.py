@@ -63,7 +63,7 @@ def virtual_fields(ctx: Context, names: Sequence[str] | None, entry: models.AddC
     common = check_client_metadata(virtual.field_metadata)
     if not virtual.outputs:
         if virtual.data_type is None:
-            raise InvalidInputError(f"Say what the virtual column '{entry.name}' gives: 'outputs' or 'data_type'.")
+            raise InvalidInputError(f"Declare what the virtual column '{entry.name}' gives: 'outputs' or 'data_type'.")
         metadata = {**common, **declaration.metadata()}
         return [pa.field(entry.name, parse_type(virtual.data_type), metadata=metadata)]
     return [_output_field(declaration, output, common) for output in virtual.outputs]

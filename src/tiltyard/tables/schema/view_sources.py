@@ -55,11 +55,12 @@ def find_definer(ctx: Context, record: TableRecord, definition: ViewDefinition) 
     view = ctx.store.describe_view(record.id)
     if view is None:
         raise InvalidTableStateError(
-            "This catalog has not made this view, only found its table: create it anew, and it can be refreshed."
+            "This view was not created in this catalog, only its table was registered: create the view again, to "
+            "refresh it."
         )
     if view.definition != definition.digest:
         raise InvalidTableStateError(
-            "The definition of this view was changed in its table's metadata: create it anew, and it can be refreshed."
+            "The definition of this view was changed in its table's metadata: create the view again to refresh it."
         )
     return _refreshed(ctx, msgspec.json.decode(view.definer, type=Principal))
 

@@ -343,7 +343,7 @@ def test_backfill_that_cannot_be_says_why(
     failing = "tests.spark.functions:failing"
     with pytest.raises(InvalidInputError, match="ValueError: no idea"):
         backfill(LocalRun(), catalog, spark, name, "y", udf=failing, inputs=["x"], type="int64")
-    with pytest.raises(InvalidInputError, match="Nothing says how"):
+    with pytest.raises(InvalidInputError, match="does not declare how"):
         backfill(LocalRun(), catalog, spark, name, "x")
     with pytest.raises(TableColumnNotFoundError, match="no column 'nothing'"):
         backfill(LocalRun(), catalog, spark, name, "nothing")

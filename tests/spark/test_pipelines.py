@@ -222,7 +222,7 @@ def test_pipeline_that_calls_undeclared_code_is_refused(spark: SparkSession, cat
         ),
         ("tables:\n  a:\n    files: x\n    mode: merge\n", "line 4: tables.a.mode: Invalid enum value 'merge'"),
         ("tables:\n  a:\n    files: x\n    check: [many]\n", "line 2: tables.a: 'many' is no check"),
-        ("tables:\n  a:\n    files: x\n  a:\n    files: y\n", "line 4: tables.a: this key is there twice"),
+        ("tables:\n  a:\n    files: x\n  a:\n    files: y\n", "line 4: tables.a: this key occurs twice"),
         ("tables:\n  a:\n    files: ${day}.csv\n", "line 3: tables.a.files: give ${…} a value with --set NAME=VALUE"),
         ("tables: [\n", "this is no YAML"),
         ("tables: !!python/object/apply:os.getcwd []\n", "this is no YAML"),

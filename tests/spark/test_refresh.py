@@ -107,7 +107,7 @@ def test_refresh_after_compaction_follows_the_rows_as_long_as_old_and_new_stay_a
     write(catalog, source, numbers(110, 120), "append")
     dataset(catalog, source).optimize.compact_files()
     mixed = refreshed(view)
-    assert (mixed["mode"], "old and new rows together" in mixed["reason"]) == ("full", True)
+    assert (mixed["mode"], "merged old and new rows" in mixed["reason"]) == ("full", True)
     assert contents(catalog, view).equals(even(0, 120))
     write(catalog, source, numbers(120, 130), "append")
     dataset(catalog, source).create_scalar_index("id", "BTREE")
@@ -213,7 +213,7 @@ def test_refresh_of_a_view_that_others_wrote_to_makes_it_what_its_query_says(
     refreshed(view)
     write(catalog, view, numbers(1000, 1005), "append")
     figures = refreshed(view)
-    assert (figures["mode"], "others wrote to the view" in figures["reason"]) == ("full", True)
+    assert (figures["mode"], "another writer changed the view" in figures["reason"]) == ("full", True)
     assert contents(catalog, view).equals(even(0, 100))
 
 

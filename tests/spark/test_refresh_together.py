@@ -117,7 +117,7 @@ def test_refresh_whose_view_others_write_meanwhile_begins_again(
 ) -> None:
     run = Watched(lambda: write(catalog, view, numbers(1000, 1001), "append"))
     figures = refresh(run, catalog, spark, view)
-    assert ("others wrote to the view" in figures["reason"], run.parts, figures["version"]) == (True, 6, 3)
+    assert ("another writer changed the view" in figures["reason"], run.parts, figures["version"]) == (True, 6, 3)
     assert contents(catalog, view).equals(numbers(0, 30))
 
 

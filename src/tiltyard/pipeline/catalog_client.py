@@ -63,8 +63,8 @@ class Table:
 
     def _renamed(self) -> ConcurrentModificationError:
         return ConcurrentModificationError(
-            f"{self} is not the table any more that this job was asked for: that one was renamed or dropped meanwhile. "
-            "Resume the job, and it goes on with its table under the name that it has then."
+            f"{self} is no longer the table of this job: that one was renamed or dropped meanwhile. "
+            "Resume the job: it continues with its table under the table's current name."
         )
 
     def dataset(
@@ -114,7 +114,7 @@ class Table:
         """Return where its files are, for tasks. Raises TableNotFoundError."""
         response = self.describe()
         if not response.location:
-            raise InvalidInputError(f"The namespace does not say where {self} lies.")
+            raise InvalidInputError(f"The namespace gives no location of {self} lies.")
         return self.location_at(response.location, response.storage_options)
 
     def location_at(self, uri: str, options: Mapping[str, str] | None) -> TableLocation:

@@ -45,7 +45,7 @@ def detect_jvm_end() -> Iterator[None]:
         if _is_jvm_alive():
             raise
         raise SparkEndedError(
-            "Spark's JVM ended while the job ran, most likely for want of memory: let the job make less at once, or "
+            "Spark's JVM ended while the job ran, most likely for lack of memory: let the job process less at once, or "
             "let the operator give its drivers more (the setting spark_memory)."
         ) from error
 

@@ -151,7 +151,7 @@ def _plan_backfill(
         function = ColumnFunction(plain_field, declaration.inputs, pickled, struct_field=declaration.struct_field)
     else:
         raise InvalidInputError(
-            f"Nothing says how '{name}' is computed: declare it as a virtual column, or give --udf."
+            f"The table does not declare how '{name}' is computed: declare it as a virtual column, or give --udf."
         )
     input_fields = frozenset(number for other in function.inputs for number in field_ids(dataset, other))
     column = ComputedColumn(name, field_ids(dataset, name), input_fields, identity)
@@ -217,8 +217,8 @@ class _Backfill:
             run_tasks(spark, self.run, fill_fragments, payloads, on_result=handle_result, name=name)
             self._commit_pending()
         raise ConcurrentModificationError(
-            f"Others replaced fragments of {self.table} {MAX_ROUNDS} times while they were computed: run the job again "
-            "when no compaction runs. What was computed is kept."
+            f"Concurrent commits replaced fragments of {self.table} {MAX_ROUNDS} times while they were computed: run "
+            "the job again when no compaction runs. Computed values are kept."
         )
 
     def _plan_tasks(self, dataset: lance.LanceDataset, where: str | None, *, is_first: bool) -> dict[int, FillFragment]:
@@ -311,7 +311,9 @@ class _Backfill:
         if name not in dataset.schema.names or dataset.schema.field(name).type != self.function.field.type:
             raise ConcurrentModificationError(f"The column '{name}' was changed or dropped meanwhile.")
         if field_ids(dataset, name) != self.column.fields:
-            raise ConcurrentModificationError(f"The column '{name}' was made anew meanwhile: run the job again.")
+            raise ConcurrentModificationError(
+                f"The column '{name}' was dropped and created again meanwhile: run the job again."
+            )
 
 
 def _has_only_appends(old: lance.LanceDataset, new: lance.LanceDataset) -> bool:

@@ -111,7 +111,7 @@ class DataSourceOptions:
 
     def _nearest(self) -> dict[str, Any]:
         if "vector_column" not in self.values:
-            raise RefusedError("Set the option 'vector_column' to the column that 'vector' is looked for in.")
+            raise RefusedError("Set the option 'vector_column' to the column to search for 'vector'.")
         try:
             vector = [float(number) for number in json.loads(self.values["vector"])]
         except (ValueError, TypeError):

@@ -178,7 +178,7 @@ class CatalogRun:
                 elif self._client.call("DescribeTransaction", id=[self.id], retry_seconds=0)["status"] != "Running":
                     self._lost.set()
             except LanceNamespaceError as error:
-                log.warning("cannot ask for job %s: %s", self.id, error)
+                log.warning("cannot read job %s: %s", self.id, error)
         if self._canceling:
             self._send_cancel()
 

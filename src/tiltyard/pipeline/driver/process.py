@@ -58,7 +58,7 @@ class DriverOrders:
         """Read the orders of this process. Raises SystemExit, with a sentence, if there are none."""
         if OLD_CATALOG_VARIABLE in os.environ:
             raise SystemExit(
-                f"{OLD_CATALOG_VARIABLE} is not read any more, for all that runs in a driver could read it, too: "
+                f"{OLD_CATALOG_VARIABLE} is no longer read, since all code in a driver could read it, too: "
                 f"mount a file with that JSON, and name it by {CATALOG_FILE_VARIABLE}."
             )
         if file is not None and file.exists():
@@ -69,7 +69,9 @@ class DriverOrders:
         elif file is None:
             text = sys.stdin.readline()
         else:
-            raise SystemExit(f"This driver has no orders: name the file that holds them by {CATALOG_FILE_VARIABLE}.")
+            raise SystemExit(
+                f"This driver has no instructions: name the file that holds them by {CATALOG_FILE_VARIABLE}."
+            )
         return cls(**json.loads(text))
 
 
@@ -181,7 +183,7 @@ def _report_end(responses: int, job_id: str, *, is_leaving: bool) -> bool:
     try:
         os.write(responses, (json.dumps({"ended": job_id, "leaving": is_leaving}) + "\n").encode())
     except BrokenPipeError:
-        log.warning("job %s has ended, and the worker that gave it to this driver is gone: so ends the driver", job_id)
+        log.warning("job %s has ended, and the worker of this driver is gone: the driver ends", job_id)
         return False
     return True
 

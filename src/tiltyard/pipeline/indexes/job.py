@@ -86,7 +86,7 @@ def index(
             return figures
         dataset = target.dataset(branch=branch, block_size=block_size(spec.kind))
     raise ConcurrentModificationError(
-        f"Others replaced fragments of {table} {_MAX_TRIES} times meanwhile: build when no compaction runs."
+        f"Concurrent commits replaced fragments of {table} {_MAX_TRIES} times meanwhile: build when no compaction runs."
     )
 
 

@@ -38,7 +38,7 @@ def _from_python(file: Path, values: Mapping[str, str]) -> Plan:
     plan = runpy.run_path(str(file)).get(PLAN_VARIABLE)
     if plan is None:
         raise InvalidInputError(
-            f"{file} makes no '{PLAN_VARIABLE}': a mapping as in YAML, or a function that gives one."
+            f"{file} defines no '{PLAN_VARIABLE}': a mapping as in YAML, or a function that returns one."
         )
     content = plan(**values) if callable(plan) else plan
     return parse_plan(_resolve_paths(msgspec.to_builtins(content), file.parent))
@@ -59,7 +59,7 @@ def _from_yaml(file: Path, text: str, values: Mapping[str, str]) -> Plan:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise InvalidInputError(f"{file}{line}: this is no YAML: {getattr(error, 'problem', error)}.") from error
+        raise InvalidInputError(f"{file}{line}: this is not YAML: {getattr(error, 'problem', error)}.") from error
 
 
 def _check_duplicate_keys(node: yaml.Node | None, path: tuple[str | int, ...] = ()) -> None:
@@ -73,7 +73,7 @@ def _check_duplicate_keys(node: yaml.Node | None, path: tuple[str | int, ...] = 
             continue
         key = str(child[0].value)
         if key in keys:
-            raise PlanError((*path, key), "this key is there twice.")
+            raise PlanError((*path, key), "this key occurs twice.")
         keys.add(key)
         _check_duplicate_keys(child[1], (*path, key))
 

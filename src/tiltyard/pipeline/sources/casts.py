@@ -127,8 +127,8 @@ def apply_function(
     except Exception as error:
         if not isolates_rows:
             raise RefusedError(
-                f"The UDF failed: {type(error).__name__}: {error}. Mend it, or name a folder for rows that it fails on "
-                "(--rejects)."
+                f"The UDF failed: {type(error).__name__}: {error}. Correct it, or name a folder for rows that it fails "
+                "on (--rejects)."
             ) from error
         if batch.num_rows <= 1:
             yield RejectedRow(batch.to_pylist()[0] if batch.num_rows else None, f"{type(error).__name__}: {error}")
@@ -138,7 +138,9 @@ def apply_function(
         yield from apply_function(batch.slice(middle), function)
         return
     if not isinstance(result, pa.RecordBatch):
-        raise RefusedError(f"The UDF gave a {type(result).__name__}: it takes a pyarrow.RecordBatch and gives one.")
+        raise RefusedError(
+            f"The UDF returned a {type(result).__name__}: it has to take a pyarrow.RecordBatch and return one."
+        )
     yield result
 
 

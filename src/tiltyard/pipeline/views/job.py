@@ -85,7 +85,7 @@ def refresh(
     if view is None:
         raise InvalidInputError(f"The table '{table}' is no materialized view.")
     if definition is not None and view.digest != definition:
-        raise InvalidTableStateError("The definition of the view was changed since this refresh was asked for.")
+        raise InvalidTableStateError("The definition of the view was changed after this refresh was submitted.")
     if output_limit is not None and view.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output limit, and this one is a {view.kind}.")
     if view.kind is not ViewKind.QUERY:
@@ -131,7 +131,7 @@ class _Refresh:
                 return self._execute(plan, sources)
             except CommitConflictError:
                 self.discard_plan()
-        raise ConcurrentModificationError("Others write to the view all the time: refresh it when they do not.")
+        raise ConcurrentModificationError("Concurrent writes to the view do not stop: refresh it without them.")
 
     def discard_plan(self) -> None:
         """Delete the files of the current plan, if there is one, and have the next round or driver plan again."""
@@ -241,13 +241,13 @@ class _Refresh:
                 return self.job_table.commit(latest, operation, self.run, properties=properties)
             except CommitConflictError:
                 continue
-        raise ConcurrentModificationError("The view's indexes and files are changed all the time: refresh it again.")
+        raise ConcurrentModificationError("The view's indexes and files keep changing: refresh it again.")
 
     def _check_rows_unchanged(self, plan: RefreshPlan, latest: lance.LanceDataset) -> None:
         """Raise CommitConflictError unless the view's rows are those of the version that was planned on."""
         for version in range(plan.base + 1, int(latest.version) + 1):
             if not leaves_rows_unchanged(latest, version, read_transaction(latest, version)):
-                raise CommitConflictError(f"Others wrote version {version} of the view.")
+                raise CommitConflictError(f"A concurrent write made version {version} of the view.")
 
     def _target(self, view: lance.LanceDataset) -> FragmentTarget:
         location = self.job_table.table.location()

@@ -82,7 +82,7 @@ def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
     for version in range(int(view.version), 0, -1):
         transaction = read_transaction(view, version)
         if transaction is None:
-            return "from what the view was made is not known any more"
+            return "the record of the last refresh no longer exists"
         made = ViewLineage.from_properties(transaction.transaction_properties)
         if made is not None:
             return made
@@ -90,7 +90,7 @@ def find_last_refresh(view: lance.LanceDataset) -> ViewLineage | str:
             return (
                 "it is the first refresh"
                 if version == 1
-                else f"others wrote to the view (version {version}: {type(transaction.operation).__name__})"
+                else f"another writer changed the view (version {version}: {type(transaction.operation).__name__})"
             )
     return "it is the first refresh"
 
@@ -110,15 +110,15 @@ def decide(
         return Decision(all_fragments, incremental=False, reason=reason)
     try:
         if last.sources.keys() != sources.keys():
-            raise FullRefreshRequiredError("the view was made of other tables")
+            raise FullRefreshRequiredError("the view's source tables are others")
         added = {name: find_added_fragments(source, last.sources.get(name)) for name, source in sources.items()}
     except FullRefreshRequiredError as error:
         return Decision(all_fragments, incremental=False, reason=str(error))
     if not any(added.values()):
-        return Decision(added, incremental=True, reason="no rows came in")
+        return Decision(added, incremental=True, reason="no rows were added")
     if why_not_incremental:
         return Decision(all_fragments, incremental=False, reason=why_not_incremental)
-    return Decision(added, incremental=True, reason="rows came in, and none that were there changed")
+    return Decision(added, incremental=True, reason="rows were only added")
 
 
 def _full_refresh_reason(
@@ -128,9 +128,9 @@ def _full_refresh_reason(
     if isinstance(last, str):
         return last
     if options.full:
-        return "all rows were asked for"
+        return "a full refresh was requested"
     if last.definition != definition.digest:
-        return "the definition is another one"
+        return "the definition has changed"
     rows = view.count_rows() if options.limit is not None or last.cut else 0
     if options.limit is not None and rows > options.limit:
         return "the view has more rows than the output limit"

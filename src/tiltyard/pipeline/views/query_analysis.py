@@ -49,7 +49,7 @@ def analyze_query(spark: SparkSession, text: str) -> DataFrame:
 def why_not_incremental(frame: DataFrame, text: str) -> str:
     """Return why a query does not work row by row; "" if it does."""
     if word := _TIME_WORD.search(text):
-        return f"the query may ask for the time ('{word[0]}')"
+        return f"the query may read the time ('{word[0]}')"
     for node in walk_nodes(frame._jdf.queryExecution().analyzed()):  # PySpark has no other way
         node_kind = class_name(node)
         if node_kind == TABLE_ROWS:
@@ -63,7 +63,7 @@ def why_not_incremental(frame: DataFrame, text: str) -> str:
             children = to_list(expression.children())
             is_random = not expression.deterministic() and all(child.deterministic() for child in children)
             if is_random or name.startswith(("Current", "Now", "LocalTimestamp")):
-                return f"the query's answer is another each time ({name})"
+                return f"the query's result differs each time ({name})"
     return ""
 
 

@@ -62,14 +62,14 @@ def pin_sources(
     """
     lowercase = {name.lower() for name in names}
     if len(lowercase) < len(names):
-        raise InvalidInputError("Spark takes no notice of case: name no two tables that differ in nothing else.")
+        raise InvalidInputError("Spark ignores case: name no two tables that differ only in case.")
     if version is not None and len(names) != 1:
         raise InvalidInputError(f"A source_version is of one table, and the view reads {len(names)}.")
     for _ in range(_MAX_TRIES):
         sources = {name: _open_source(catalog, name, allowed, version) for name in names}
         if len(sources) < 2 or all(_is_latest(catalog, source) for source in sources.values()):
             return sources
-    raise ConcurrentModificationError(f"The tables {', '.join(names)} change all the time: run the job again.")
+    raise ConcurrentModificationError(f"The tables {', '.join(names)} keep changing: run the job again.")
 
 
 def reopen_sources(catalog: CatalogConnection, origins: Mapping[str, SourceVersion]) -> dict[str, SourceTable] | None:
@@ -87,7 +87,7 @@ def _open_source(
     table = catalog_client.table(catalog, name)
     location = table.location()
     if allowed is not None and allowed.get(name) != location.uri:
-        raise PermissionDeniedError(f"Another table is called {name} by now: ask for the refresh again.")
+        raise PermissionDeniedError(f"Another table is called {name} by now: submit the refresh again.")
     return SourceTable(name, location, table.dataset(version))
 
 
@@ -104,7 +104,7 @@ def find_added_fragments(source: SourceTable, before: SourceVersion | None) -> l
     """
     name, dataset = source.name, source.dataset
     if before is None or before.location != source.location.uri:
-        raise FullRefreshRequiredError(f"{name} is not the table that the view was made of")
+        raise FullRefreshRequiredError(f"{name} is not the view's source table")
     version = int(dataset.version)
     if version == before.version:
         return []
@@ -115,7 +115,7 @@ def find_added_fragments(source: SourceTable, before: SourceVersion | None) -> l
     try:
         old_dataset = dataset.checkout_version(before.version)
     except ValueError as error:
-        raise FullRefreshRequiredError(f"version {before.version} of {name} is not kept any more") from error
+        raise FullRefreshRequiredError(f"version {before.version} of {name} no longer exists") from error
     if not old_dataset.schema.equals(dataset.schema):
         raise FullRefreshRequiredError(f"columns of {name} were changed")
     old, new = fragments_by_id(old_dataset), fragments_by_id(dataset)
@@ -131,7 +131,7 @@ def _follow_compactions(name: str, old: lance.LanceDataset, new: lance.LanceData
     for version in range(int(old.version) + 1, int(new.version) + 1):
         transaction = read_transaction(new, version)
         if transaction is None:
-            raise FullRefreshRequiredError(f"what version {version} of {name} changed is not known any more")
+            raise FullRefreshRequiredError(f"what version {version} of {name} changed is no longer recorded")
         operation = transaction.operation
         if not isinstance(operation, LanceOperation.Rewrite):
             if isinstance(operation, LanceOperation.Append) or leaves_rows_unchanged(new, version, transaction):
@@ -141,9 +141,7 @@ def _follow_compactions(name: str, old: lance.LanceDataset, new: lance.LanceData
         for group in operation.groups:
             are_old = {_files(fragment) in old_files for fragment in group.old_fragments}
             if len(are_old) > 1:
-                raise FullRefreshRequiredError(
-                    f"a compaction of {name} (version {version}) put old and new rows together"
-                )
+                raise FullRefreshRequiredError(f"a compaction of {name} (version {version}) merged old and new rows")
             if are_old == {True}:
                 old_files |= {_files(fragment) for fragment in group.new_fragments}
     return old_files

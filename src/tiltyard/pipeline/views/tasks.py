@@ -169,11 +169,11 @@ def get_column(rows: pa.RecordBatch | pa.Table, path: str) -> Any:
         return rows.column(path)
     first, *inner = path.replace("`", "").split(".")
     if first not in rows.schema.names:
-        raise RefusedError(f"The query gives no column '{path}'; it gives {', '.join(rows.schema.names)}.")
+        raise RefusedError(f"The query has no column '{path}'; it has {', '.join(rows.schema.names)}.")
     try:
         return pc.struct_field(rows.column(first), inner)
     except pa.ArrowInvalid as error:
-        raise RefusedError(f"The query gives no column '{path}': {error}.") from error
+        raise RefusedError(f"The query has no column '{path}': {error}.") from error
 
 
 def _named_values(child: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:

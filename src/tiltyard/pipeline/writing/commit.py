@@ -55,8 +55,7 @@ class NextVersionNamespace(upstream.LanceNamespace):
         response = self._inner.describe_table(request)
         if not response.managed_versioning:
             raise UnsupportedOperationError(
-                "This job needs a table whose versions the catalog gives out: "
-                "create it with the property tiltyard.managed_versioning=true."
+                "This job needs a managed table: create it with the property tiltyard.managed_versioning=true."
             )
         return response
 

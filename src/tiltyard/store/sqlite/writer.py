@@ -212,7 +212,7 @@ def _attempt(connection: SqliteConnection, write: _Write) -> None:
         write.result = write.fn(connection)
     except BaseException as error:  # it is raised in the caller's thread
         if not connection.raw.in_transaction:  # a full disk rolls back the whole batch by itself
-            raise ServiceUnavailableError(f"The catalog's database gave up: {error}") from error
+            raise ServiceUnavailableError(f"The catalog's database rolled the write back: {error}") from error
         write.error = error
         connection.change("ROLLBACK TO one")
     connection.change("RELEASE one")
@@ -224,7 +224,7 @@ def _attempt_alone(connection: SqliteConnection, write: _Write) -> None:
         write.result = write.fn(connection)
     except BaseException as error:  # it is raised in the caller's thread
         if not connection.raw.in_transaction:
-            raise ServiceUnavailableError(f"The catalog's database gave up: {error}") from error
+            raise ServiceUnavailableError(f"The catalog's database rolled the write back: {error}") from error
         write.error = error
         connection.change("ROLLBACK")
     else:

@@ -74,7 +74,7 @@ def test_whoami_and_can_by_a_key_of_ones_own(secured: Secured) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("grant", "sing", "--to", "ann"), "no privilege"),
+        (("grant", "sing", "--to", "ann"), "not a privilege"),
         (("grant", "read", "--to", "role:nobodies"), "no role"),
         (("grant", "read", "--on", "table:none", "--to", "ann"), "not found"),
         (("grant", "read", "--on", "horse:none", "--to", "ann"), "kind of object"),

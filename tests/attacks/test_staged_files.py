@@ -119,7 +119,7 @@ def test_staged_files_just_below_the_bound_are_checked_one_at_a_time(client: Cli
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.commit(staged, 2), range(8)))
     assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(400, 13)}
-    assert "no Lance manifest" in answers[0].json()["error"]
+    assert "not a Lance manifest" in answers[0].json()["error"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])

@@ -349,5 +349,5 @@ def test_backfill_that_cannot_be_says_why(
         backfill(LocalRun(), catalog, spark, name, "nothing")
     with pytest.raises(UnsupportedOperationError, match="branch"):
         backfill(LocalRun(), catalog, spark, name, "y", branch="other")
-    with pytest.raises(InvalidInputError, match="no condition"):
+    with pytest.raises(InvalidInputError, match="not a condition"):
         backfill(LocalRun(), catalog, spark, name, "y", udf=f"{functions.__name__}:doubled", inputs=["x"], where="a(")

@@ -221,7 +221,7 @@ def test_pipeline_that_calls_undeclared_code_is_refused(spark: SparkSession, cat
             "line 5: tables.a.indexes[0]: Unknown index type 'TREE'",
         ),
         ("tables:\n  a:\n    files: x\n    mode: merge\n", "line 4: tables.a.mode: Invalid enum value 'merge'"),
-        ("tables:\n  a:\n    files: x\n    check: [many]\n", "line 2: tables.a: 'many' is no check"),
+        ("tables:\n  a:\n    files: x\n    check: [many]\n", "line 2: tables.a: 'many' is not a check"),
         ("tables:\n  a:\n    files: x\n  a:\n    files: y\n", "line 4: tables.a: this key occurs twice"),
         ("tables:\n  a:\n    files: ${day}.csv\n", "line 3: tables.a.files: give ${…} a value with --set NAME=VALUE"),
         ("tables: [\n", "this is no YAML"),

@@ -280,5 +280,5 @@ def test_refresh_of_a_table_that_was_exchanged_is_refused(
 def test_refresh_of_no_view_says_so(catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed) -> None:
     name = fresh("table")
     write(catalog, name, pa.table({"id": [1]}))
-    with pytest.raises(InvalidInputError, match="no materialized view"):
+    with pytest.raises(InvalidInputError, match="not a materialized view"):
         refreshed(name)

@@ -291,7 +291,7 @@ def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: 
     assert figures == {"version": 2, "rows": 400}
     assert contents(found) == dict.fromkeys([*range(250), *range(650, 1000)], "old")
     assert delete(LocalRun(), catalog, spark, name, where="id = 300") == {"version": 2, "rows": 0}
-    with pytest.raises(InvalidInputError, match="no condition"):
+    with pytest.raises(InvalidInputError, match="not a condition"):
         delete(LocalRun(), catalog, spark, name, where="nothing = 1")
 
 

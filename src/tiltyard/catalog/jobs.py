@@ -299,7 +299,9 @@ def _job(ctx: Context, job_id: str) -> TransactionRecord:
     """Return a transaction that is a job. Raises TransactionNotFoundError, InvalidTableStateError for other work."""
     record = ctx.store.describe_transaction(job_id)
     if record.kind not in pipeline_jobs():
-        raise InvalidTableStateError(f"The transaction {job_id} is no job: it is {record.kind}, the server's own work.")
+        raise InvalidTableStateError(
+            f"The transaction {job_id} is not a job: it is {record.kind}, the server's own work."
+        )
     return record
 
 

@@ -59,7 +59,7 @@ def create_first_key(store: Store) -> str | None:
     def work(catalog: UnitOfWork) -> str | None:
         if not catalog.add_first_principal(FIRST_ADMINISTRATOR):
             return None
-        return _add_key(catalog, FIRST_ADMINISTRATOR, NewKeyOptions("made at the first start")).text
+        return _add_key(catalog, FIRST_ADMINISTRATOR, NewKeyOptions("created at the first start")).text
 
     return store.transact(work)
 

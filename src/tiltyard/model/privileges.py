@@ -47,7 +47,9 @@ def parse_privileges(names: Iterable[str]) -> int:
     for text in names:
         name = text.strip().lower().replace("-", "_").replace(" ", "_")
         if name != ALL_NAME and name not in _BITS_BY_NAME:
-            raise InvalidInputError(f"'{text}' is no privilege: choose from {', '.join(_BITS_BY_NAME)}, or {ALL_NAME}.")
+            raise InvalidInputError(
+                f"'{text}' is not a privilege: choose from {', '.join(_BITS_BY_NAME)}, or {ALL_NAME}."
+            )
         bits |= _BITS_BY_NAME.get(name, ALL)
     if not bits:
         raise InvalidInputError(f"Name at least one privilege: {', '.join(_BITS_BY_NAME)}, or {ALL_NAME}.")

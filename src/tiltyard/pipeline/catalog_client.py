@@ -114,7 +114,7 @@ class Table:
         """Return where its files are, for tasks. Raises TableNotFoundError."""
         response = self.describe()
         if not response.location:
-            raise InvalidInputError(f"The namespace gives no location of {self} lies.")
+            raise InvalidInputError(f"The namespace gives no location of {self}.")
         return self.location_at(response.location, response.storage_options)
 
     def location_at(self, uri: str, options: Mapping[str, str] | None) -> TableLocation:

@@ -168,7 +168,7 @@ def _send(client: upstream.LanceNamespace, send: Send, changes: Changes) -> str 
                 raise
             if pause is None:
                 raise PublishUncertainError(
-                    "The server did not say whether it published: look at the tables before you run the block again."
+                    "Whether the server published is not known: look at the tables before you run the block again."
                 ) from error
         else:
             if not is_certain:

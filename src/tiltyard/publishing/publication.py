@@ -74,7 +74,7 @@ class Publication(PassthroughNamespace):
     def __reduce__(self) -> Any:
         """Raise TypeError: a publication belongs to one process."""
         raise TypeError(
-            "A publication stays in its process: let other processes write fragments, and commit those here "
+            "A publication cannot leave its process: let other processes write fragments, and commit those here "
             "(docs/publishing.md shows how)."
         )
 

@@ -128,7 +128,7 @@ class Datasets:
         """
         if not self._has_allowed_bases(location, dataset):
             raise PermissionDeniedError(
-                "This version has files outside the folder of its table, where the catalog knows of none: it is "
+                "This version has files outside the folder of its table, which the catalog does not record: it is "
                 "not read. An administrator can register the table again."
             )
         return dataset

@@ -168,7 +168,7 @@ class LocalFiles:
                 with suppress(FileNotFoundError):
                     status = os.stat(path)  # noqa: PTH116  # a history may have a hundred thousand manifests
                     if not modes.S_ISREG(status.st_mode):
-                        raise InvalidInputError(f"{path.rpartition('/')[2]} is no file: put one there.")
+                        raise InvalidInputError(f"{path.rpartition('/')[2]} is not a file: replace it by one.")
                     yield FileEntry(path[len(folder) + 1 :], status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list_first_files(self, folder: str) -> dict[str, int | None]:
@@ -298,7 +298,7 @@ def _read_open_file(descriptor: int, location: str, max_bytes: int) -> FileConte
     """
     status = os.fstat(descriptor)
     if not modes.S_ISREG(status.st_mode):
-        raise InvalidInputError(f"{location.rpartition('/')[2]} is no file: put one there.")
+        raise InvalidInputError(f"{location.rpartition('/')[2]} is not a file: replace it by one.")
     check_size(location, status.st_size, max_bytes)
     parts = [os.read(descriptor, status.st_size + 1)]  # one byte more, to see its end
     while (size := sum(map(len, parts))) != status.st_size and parts[-1]:

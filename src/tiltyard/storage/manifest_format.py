@@ -137,7 +137,7 @@ def parse_manifest(content: bytes, version: int) -> Manifest:
     """Parse a manifest. Raises InvalidInputError unless it is a complete manifest of that version."""
     manifest = _read_manifest(content)
     if manifest is None:
-        raise InvalidInputError("The staged file is no Lance manifest: nothing was committed.")
+        raise InvalidInputError("The staged file is not a Lance manifest: nothing was committed.")
     if manifest.version != version:
         raise InvalidInputError(
             f"The staged manifest is of version {manifest.version}, not {version}: nothing was committed."

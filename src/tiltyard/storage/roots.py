@@ -87,7 +87,9 @@ class Roots:
         if root.vendor is None:
             return None
         if location == root.location or canonical_location(location) != location:
-            raise InvalidInputError("The location of this table is no plain folder: no credentials are made for it.")
+            raise InvalidInputError(
+                "The location of this table is not a plain folder: no credentials are issued for it."
+            )
         credentials = root.vendor.vend(Folder.of(location), writable=writable)
         lifetime = {
             "expires_at_millis": str(credentials.expires_at),

@@ -74,7 +74,7 @@ class Storage:
             try:
                 self.files(root).prepare(root)
             except (FileExistsError, NotADirectoryError) as error:
-                raise StorageError(f"The root {root} is no folder: choose another.") from error
+                raise StorageError(f"The root {root} is not a folder: choose another.") from error
             except BaseException as error:  # a panic of Rust is no Exception
                 if translate_error(error) is None and not isinstance(error, OSError):
                     raise

@@ -94,7 +94,7 @@ def storage_options(ctx: Context, record: TableRecord, vend: bool | None) -> dic
     access = file_access(ctx, record)
     if access is FileAccess.NOTHING:
         if vend:
-            raise PermissionDeniedError("You may not have the files of this table: query it through the server.")
+            raise PermissionDeniedError("You may not read the files of this table: query it through the server.")
         return public
     if ctx.claims:
         return public

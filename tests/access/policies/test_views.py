@@ -70,7 +70,7 @@ def test_view_made_by_somebody_whom_policies_bind_is_refused_to_all(
 ) -> None:
     path, _ = view(ann, NARROWED, auto_refresh=True)
     for http in (admin, tess):
-        assert "ann, who made it, may not read all of them" in refused(refresh(http, path))
+        assert "ann, its creator, may not read all of them" in refused(refresh(http, path))
 
 
 def test_view_of_somebody_exempt_is_refreshed_by_them_and_not_by_whom_policies_bind(
@@ -93,7 +93,7 @@ def test_view_of_a_table_that_one_may_not_see_says_that_it_is_not_there(
         answered = refresh(ann, path)
         assert (answered.status_code, answered.json()["error"]) == (404, f"Namespace not found: {name.split('$')[0]}")
         if name == "vault$t":  # an administrator sees that it is there
-            assert "ann, who made it, may not read all of them" in refused(refresh(admin, path))
+            assert "ann, its creator, may not read all of them" in refused(refresh(admin, path))
 
 
 def test_view_whose_definition_was_changed_in_its_metadata_is_refused(ann: httpx.Client, admin: httpx.Client) -> None:

@@ -111,7 +111,7 @@ def test_add_columns_of_a_schema_are_null(table: Columns) -> None:
         ([("n", "a" + " + 1" * 5000)], "expression of 'n' chains too many"),
         ([("n", "array_repeat(1, 1000000000)")], "times as large"),
         ([("n.m", "1")], "'n.m' cannot be the name"),
-        ([("_rowid", "1")], "answers of queries use it"),
+        ([("_rowid", "1")], "responses to queries use it"),
         ([], "Give either"),
     ],
 )

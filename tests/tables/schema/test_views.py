@@ -101,12 +101,12 @@ def test_create_materialized_view_of_a_chunker_keeps_its_code_as_it_came(served:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "magic"}, "no kind of view"),
+        ({"kind": "magic"}, "not a kind of view"),
         ({"udtf_spec": CHUNKER}, "has no udtf_spec"),
         ({"kind": "chunker"}, "needs a udtf_spec"),
         ({"kind": "udtf", "udtf_spec": CHUNKER}, "of kind 'chunker'"),
         ({"kind": "chunker", "udtf_spec": {**CHUNKER, "udtf_sha": "00"}}, "udtf_sha"),
-        ({"output_schema": "AAAA"}, "no Arrow schema"),
+        ({"output_schema": "AAAA"}, "not an Arrow schema"),
         ({"output_schema": "!"}, "not base64"),
         ({"output_schema": "\U0006a882"}, "not base64"),
         ({"source_query": " "}, "source_query"),
@@ -140,7 +140,7 @@ def test_refresh_materialized_view_queues_the_job_with_what_was_asked(served: Se
 
 def test_refresh_of_what_is_no_view_or_no_chunker_is_invalid_input(served: Server) -> None:
     served.create("t", pa.table({"a": [1]}))
-    with pytest.raises(InvalidInputError, match="no materialized view"):
+    with pytest.raises(InvalidInputError, match="not a materialized view"):
         refresh(served, "t")
     create(served)
     with pytest.raises(InvalidInputError, match="output_limit"):
@@ -159,7 +159,7 @@ def test_refresh_of_a_view_that_this_catalog_did_not_make_is_refused(served: Ser
     [
         ({"error_handling": {"retry": 1}}, UnsupportedOperationError, "error_handling"),
         ({"manifest": json.dumps({"worker_image": "evil:1"})}, InvalidInputError, "udf_images"),
-        ({"manifest": "{"}, InvalidInputError, "no JSON"),
+        ({"manifest": "{"}, InvalidInputError, "not JSON"),
     ],
 )
 def test_create_materialized_view_with_code_that_may_not_run_creates_nothing(

@@ -82,7 +82,7 @@ def test_parse_type_is_what_it_says(text: str, dtype: pa.DataType) -> None:
 
 @pytest.mark.parametrize("text", ["unknown(a)", "rows ~ 3", "between(a, 1)", ""])
 def test_parse_check_of_what_is_none_is_refused(text: str) -> None:
-    with pytest.raises(RefusedError, match="is no check"):
+    with pytest.raises(RefusedError, match="is not a check"):
         parse_check(text)
 
 

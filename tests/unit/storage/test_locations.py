@@ -192,9 +192,9 @@ def test_delete_folder_twice_is_fine(storage: Storage) -> None:
 
 def test_prepare_root_that_is_a_file_or_not_writable_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="is no folder"):
+    with pytest.raises(StorageError, match="is not a folder"):
         Storage(Settings(root=str(tmp_path / "file"))).prepare()
-    with pytest.raises(StorageError, match=r"is not writable|is no folder"):
+    with pytest.raises(StorageError, match=r"is not writable|is not a folder"):
         Storage(Settings(root="/proc/none")).prepare()
     with pytest.raises(StorageError, match="cannot be used"):
         Storage(Settings(root="ftp://host/x", db="sqlite:///x"))

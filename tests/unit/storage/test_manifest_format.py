@@ -94,5 +94,5 @@ def test_parse_manifest_whose_last_field_is_a_fragment() -> None:
         truncated = struct.pack("<I", end) + message[:end] + footer
         if end == 6:  # right behind the first of them
             continue
-        with pytest.raises(InvalidInputError, match="no Lance manifest"):
+        with pytest.raises(InvalidInputError, match="not a Lance manifest"):
             parse_manifest(truncated, 7)

@@ -43,7 +43,7 @@ def test_load_settings_storages_from_a_file_and_a_variable(tmp_path: Path) -> No
         ({"role": ROLE}, "vend"),
         ({"vend": True, "role": ROLE, "lifetime": 10}, "900"),
         ({"uri": "az://lake", "vend": True}, "account"),
-        ({"uri": "/data", "vend": True}, "no object store"),
+        ({"uri": "/data", "vend": True}, "not an object store"),
         ({"color": "red", "credentials": {"aws_secret_access_key": "hunter2"}}, "color"),
     ],
 )

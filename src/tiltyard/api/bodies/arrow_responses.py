@@ -25,7 +25,7 @@ class ResponseTooLargeError(InvalidInputError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"The answer has more than {limit} bytes: ask for fewer rows or columns, or in pages (offset)."
+            f"The response has more than {limit} bytes: ask for fewer rows or columns, or in pages (offset)."
         )
 
 

@@ -41,7 +41,7 @@ CHUNK_OVERHEAD = 64
 STALL_SECONDS = 60.0
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FILE_MAGIC = b"ARROW1\x00\x00"
-_TRAILING_BYTES = "it goes on behind its end-of-stream mark: send one stream"
+_TRAILING_BYTES = "it continues after its end-of-stream mark: send one stream"
 
 
 def new_fingerprint() -> Fingerprint:
@@ -380,4 +380,4 @@ def _check_end(tail: bytes) -> None:
 def not_arrow(error: BaseException) -> InvalidInputError:
     """Return the error of a body that is no valid Arrow IPC stream."""
     reason = str(error).splitlines()[0].strip().rstrip(".") if str(error) else type(error).__name__
-    return InvalidInputError(f"The body is no complete Arrow IPC stream: {reason}.")
+    return InvalidInputError(f"The body is not a complete Arrow IPC stream: {reason}.")

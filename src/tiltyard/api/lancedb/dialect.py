@@ -186,7 +186,7 @@ def _add_columns(ctx: Context, fields: Fields) -> Fields:
     try:
         schema = pa.ipc.open_stream(fields["arrow"]).schema
     except pa.ArrowException as error:
-        raise InvalidInputError(f"The body is no Arrow schema: {error}") from error
+        raise InvalidInputError(f"The body is not an Arrow schema: {error}") from error
     return {"new_columns": [], "schema": msgspec.to_builtins(to_json(schema))}
 
 

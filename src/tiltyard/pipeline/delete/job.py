@@ -124,5 +124,5 @@ def check_condition(dataset: lance.LanceDataset, condition: str) -> None:
         dataset.scanner(columns=[], filter=condition, with_row_id=True, limit=1).explain_plan()
     except (ValueError, OSError) as error:
         raise InvalidInputError(
-            f"'{condition}' is no condition on the table's rows: {clean_message(error)}."
+            f"'{condition}' is not a condition on the table's rows: {clean_message(error)}."
         ) from error

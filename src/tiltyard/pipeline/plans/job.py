@@ -60,7 +60,7 @@ def pipeline(
     try:
         parsed = parse_plan(json.loads(plan))
     except ValueError as error:
-        raise InvalidInputError(f"The plan is no JSON: {error}") from error
+        raise InvalidInputError(f"The plan is not JSON: {error}") from error
     # A worker decides by `udf` whether it runs clients' code: no other function may be called.
     if undeclared := set(parsed.functions) - set(udf or ()):
         raise InvalidInputError(f"The plan calls {min(undeclared)}, which --udf does not name.")

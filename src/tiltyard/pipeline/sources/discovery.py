@@ -235,7 +235,7 @@ def _lance_source(path: str, storage: Mapping[str, str], columns: Sequence[str])
     try:
         dataset = lance.dataset(path, storage_options=dict(storage) or None)
     except (ValueError, OSError) as error:
-        raise RefusedError(f"{path} is no Lance table: {clean_message(error)}.") from error
+        raise RefusedError(f"{path} is not a Lance table: {clean_message(error)}.") from error
     pieces = [
         Piece(path, fragment_bytes(fragment), str(dataset.version), (fragment.fragment_id,))
         for fragment in dataset.get_fragments()

@@ -80,7 +80,7 @@ class InspectionTask:
                 pieces = tuple(Piece(file.path, size, file.revision, (number,)) for number, size in enumerate(sizes))
                 return InspectedFile(file.path, parquet.schema_arrow.remove_metadata(), pieces)
         except pa.ArrowInvalid as error:
-            raise RefusedError(f"{file.path} is no Parquet file: {error}") from error
+            raise RefusedError(f"{file.path} is not a Parquet file: {error}") from error
 
     def _inspect_arrow(self, file: FileInfo) -> InspectedFile:
         """Return a file's batches as pieces; a stream is one piece."""
@@ -97,7 +97,7 @@ class InspectionTask:
                 pieces = tuple(Piece(file.path, size, file.revision, (number, number + 1)) for number in range(count))
                 return InspectedFile(file.path, batches.schema.remove_metadata(), pieces)
         except pa.ArrowInvalid as error:
-            raise RefusedError(f"{file.path} is no Arrow file or stream: {error}") from error
+            raise RefusedError(f"{file.path} is not an Arrow file or stream: {error}") from error
 
     def _inspect_csv(self, file: FileInfo) -> InspectedFile:
         dialect = self.dialect or dialect_by_name(file, self.nulls)
@@ -108,7 +108,7 @@ class InspectionTask:
         try:
             schema = infer_csv_schema(head[start:end], names, dialect)
         except pa.ArrowInvalid as error:
-            raise RefusedError(f"{file.path} is no CSV file: {error}") from error
+            raise RefusedError(f"{file.path} is not a CSV file: {error}") from error
         pieces = tuple(replace(piece, names=names, dialect=dialect) for piece in self._ranges(file))
         for sample in self._samples(file, pieces):
             schema = _merge_csv_schemas(schema, infer_csv_schema(sample, names, dialect))

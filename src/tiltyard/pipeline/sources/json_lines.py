@@ -80,7 +80,7 @@ def make_json_parser(
     def parse(block: bytes) -> pa.Table:
         _check_encoding(block)
         if _NULL_LINE.search(block):  # Arrow's reader crashes the process where a block begins with null
-            raise pa.ArrowInvalid("the line is no JSON object")
+            raise pa.ArrowInvalid("the line is not a JSON object")
         options = read_options if len(block) < BLOCK_BYTES else pyarrow.json.ReadOptions(False, len(block) + 1)
         if numbers_as_text:
             table = _parse_in_python(block, read_schema, ignore=ignore)
@@ -195,7 +195,7 @@ def _parse_in_python(block: bytes, schema: pa.Schema, *, ignore: bool) -> pa.Tab
             continue
         row = _parse_object(line)
         if row is None:
-            raise pa.ArrowInvalid("the line is no JSON object")
+            raise pa.ArrowInvalid("the line is not a JSON object")
         if not ignore and (unknown := [name for name in row if name not in schema.names]):
             raise pa.ArrowInvalid(f"unexpected field '{unknown[0]}'")
         fields = {name: value for name, value in row.items() if name in schema.names}

@@ -45,7 +45,7 @@ def parse_type(text: str) -> pa.DataType:
         if match := _VECTOR.fullmatch(text):
             return pa.list_(parse_type(match[1]), int(match[2]))
         raise RefusedError(
-            f"'{text}' is no type: write int64, float32, string, float32[128], decimal(10, 2), timestamp[us, UTC], "
+            f"'{text}' is not a type: write int64, float32, string, float32[128], decimal(10, 2), timestamp[us, UTC], "
             "list<string>, … (pyarrow's names)."
         ) from None
 

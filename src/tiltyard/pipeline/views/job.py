@@ -83,7 +83,7 @@ def refresh(
     job_table = JobTable(catalog_client.table(catalog, table))
     view = ViewDefinition.from_metadata(job_table.latest().schema.metadata)
     if view is None:
-        raise InvalidInputError(f"The table '{table}' is no materialized view.")
+        raise InvalidInputError(f"The table '{table}' is not a materialized view.")
     if definition is not None and view.digest != definition:
         raise InvalidTableStateError("The definition of the view was changed after this refresh was submitted.")
     if output_limit is not None and view.kind is not ViewKind.CHUNKER:

@@ -58,7 +58,8 @@ def parse_check(text: str) -> QualityCheck:
         if match[1] != "between" or len(arguments) == 3:
             return QualityCheck(text, match[1], arguments)
     raise RefusedError(
-        f"'{text}' is no check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1) or unique(id)."
+        f"'{text}' is not a check: write rows >= 1000, rejected <= 10, not_null(id), between(score, 0, 1) "
+        "or unique(id)."
     )
 
 

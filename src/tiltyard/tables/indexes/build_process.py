@@ -110,7 +110,7 @@ class IndexProcess:
                 else:
                     self._result = message
         except OSError as error:  # it ended while a message was sent to it
-            log.info("the process that builds an index has gone: %s", error)
+            log.info("the process that builds an index ended: %s", error)
         finally:
             self._ended.set()
 

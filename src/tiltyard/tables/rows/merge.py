@@ -141,13 +141,13 @@ def _parse_duration(text: str) -> float:
     """
     total, end = 0.0, 0
     if len(text) > _LONGEST_DURATION:
-        raise InvalidInputError("The timeout is no duration up to a day: write 30s, 5m or 500ms.")
+        raise InvalidInputError("The timeout is not a duration of up to a day: write 30s, 5m or 500ms.")
     for part in _DURATION.finditer(text.lower()):
         if part.start() != end or part[2] not in _UNITS:
             break
         total, end = total + float(part[1]) * _UNITS[part[2]], part.end()
     if not text or end != len(text) or not 0 < total <= _LONGEST_SECONDS:
-        raise InvalidInputError(f"The timeout '{text}' is no duration up to a day: write 30s, 5m or 500ms.")
+        raise InvalidInputError(f"The timeout '{text}' is not a duration of up to a day: write 30s, 5m or 500ms.")
     return total
 
 

@@ -147,7 +147,7 @@ def _check_new_names(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
 def _check_name(name: str) -> None:
     check_column_name(name)
     if name in RESERVED:
-        raise InvalidInputError(f"'{name}' cannot be the name of a column: answers of queries use it.")
+        raise InvalidInputError(f"'{name}' cannot be the name of a column: responses to queries use it.")
 
 
 def recover_alter_columns(

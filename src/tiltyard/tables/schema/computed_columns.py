@@ -152,7 +152,7 @@ def alter_table_backfill_columns(
     table = open_for_reading(ctx, request.id, branch=request.branch)
     declaration = read_declaration(arrow_field(table.dataset, request.column).metadata)
     if declaration is None:
-        raise InvalidInputError(f"The column '{request.column}' is not computed: there is nothing to fill it with.")
+        raise InvalidInputError(f"The column '{request.column}' is not computed: no backfill can fill it.")
     privileges = Privilege.WRITE
     if isinstance(declaration, UdfDeclaration):
         check_udfs(ctx, request.id)

@@ -95,7 +95,7 @@ def _check_definer(ctx: Context, path: Id) -> None:
     except (PermissionDeniedError, TableNotFoundError, NamespaceNotFoundError) as error:
         raise PermissionDeniedError(
             f"The view would show rows of {display(path)} to all who may read the view, and {ctx.principal.name}, "
-            "who made it, may not read all of them: let a principal make it who may."
+            "its creator, may not read all of them: let a principal create it who may read them."
         ) from error
 
 
@@ -104,7 +104,7 @@ def _refreshed(ctx: Context, definer: Principal) -> Principal:
         return refresh_principal(ctx, definer)
     except PermissionDeniedError as error:
         raise PermissionDeniedError(
-            f"{error} It made this view: let a principal make it who may read its tables."
+            f"{error} It created this view: let a principal create it who may read its tables."
         ) from error
 
 

@@ -133,7 +133,7 @@ def check_refresh(ctx: Context, path: Id, arguments: Mapping[str, Any]) -> dict[
     table = open_for_reading(ctx, path)
     definition = ViewDefinition.from_metadata(table.dataset.schema.metadata)
     if definition is None:
-        raise InvalidInputError(f"The table '{display(path)}' is no materialized view.")
+        raise InvalidInputError(f"The table '{display(path)}' is not a materialized view.")
     if arguments.get("output_limit") is not None and definition.kind is not ViewKind.CHUNKER:
         raise InvalidInputError(f"Only a chunker's view has an output_limit, and this one is a {definition.kind}.")
     if definition.kind is not ViewKind.QUERY:
@@ -168,7 +168,7 @@ def _kind(text: str) -> ViewKind:
     if name in _KIND_ALIASES:
         return _KIND_ALIASES[name]
     if name not in list(ViewKind):
-        raise InvalidInputError(f"'{text}' is no kind of view: choose one of {', '.join(ViewKind)}.")
+        raise InvalidInputError(f"'{text}' is not a kind of view: choose one of {', '.join(ViewKind)}.")
     return ViewKind(name)
 
 
@@ -200,7 +200,7 @@ def _check_images(ctx: Context, manifest: str | None) -> None:
     try:
         fields = msgspec.json.decode(manifest)
     except msgspec.DecodeError as error:
-        raise InvalidInputError(f"The manifest is no JSON: {error}.") from error
+        raise InvalidInputError(f"The manifest is not JSON: {error}.") from error
     for key, value in fields.items() if isinstance(fields, dict) else ():
         if key.endswith("image") and value:
             check_image(ctx, str(value))
@@ -225,7 +225,7 @@ def _schema(text: str) -> pa.Schema:
         schema = pa.ipc.read_schema(pa.py_buffer(raw))
         check_names(schema)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidInputError(f"'output_schema' is no Arrow schema: {error}.") from error
+        raise InvalidInputError(f"'output_schema' is not an Arrow schema: {error}.") from error
     if not schema.names:
         raise InvalidInputError("A view has at least one column.")
     return schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ from tests.services.secured import secured_server
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.operation_client import OperationClient
+from tiltyard.runtime.clocks import wall_clock
 
 
 def submitted(catalog: Catalog, who: str | None, name: str, table: tuple[str, ...] = ()) -> str:
     request: dict[str, Any] = {"name": name, "arguments": {"table": "$".join(table)}, "table": list(table)}
     caller = catalog.as_(who) if who else catalog.owner
-    return str(caller.call("SubmitJob", request)["job"]["id"])
+    job_id = str(caller.call("SubmitJob", request)["job"]["id"])
+    submitted_at = wall_clock()
+    while wall_clock() == submitted_at:  # the list is ordered by milliseconds, and then by ids
+        time.sleep(0)
+    return job_id
 
 
 def listed(catalog: Catalog, who: str, **fields: Any) -> list[str]:

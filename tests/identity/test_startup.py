@@ -88,7 +88,7 @@ def test_serve_on_another_address_with_auth_requires_credentials_and_warns_of_cl
         url = secured.url.replace("0.0.0.0", "127.0.0.1")
         refused(ask(url))
         assert ask(url, {"x-api-key": secured.keys["ann"]}).status_code == 200
-        assert any("as they are" in line for line in secured.server.log)
+        assert any("unencrypted" in line for line in secured.server.log)
 
 
 def test_first_start_with_auth_prints_one_key_once(tmp_path: Path) -> None:

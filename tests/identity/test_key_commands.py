@@ -56,7 +56,7 @@ def test_key_commands_that_fail_print_one_sentence(tmp_path: Path) -> None:
         (("key", "revoke", "none"), "no key none"),
         (("key", "rotate", "none"), "no key none"),
         (("key", "create", "corp:ann"), "provider"),
-        (("principal", "alter", "ann"), "Say what to change"),
+        (("principal", "alter", "ann"), "Choose what to change"),
     ):
         done = run(tmp_path, *words)
         assert done.exit_code == 1 and says in done.stderr and len(done.stderr.splitlines()) == 1

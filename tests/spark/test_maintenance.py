@@ -55,7 +55,7 @@ def test_maintain_command_without_anything_to_do_says_so(
     write(calls, name, 1)
     words = [sys.executable, "-m", "tiltyard", "maintain", name, "--uri", served.url]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=180)
-    assert (done.returncode, done.stdout) == (0, "No table needs anything.\n")
+    assert (done.returncode, done.stdout) == (0, "No table needs a job.\n")
 
 
 def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(served: ServerProcess) -> None:

@@ -224,8 +224,8 @@ def test_pipeline_that_calls_undeclared_code_is_refused(spark: SparkSession, cat
         ("tables:\n  a:\n    files: x\n    check: [many]\n", "line 2: tables.a: 'many' is not a check"),
         ("tables:\n  a:\n    files: x\n  a:\n    files: y\n", "line 4: tables.a: this key occurs twice"),
         ("tables:\n  a:\n    files: ${day}.csv\n", "line 3: tables.a.files: give ${…} a value with --set NAME=VALUE"),
-        ("tables: [\n", "this is no YAML"),
-        ("tables: !!python/object/apply:os.getcwd []\n", "this is no YAML"),
+        ("tables: [\n", "this is not YAML"),
+        ("tables: !!python/object/apply:os.getcwd []\n", "this is not YAML"),
     ],
     ids=["empty", "two_origins", "unknown_key", "index", "mode", "check", "twice", "variable", "syntax", "unsafe"],
 )

@@ -197,5 +197,5 @@ def test_signing_keys_rotate_after_a_day_and_verify_for_as_long_as_their_tokens_
         now += SIGNING_MS
         newer = tokens.issue("ann", "key")
         assert unsigned(newer, 0)["kid"] != kids[0]
-        with pytest.raises(Exception, match=r"expired|unknown or has expired"):
+        with pytest.raises(Exception, match="expired"):
             tokens.verify(first.encode(), kids[0])

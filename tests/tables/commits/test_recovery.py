@@ -100,7 +100,7 @@ def test_insert_recorded_and_not_finished_is_not_run_again_while_it_cannot_be(
     assert answer == models.InsertIntoTableResponse(version=2, num_inserted_rows=3)
 
 
-@pytest.mark.parametrize("found_by", ["its retry", "the sweep", "a repair"])
+@pytest.mark.parametrize("found_by", ["its repeat", "the sweep", "a repair"])
 def test_insert_whose_number_a_commit_round_the_server_took_is_run_again(
     table: Server, monkeypatch: pytest.MonkeyPatch, found_by: str
 ) -> None:

@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = SPARK if item.path in with_spark else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path not in with_spark)  # the longest group begins first
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -176,7 +176,7 @@ def test_audit_command_filters_and_prints_json_oldest_first(audited: Secured) ->
     )
     assert audit_command(audited.server.root, "--object", "cli", "--until", "1h").stdout == ""
     wrong = audit_command(audited.server.root, "--since", "yesterday")
-    assert (wrong.returncode, wrong.stderr.startswith("tiltyard: 'yesterday' is no time")) == (1, True)
+    assert (wrong.returncode, wrong.stderr.startswith("tiltyard: 'yesterday' is not a time")) == (1, True)
 
 
 def test_audit_command_that_follows_prints_new_records(audited: Secured) -> None:

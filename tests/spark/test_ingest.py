@@ -289,7 +289,7 @@ def test_ingest_driver_that_died_is_resumed_and_finished_shares_are_not_written_
         put(tmp_path, name, run=run)
     assert [key for key in run.checkpoints() if key.startswith("share-")]
     files = {file.name for file in Path(table_of(catalog, name).location().uri).rglob("*.lance")}
-    run.keeps = 1000
+    run.saves = 1000
     figures = put(tmp_path, name, run=run)
     assert figures["rows"] == 400 and stored(catalog, name) == rows(400)
     used = {file.path for part in table_of(catalog, name).dataset().get_fragments() for file in part.data_files()}
@@ -307,7 +307,7 @@ def test_ingest_that_is_resumed_writes_anew_what_was_kept_and_is_gone(
         put(tmp_path, name, run=run)
     for file in Path(table_of(catalog, name).location().uri).rglob("*.lance"):
         file.unlink()
-    run.keeps = 1000
+    run.saves = 1000
     assert put(tmp_path, name, run=run)["rows"] == 400
     assert stored(catalog, name) == rows(400)
 

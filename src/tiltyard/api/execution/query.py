@@ -114,7 +114,12 @@ class RunningQuery:
         done, _ = await asyncio.wait([running], timeout=max(0.0, self._deadline.remaining))
         if not done:
             raise self._exceeded(self._deadline)
-        return running.result()
+        try:
+            return running.result()
+        except ServiceUnavailableError as error:
+            if self._deadline.remaining > 0:
+                raise
+            raise self._exceeded(self._deadline) from error  # the thread saw the end of its time before the loop did
 
     async def wait_until_sent(self, sending: Coroutine[Any, Any, None]) -> None:
         """Wait until a chunk is sent: a client that does not read has no more time than others.

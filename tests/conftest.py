@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # The same examples in each run: what fails here fails there, and a suite that was green does not find by chance what
 # it never looked for. `HYPOTHESIS_PROFILE=default` looks further; how long an example may take is the machine's affair.
@@ -18,17 +22,31 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TESTS = Path(__file__).parent
 SPARK = "spark"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for xdist: a file stays on one process, and all files with the Spark session share one process."""
-    with_spark = {item.path for item in items if SPARK in getattr(item, "fixturenames", ())}
-    for item in items:
-        group = SPARK if item.path in with_spark else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.path not in with_spark)  # the longest group begins first
+class FilesTogether(LoadScopeScheduling):
+    """Schedule tests for xdist: a file stays on one process, and all files with the Spark session share one process.
+
+    xdist's own `loadgroup` does nothing with pytest 9.2 (pytest-xdist issue 1386): tests of a file then run anywhere.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return SPARK if takes_spark(file) else file
+
+
+@cache
+def takes_spark(file: str) -> bool:
+    """Return whether the tests of a file take the fixture `spark`. The process that schedules imports no tests."""
+    return "spark: SparkSession" in (TESTS.parent / file).read_text()
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether:
+    """Return the scheduler; it begins with the scope of most tests."""
+    return FilesTogether(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

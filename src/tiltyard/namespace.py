@@ -33,8 +33,7 @@ from tiltyard.bootstrap import open_services, register_operations
 from tiltyard.config import load_settings
 from tiltyard.context import Context
 from tiltyard.identity import in_process_principal
-from tiltyard.model.arrow_bodies import ArrowAnswer
-from tiltyard.model.operations import Handler, bound_operations
+from tiltyard.model.operations import ArrowAnswer, Handler, bound_operations
 from tiltyard.model.principals import EVERYBODY, Principal
 from tiltyard.model.spec import ARROW_FILE, Operation, Shape, models, operations
 from tiltyard.worker import Worker

@@ -8,7 +8,7 @@ import lance_namespace_urllib3_client as generated_client
 import pyarrow as pa
 import pytest
 
-from tiltyard.model.schemas.from_json import from_json
+from tiltyard.model.schemas.arrow_json import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from tiltyard.model.modes import RegisterMode, parse_mode
 from tiltyard.model.operations import operation
 from tiltyard.model.paging import tables_scope
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.schemas.to_json import to_json
+from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
 from tiltyard.storage.locations import is_relative
 from tiltyard.store import TableRecord, UnitOfWork

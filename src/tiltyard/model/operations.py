@@ -9,17 +9,20 @@ specification does not have; an operation without a function answers 406 with co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
+import pyarrow as pa
 from lance_namespace.errors import PermissionDeniedError
 
 from tiltyard.model.spec import Operation, Shape, operations
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
+U = TypeVar("U")
 Inline = Callable[[Any, Any], Any]
 """Takes (ctx, request); returns the context to run in on the event loop, or None if the request needs a thread."""
 Batch = Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]]
@@ -68,6 +71,42 @@ class PendingResponse:
     def result(self) -> Any:
         """Wait for the response. Raises what the operation raises."""
         return self.finish(self.future.result())
+
+
+class ArrowBody(Protocol):
+    """Arrow data of a request: held in memory when small, streamed from the connection when large."""
+
+    @property
+    def size(self) -> int | None:
+        """The size of the body in bytes if it is in memory (small bodies are), None while it is streamed."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error by which reading failed, if it did: the response to the client, whatever Lance made of it."""
+
+    def reader(self) -> pa.RecordBatchReader:
+        """Return a reader of the record batches; may be called once.
+
+        Raises InvalidInputError if the bytes are no Arrow IPC stream or file; the reader raises it later, too, on a
+        corrupt or half-sent stream. An empty body has an empty schema and no batches.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowAnswer:
+    """Record batches of a response: a list if all are in memory, else an iterator that is closed once they are sent."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]
+
+
+def map_successes(
+    outcomes: Sequence[T | Exception], work: Callable[[list[T]], Sequence[U | Exception]]
+) -> list[U | Exception]:
+    """Replace all results by those of `work`, and keep the errors; `work` is not called without results."""
+    results = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+    next_outcomes = iter(work(results) if results else ())
+    return [outcome if isinstance(outcome, Exception) else next(next_outcomes) for outcome in outcomes]
 
 
 def never(ctx: Any, request: Any) -> Any:

@@ -13,7 +13,7 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server, ask
 
 from tiltyard.catalog.tables import declare_table
-from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.operations import ArrowBody
 from tiltyard.model.spec.models import (
     AlterTableAddColumnsRequest,
     CreateTableIndexRequest,

@@ -13,7 +13,7 @@ from tiltyard.tables.rows.multipart import complete_multipart_write, create_mult
 if TYPE_CHECKING:
     from tests.tables.served import Server
 
-    from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.model.operations import ArrowBody
 
 
 def insert(server: Server, body: ArrowBody, name: str = "t", **fields: Any) -> models.InsertIntoTableResponse:

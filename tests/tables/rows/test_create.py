@@ -13,7 +13,7 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.served import Server
 
 from tiltyard.api.bodies.uploads import MemoryBody
-from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.operations import ArrowBody
 from tiltyard.model.spec import models
 from tiltyard.tables.rows import create as module
 from tiltyard.tables.rows.create import create_table

@@ -17,7 +17,7 @@ from tests.tables.rows.calls import data_files, insert
 from tests.tables.served import Server, run_concurrently
 
 from tiltyard.api.bodies.uploads import MemoryBody
-from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.operations import ArrowBody
 from tiltyard.model.spec import models
 from tiltyard.storage import Storage, writing
 from tiltyard.storage.locks import TooBusyError

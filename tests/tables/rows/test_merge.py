@@ -14,7 +14,7 @@ from tests.tables.bodies import Streamed, rows, small
 from tests.tables.rows.calls import merge, names_by_id
 from tests.tables.served import Server, run_concurrently
 
-from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.operations import ArrowBody
 from tiltyard.model.spec import models
 
 

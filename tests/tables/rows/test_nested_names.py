@@ -14,7 +14,7 @@ from tests.tables.bodies import Streamed, small
 from tests.tables.rows.calls import begin_upload, complete_upload, insert, merge
 from tests.tables.served import Server
 
-from tiltyard.model.arrow_bodies import ArrowBody
+from tiltyard.model.operations import ArrowBody
 
 PLACE = pa.struct([("x", pa.int64())])
 

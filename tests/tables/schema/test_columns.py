@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 )
 from tests.tables.served import Server, ask
 
-from tiltyard.model.schemas.to_json import to_json
+from tiltyard.model.schemas.arrow_json import to_json
 from tiltyard.model.spec import models
 from tiltyard.tables.schema import columns
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from tiltyard.model.schemas.from_json import from_json, parse_type
-from tiltyard.model.schemas.to_json import to_json, to_remote_json
+from tiltyard.model.schemas.arrow_json import from_json, parse_type, to_json, to_remote_json
 
 UNITS = st.sampled_from(["s", "ms", "us", "ns"])
 ZONES = st.sampled_from([None, "UTC", "+05:30", "Europe/Berlin"])

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.model.arrow_bodies import ArrowAnswer
+from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import ARROW_FILE, ARROW_STREAM
 
 CHUNK = 512 << 10

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
 from tiltyard.context import Context
-from tiltyard.model.outcomes import map_successes
+from tiltyard.model.operations import map_successes
 from tiltyard.runtime.failpoints import Point, reach
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from tiltyard.api.lancedb.query import query_request
 from tiltyard.context import Context
 from tiltyard.model.operations import Handler
 from tiltyard.model.paging import namespaces_scope, tables_scope
-from tiltyard.model.schemas.from_json import from_json
-from tiltyard.model.schemas.to_json import to_json, to_remote_json
+from tiltyard.model.schemas.arrow_json import from_json, to_json, to_remote_json
 from tiltyard.model.spec import ARROW_STREAM, Operation, models
 
 VERSION_HEADER = (b"phalanx-version", b"0.4.0")

@@ -9,7 +9,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from msgspec import structs
 
 from tiltyard.model.ids import Id, table_id
-from tiltyard.model.outcomes import map_successes
+from tiltyard.model.operations import map_successes
 from tiltyard.model.spec import models
 from tiltyard.runtime.failpoints import Point, reach
 from tiltyard.store import NewVersion, TableRecord, VersionRecord

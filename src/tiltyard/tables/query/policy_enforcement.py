@@ -20,8 +20,8 @@ from tiltyard.access.caller import effective_policy_of
 from tiltyard.access.policies import EffectivePolicy, MaskKind
 from tiltyard.access.predicates import check_filter, check_visible_expression, column_tokens, tokenize
 from tiltyard.context import OpenTable
-from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import MAIN_BRANCH
+from tiltyard.model.operations import ArrowAnswer
 from tiltyard.model.spec import models
 from tiltyard.tables.opening import open_for_reading
 from tiltyard.tables.query.plan import ROW_ID, Search, full_text_columns

@@ -17,9 +17,8 @@ from lance_namespace.errors import (
 
 from tiltyard.access.caller import effective_policy_of
 from tiltyard.access.needs import on_table
-from tiltyard.model.arrow_bodies import ArrowAnswer
 from tiltyard.model.ids import table_id
-from tiltyard.model.operations import operation
+from tiltyard.model.operations import ArrowAnswer, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
 from tiltyard.storage.column_cache import branch_key

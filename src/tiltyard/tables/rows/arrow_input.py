@@ -17,7 +17,7 @@ from tiltyard.tables.schema.column_declarations import without_declarations
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.model.operations import ArrowBody
 
 _REPLAYABLE_BATCHES = 4
 """Batches at the start of a body that can be read a second time."""

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tiltyard.context import Context
-    from tiltyard.model.arrow_bodies import ArrowBody
     from tiltyard.model.ids import Id
+    from tiltyard.model.operations import ArrowBody
     from tiltyard.store import TableRecord, UnitOfWork
     from tiltyard.tables.commits.recovery import RecoveredCommit
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.model.operations import ArrowBody
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.model.arrow_bodies import ArrowBody
+    from tiltyard.model.operations import ArrowBody
     from tiltyard.tables.commits.recovery import RecoveredCommit
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}

@@ -13,8 +13,8 @@ from tiltyard.model.computed_columns import read_declaration
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
+from tiltyard.model.schemas.arrow_json import from_json, parse_type
 from tiltyard.model.schemas.column_names import check_column_name, check_new_columns
-from tiltyard.model.schemas.from_json import from_json, parse_type
 from tiltyard.model.spec import models
 from tiltyard.tables.commits.recovery import GONE
 from tiltyard.tables.opening import find_table, open_for_reading

@@ -21,7 +21,7 @@ from tiltyard.model.ids import MAIN_BRANCH, display, table_id
 from tiltyard.model.jobs import pipeline_jobs
 from tiltyard.model.operations import operation
 from tiltyard.model.privileges import Privilege
-from tiltyard.model.schemas.from_json import parse_type
+from tiltyard.model.schemas.arrow_json import parse_type
 from tiltyard.model.spec import models
 from tiltyard.storage.errors import lance_errors
 from tiltyard.tables.opening import open_for_reading

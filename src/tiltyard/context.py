@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tiltyard.model.paging import Paging
     from tiltyard.runtime.outage_log import OutageLog
     from tiltyard.storage import Storage
-    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.datasets import CommitRoute
     from tiltyard.store import RequestClaim, Store, TableRecord, UnitOfWork
     from tiltyard.tables.commits.process_state import FinalizedLog, FinalizingBackoff, KnownTables
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access.caller import caller_rights
+from tiltyard.access.authorization import caller_rights
 from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:

@@ -3,22 +3,52 @@
 It is checked before the operation runs, never for administrators (`Handler.authorize`). An object that the caller
 cannot see is reported as missing; `tests/access` checks every operation, and docs/security.md has the table of all
 needs.
+
+Of operations on an object's name:
+
+- A new object needs `create` on its namespace. Where the name exists, the operation needs what it does to the object
+  there. The creator gets the privileges CREATOR_PRIVILEGES on it.
+- A location that the caller chooses belongs to no table yet, so nothing can be granted on it: it needs `administer` on
+  the server.
+- A table inherits the grants on its namespace, so moving it changes who has access: that needs `manage_grants`.
+- All entries of a batch are checked before the first of them runs.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import NamespaceNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    NamespaceNotFoundError,
+    PermissionDeniedError,
+    TableNotFoundError,
+    TransactionNotFoundError,
+)
 
-from tiltyard.access.authorization import authorize_namespace, authorize_server, authorize_table
-from tiltyard.model.ids import namespace_id, table_id
-from tiltyard.model.modes import DropMode, parse_mode
+from tiltyard.access.authorization import (
+    authorize_namespace,
+    authorize_record,
+    authorize_server,
+    authorize_table,
+    caller_rights,
+    missing_privileges,
+)
+from tiltyard.access.policies import policy_denial
+from tiltyard.model.ids import Id, namespace_id, table_id
+from tiltyard.model.modes import CreateMode, DropMode, parse_mode
 from tiltyard.model.operations import Needs
-from tiltyard.model.privileges import Privilege, privilege_names
+from tiltyard.model.privileges import ALL, Privilege, privilege_names
+from tiltyard.store import Creator
+from tiltyard.store.paths import display_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from tiltyard.context import Context
+    from tiltyard.model.spec import models
+    from tiltyard.store import TableRecord, TransactionRecord
 
 
 def _format_privileges(privileges: int) -> str:
@@ -88,3 +118,256 @@ DROP_NAMESPACE = Needs("`drop` on the namespace, and so on all below it", _drop_
 OWNER_OR_ADMINISTRATOR = Needs("nothing for the caller's own; `administer` on the server for others'", _allow)
 """The operation itself checks whose object it is."""
 ANY_CALLER = Needs("nothing: any authenticated caller; the response has what the caller can see", _allow)
+
+
+CREATOR_PRIVILEGES = ALL & ~(Privilege.RUN_UDFS | Privilege.ADMINISTER)
+"""The privileges of a creator. Not to run code over it: jobs run as the worker does, and read what it can."""
+_ANY_LOCATION = "the server to name a location"
+_MOVE = Privilege.DROP | Privilege.MANAGE_GRANTS
+
+
+# Creating
+
+
+def creator_for(ctx: Context, parent: Id) -> Creator | None:
+    """Return who gets a creator's privileges on a new object in a namespace; None where the caller has them already.
+
+    Raises NamespaceNotFoundError, ServiceUnavailableError.
+    """
+    if ctx.principal.administrator:
+        return None
+    parent_id = ctx.store.describe_namespace(parent).id
+    if caller_rights(ctx).on_namespace(parent_id) & CREATOR_PRIVILEGES == CREATOR_PRIVILEGES:
+        return None
+    return Creator(ctx.principal.name, CREATOR_PRIVILEGES)
+
+
+def _authorize_new_table(ctx: Context, path: Id, location: str | None) -> Mapping[Id, int]:
+    """Check a new table; return the id of its namespace. Raises NamespaceNotFoundError, PermissionDeniedError."""
+    parent_id = authorize_namespace(ctx, path[:-1], Privilege.CREATE.value)
+    if location:
+        authorize_server(ctx, Privilege.ADMINISTER.value, _ANY_LOCATION)
+    return {path[:-1]: parent_id}
+
+
+def _create_namespace(ctx: Context, request: Any) -> Context:
+    path = namespace_id(request.id)
+    required = Privilege.CREATE.value
+    if parse_mode(CreateMode, request.mode, CreateMode.CREATE) is CreateMode.OVERWRITE:
+        required |= Privilege.DROP.value
+    return ctx.with_resolved({}, {path[:-1]: authorize_namespace(ctx, path[:-1], required)})
+
+
+def _declare_table(ctx: Context, request: Any) -> Context:
+    return ctx.with_resolved({}, _authorize_new_table(ctx, table_id(request.id), request.location))
+
+
+def _register_table(ctx: Context, request: Any) -> Context:
+    return ctx.with_resolved({}, _authorize_new_table(ctx, table_id(request.id), request.location or _ANY_LOCATION))
+
+
+def _create_table(ctx: Context, request: Any) -> Context:
+    mode = parse_mode(CreateMode, request.mode, CreateMode.CREATE)
+    return authorize_table_creation(ctx, table_id(request.id), mode, request.location)
+
+
+def authorize_table_creation(ctx: Context, path: Id, mode: CreateMode, location: str | None) -> Context:
+    """Check the creation of a table with data, by what has its name. Raises …NotFoundError, PermissionDeniedError."""
+    record = _find_visible_table(ctx, path)
+    if record is None:
+        return ctx.with_resolved({path: None}, _authorize_new_table(ctx, path, location))
+    if mode is CreateMode.OVERWRITE:
+        authorize_record(ctx, path, record, Privilege.WRITE | Privilege.ALTER)
+    elif record.declared:
+        authorize_record(ctx, path, record, Privilege.WRITE.value)
+    return ctx.with_resolved({path: record})
+
+
+def _find_visible_table(ctx: Context, path: Id) -> TableRecord | None:
+    """Return the table that has the name, if the caller can see it: with `create` it sees the whole namespace."""
+    with suppress(TableNotFoundError, NamespaceNotFoundError):
+        return authorize_table(ctx, path, Privilege.USE.value, enforces_policies=True)  # its existence shows no row
+    return None
+
+
+def _clone_table(ctx: Context, request: Any) -> Context:
+    ctx = ctx.with_resolved({}, _authorize_new_table(ctx, table_id(request.id), None))
+    rights = caller_rights(ctx)
+    if not rights.server & Privilege.ADMINISTER:
+        try:
+            source = ctx.store.table_at(ctx.storage.check_location(request.source_location))
+        except InvalidInputError:
+            source = None  # what is there is not disclosed to callers who cannot read it
+        if source is None or not rights.allow(source, Privilege.READ.value):
+            raise PermissionDeniedError("This needs read on the table at source_location: ask for a grant of it.")
+        if rights.effective_policy(source.id) is not None:
+            raise policy_denial("the table at source_location")
+    return ctx
+
+
+CREATE_NAMESPACE = Needs("`create` on the namespace above; to overwrite, `drop` on it too", _create_namespace)
+DECLARE_TABLE = Needs("`create` on the namespace; with a location, `administer` on the server", _declare_table)
+REGISTER_TABLE = Needs("`create` on the namespace, `administer` on the server", _register_table)
+CREATE_TABLE = Needs(
+    "`create` on the namespace, with a location `administer` on the server; where the table exists, `use` on it, "
+    "`write` on it if it is only declared, `write` and `alter` to overwrite",
+    _create_table,
+)
+CLONE_TABLE = Needs("`create` on the namespace, `read` on the table at `source_location`", _clone_table)
+
+
+# Renaming and restoring
+
+
+def target_namespace(path: Id, new_namespace: Sequence[str] | None) -> Id:
+    """Return the namespace that a table moves to: its own, unless another is named. Raises InvalidInputError."""
+    return path[:-1] if new_namespace is None else namespace_id(new_namespace)
+
+
+def _rename_table(ctx: Context, request: Any) -> Context:
+    path = table_id(request.id)
+    parent = target_namespace(path, request.new_namespace_id)
+    record = authorize_table(ctx, path, int(_MOVE) if parent != path[:-1] else Privilege.ALTER.value)
+    return ctx.with_resolved({path: record}, {parent: authorize_namespace(ctx, parent, Privilege.CREATE.value)})
+
+
+def _undrop_table(ctx: Context, request: Any) -> Context:
+    path = table_id(request.id)
+    parent = target_namespace(path, request.new_namespace_id)
+    removed = ctx.store.find_removed_table(path, request.dropped_id)
+    required = _MOVE if parent != path[:-1] else Privilege.DROP
+    bits = caller_rights(ctx).on_table(removed.id, removed.namespace_id)
+    if bits & required != required:
+        raise TableNotFoundError(f"No dropped table is kept under the name {display_path(path)}")
+    request.dropped_id = removed.id  # the one that was checked, whatever is dropped meanwhile
+    return ctx.with_resolved({}, {parent: authorize_namespace(ctx, parent, Privilege.CREATE.value)})
+
+
+def _undrop_namespace(ctx: Context, request: Any) -> Context:
+    path = namespace_id(request.id)
+    parent = (path if request.new_namespace_id is None else namespace_id(request.new_namespace_id))[:-1]
+    if not path:
+        return ctx  # the operation refuses the root
+    removed = ctx.store.find_removed_namespace(path, request.dropped_id)
+    required = _MOVE if parent != path[:-1] else Privilege.DROP
+    if caller_rights(ctx).on_namespace(removed.id) & required != required:
+        raise NamespaceNotFoundError(f"No dropped namespace is kept under the name {display_path(path)}")
+    request.dropped_id = removed.id
+    return ctx.with_resolved({}, {parent: authorize_namespace(ctx, parent, Privilege.CREATE.value)})
+
+
+RENAME_TABLE = Needs(
+    "`alter` on the table and `create` on its namespace; into another namespace, `drop` and `manage_grants` on the "
+    "table and `create` on that one",
+    _rename_table,
+)
+UNDROP_TABLE = Needs(
+    "`drop` on what was the table (into another namespace `manage_grants` too), `create` on the namespace",
+    _undrop_table,
+)
+UNDROP_NAMESPACE = Needs(
+    "`drop` on what was the namespace (to another place `manage_grants` too), `create` on the one above",
+    _undrop_namespace,
+)
+
+
+# Batches
+
+
+def _batch_commit(ctx: Context, request: models.BatchCommitTablesRequest) -> Context:
+    declared: set[Id] = set()
+    tables: dict[Id, TableRecord | None] = {}
+    namespaces: dict[Id, int] = {}
+
+    def authorize(names: Sequence[str] | None, required: Privilege) -> None:
+        """Check an entry on a table, unless this batch declares the table: then the caller is its creator."""
+        path = table_id(names)
+        if path not in declared:
+            tables[path] = authorize_table(ctx, path, required.value)
+
+    for entry in request.operations:
+        if entry.declare_table is not None:
+            path, location = table_id(entry.declare_table.id), entry.declare_table.location
+            if location and ctx.store.is_location_reserved(location, ctx.principal.name):
+                location = None  # the server has chosen it, for this very principal
+            namespaces.update(_authorize_new_table(ctx, path, location))
+            declared.add(path)
+        if entry.create_table_version is not None:
+            authorize(entry.create_table_version.id, Privilege.WRITE)
+        if entry.delete_table_versions is not None:
+            authorize(entry.delete_table_versions.id, Privilege.WRITE)
+        if entry.deregister_table is not None:
+            authorize(entry.deregister_table.id, Privilege.DROP)
+    return ctx.with_resolved(tables, namespaces)
+
+
+def _batch_create_versions(ctx: Context, request: models.BatchCreateTableVersionsRequest) -> Context:
+    paths = [table_id(entry.id) for entry in request.entries]
+    return ctx.with_resolved({path: authorize_table(ctx, path, Privilege.WRITE.value) for path in paths})
+
+
+BATCH_COMMIT_TABLES = Needs(
+    "for each entry: to declare `create` on the namespace (with a location that no batch of the caller's own has "
+    "reserved `administer` on the server), to create or delete versions `write`, to deregister `drop` on the table",
+    _batch_commit,
+)
+BATCH_CREATE_VERSIONS = Needs("`write` on each table", _batch_create_versions)
+
+
+# Transactions and jobs: their submitter sees its own, other callers those of tables that they see
+
+
+def _submitter_or(required: int) -> Callable[[Context, Any], Context]:
+    """Return a check for the submitter of a transaction, or `required` privileges on its table."""
+
+    def authorize(ctx: Context, request: Any) -> Context:
+        if not request.id or len(request.id) != 1:
+            return ctx  # the operation refuses such an id
+        name = request.id[0]
+        record = ctx.store.describe_transaction(name)
+        if record.requested_by != ctx.principal.name:
+            bits = _transaction_privileges(ctx, record)
+            if not bits:
+                raise TransactionNotFoundError(f"Transaction not found: {name}")
+            if bits & required != required:
+                raise missing_privileges(required & ~bits, "the transaction's table")
+        return ctx
+
+    return authorize
+
+
+def _transaction_privileges(ctx: Context, record: TransactionRecord) -> int:
+    """Return the caller's privileges on the table of a transaction; without a table, those on the whole server."""
+    rights = caller_rights(ctx)
+    if record.table_id is not None:
+        with suppress(TableNotFoundError):
+            table = ctx.store.table_by_id(record.table_id)
+            if rights.on_table(table.id, table.namespace_id) and rights.effective_policy(table.id) is not None:
+                raise policy_denial("the transaction's table")
+            return rights.on_table(table.id, table.namespace_id)
+    return rights.server
+
+
+def _submit_job(ctx: Context, request: Any) -> Context:
+    """Check the submission of a job: on its table, or on the namespace where the job is to create the table."""
+    required = Privilege.RUN_UDFS.value
+    if not request.table:
+        authorize_server(ctx, required)
+        return ctx
+    path = table_id(request.table)
+    try:
+        authorize_table(ctx, path, required)
+    except TableNotFoundError:
+        authorize_namespace(ctx, path[:-1], required)
+    return ctx
+
+
+DESCRIBE_TRANSACTION = Needs("to be its submitter, or `use` on its table", _submitter_or(Privilege.USE.value))
+SUBMIT_JOB = Needs(
+    "`run_udfs` on its table, on the namespace of one to be made, without one on the server", _submit_job
+)
+OWN_JOB = Needs("to be its submitter, or `run_udfs` on its table", _submitter_or(Privilege.RUN_UDFS.value))
+LIST_JOBS = Needs(
+    "nothing: the caller's own jobs, and those on whose table it has `run_udfs`", lambda ctx, request: ctx
+)
+ALTER_TRANSACTION = Needs("to be its submitter, or `alter` on its table", _submitter_or(Privilege.ALTER.value))

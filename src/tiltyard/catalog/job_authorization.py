@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from lance_namespace.errors import InvalidTableStateError, PermissionDeniedError, TableNotFoundError
 
-from tiltyard.access.authorization import authorize_namespace, authorize_record, authorize_server, authorize_table
-from tiltyard.access.caller import caller_rights, refresh_principal
+from tiltyard.access.authorization import (
+    authorize_namespace,
+    authorize_record,
+    authorize_server,
+    authorize_table,
+    caller_rights,
+    refresh_principal,
+)
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER, Principal
 from tiltyard.model.privileges import Privilege

@@ -21,8 +21,7 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.access import filtered_lists
-from tiltyard.access.needs import on_server
-from tiltyard.access.transaction_needs import LIST_JOBS, OWN_JOB, SUBMIT_JOB
+from tiltyard.access.needs import LIST_JOBS, OWN_JOB, SUBMIT_JOB, on_server
 from tiltyard.catalog.job_authorization import (
     authorize_start,
     authorize_submitter,

@@ -11,13 +11,21 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from tiltyard.access.caller import effective_policy_of
+from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.filtered_lists import inline_unless_many_grants
 from tiltyard.access.filtered_lists import list_all_tables as all_visible_tables
 from tiltyard.access.filtered_lists import list_tables as visible_tables
-from tiltyard.access.lifecycle_needs import DECLARE_TABLE, REGISTER_TABLE, RENAME_TABLE, creator_for, target_namespace
-from tiltyard.access.needs import ANY_CALLER, SEE_NAMESPACE, on_table
-from tiltyard.catalog.folder_deletion import delete_dropped_table
+from tiltyard.access.needs import (
+    ANY_CALLER,
+    DECLARE_TABLE,
+    REGISTER_TABLE,
+    RENAME_TABLE,
+    SEE_NAMESPACE,
+    creator_for,
+    on_table,
+    target_namespace,
+)
+from tiltyard.catalog.garbage import delete_dropped_table
 from tiltyard.context import Context
 from tiltyard.model.ids import DEFAULT_DELIMITER, namespace_id, table_id
 from tiltyard.model.modes import RegisterMode, parse_mode

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
-from tiltyard.access.transaction_needs import ALTER_TRANSACTION, DESCRIBE_TRANSACTION
+from tiltyard.access.needs import ALTER_TRANSACTION, DESCRIBE_TRANSACTION
 from tiltyard.context import Context
 from tiltyard.model.modes import SetPropertyMode, TransactionStatus, UnsetPropertyMode, parse_mode
 from tiltyard.model.operations import always, operation

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.access.filtered_lists import inline_unless_many_grants, list_removed_namespaces, list_removed_tables
-from tiltyard.access.lifecycle_needs import UNDROP_NAMESPACE, UNDROP_TABLE, target_namespace
-from tiltyard.access.needs import ANY_CALLER
+from tiltyard.access.needs import ANY_CALLER, UNDROP_NAMESPACE, UNDROP_TABLE, target_namespace
 from tiltyard.model.ids import namespace_id, table_id
 from tiltyard.model.operations import operation
 from tiltyard.model.spec import models

@@ -63,7 +63,7 @@ def gc(
 def _collect_folders(ctx: Context, *, remove: bool) -> None:
     """List folders of tables that the catalog does not know, and remove them if told to."""
     from tiltyard.catalog import garbage
-    from tiltyard.catalog.folder_deletion import sweep
+    from tiltyard.catalog.garbage import sweep
 
     folders = garbage.find_unknown_folders(ctx)
     for folder in folders:

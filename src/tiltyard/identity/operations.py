@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
-from tiltyard.access.caller import is_administrator
+from tiltyard.access.authorization import is_administrator
 from tiltyard.access.needs import OWNER_OR_ADMINISTRATOR, on_server
 from tiltyard.identity import keys
 from tiltyard.identity.keys import CreatedKey, NewKeyOptions

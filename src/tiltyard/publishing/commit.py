@@ -19,15 +19,14 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.publishing.batch_call import RETRYABLE_ERRORS, is_refusal
-from tiltyard.publishing.changes import display_id
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
+from tiltyard.publishing.staged import display_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiltyard.publishing.batch_call import Send
-    from tiltyard.publishing.changes import Changes, Path
-    from tiltyard.publishing.staged import PublishedTable, StagedBranch
+    from tiltyard.publishing.staged import Changes, Path, PublishedTable, StagedBranch
 
 log = logging.getLogger("tiltyard.publishing")
 

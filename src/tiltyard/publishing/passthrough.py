@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import lance_namespace as upstream
 from lance_namespace.errors import UnsupportedOperationError
 
-from tiltyard.publishing.changes import display_id, path_of
+from tiltyard.publishing.staged import display_id, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiltyard.publishing.changes import Path
+    from tiltyard.publishing.staged import Path
 
 PASSED = (
     "create_namespace", "describe_namespace", "describe_transaction", "drop_namespace", "list_all_tables",

@@ -21,11 +21,19 @@ from lance_namespace.errors import (
 )
 
 from tiltyard.publishing.batch_call import Send, batch_sender
-from tiltyard.publishing.changes import Changes, Path, display_id, fields_of, path_of
 from tiltyard.publishing.commit import commit, latest_version, roll_back
 from tiltyard.publishing.errors import PublishConflictError, PublishUncertainError
 from tiltyard.publishing.passthrough import PassthroughNamespace
-from tiltyard.publishing.staged import PublishedTable, StagedBranch, StagedVersion
+from tiltyard.publishing.staged import (
+    Changes,
+    Path,
+    PublishedTable,
+    StagedBranch,
+    StagedVersion,
+    display_id,
+    fields_of,
+    path_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lance
 from lance_namespace.errors import (
@@ -23,11 +24,30 @@ from lance_namespace.errors import (
 
 from tiltyard.model.ids import MAIN_BRANCH, check_name
 from tiltyard.storage.column_cache import ColumnCache, branch_key
-from tiltyard.storage.commit_route import CommitRoute
 from tiltyard.storage.errors import lance_errors
 from tiltyard.storage.locations import canonical_location, is_local, is_within
 from tiltyard.storage.manifest_format import NamingScheme, manifest_name, versions_folder
 from tiltyard.storage.version_cache import VersionCache
+
+if TYPE_CHECKING:
+    from lance_namespace.errors import TableNotFoundError
+
+Check = Callable[[int, Callable[[], bytes]], None]
+"""Checks a version that Lance has staged and, by calling the function, its manifest; raises to have it withdrawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRoute:
+    """The in-process namespace that Lance commits to, and the table's id in it."""
+
+    client: Any
+    """Has the methods of a `LanceNamespace` that commits need."""
+    table_id: tuple[str, ...]
+    checks: list[Check] = field(default_factory=list)
+    """Checks that a version has to pass before it is recorded."""
+    refusals: list[TableNotFoundError] = field(default_factory=list)
+    """Why nothing of a commit was recorded, where that is certain: Lance calls the outcome unknown then."""
+
 
 _MAX_SHARED = 1024
 """Datasets kept open."""

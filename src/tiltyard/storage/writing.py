@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lance.fragment import FragmentMetadata
 
-    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.datasets import CommitRoute
     from tiltyard.storage.files import Files
     from tiltyard.storage.storage import Storage
 

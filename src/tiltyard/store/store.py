@@ -20,13 +20,12 @@ from tiltyard.store.idempotency import KeyedRequests
 from tiltyard.store.jobs import Jobs
 from tiltyard.store.namespaces import Namespaces
 from tiltyard.store.sqlite.database import SqliteDatabase
-from tiltyard.store.tables.deleted_versions import DeletedVersions
 from tiltyard.store.tables.folder_deletions import FolderDeletions
 from tiltyard.store.tables.maintenance import Maintenance
 from tiltyard.store.tables.tables import Tables
 from tiltyard.store.tables.trash import Trash
 from tiltyard.store.tables.uploads import Uploads
-from tiltyard.store.tables.versions import Versions
+from tiltyard.store.tables.versions import DeletedVersions, Versions
 from tiltyard.store.transactions import Transactions
 
 if TYPE_CHECKING:

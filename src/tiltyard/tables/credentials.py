@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import PermissionDeniedError
 
-from tiltyard.access.caller import effective_policy_of, table_privileges
+from tiltyard.access.authorization import effective_policy_of, table_privileges
 from tiltyard.model.privileges import Privilege
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from tiltyard.worker.driver_config import (
     warm_command,
     write_driver_files,
 )
-from tiltyard.worker.loop_step import run_step
+from tiltyard.worker.runner import run_step
 
 log = logging.getLogger("tiltyard.worker")
 

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -21,23 +22,26 @@ from lance_namespace.errors import (
     TransactionNotFoundError,
 )
 
-from tiltyard.catalog.folder_deletion import sweep
+from tiltyard.catalog.garbage import sweep
 from tiltyard.config import DAY_MS
 from tiltyard.context import Context, Services
 from tiltyard.model.jobs import JOBS, MOST_ATTEMPTS, RETRY_MS, Job, JobCanceledError
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.principals import SERVER
+from tiltyard.runtime.outage_log import OutageLog
 from tiltyard.store import TransactionRecord, UnitOfWork
 from tiltyard.tables.commits.finalizing import sweep_pending
 from tiltyard.tables.rows.multipart import abandon_stale_uploads
-from tiltyard.worker.loop_step import run_step
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("tiltyard.worker")
-
 LEASE_MS = 30_000
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0
 SWEEP_EXPIRED_SECONDS = 60.0
+PAUSE_SECONDS = 1.0
+"""How long a loop pauses after a step that failed."""
 SWEEP_ROWS = 1_000
 
 
@@ -210,3 +214,16 @@ def sweep_expired(ctx: Context) -> bool:
     ended = ctx.store.sweep_transactions(now - int(settings.transaction_days * DAY_MS), SWEEP_ROWS)
     audit = ctx.store.sweep_audit(now - int(settings.audit_days * DAY_MS), SWEEP_ROWS)
     return bool(uploads) or SWEEP_ROWS in (ended, audit)
+
+
+def run_step(step: Callable[[], Result], stopping: threading.Event, outage_log: OutageLog) -> Result | None:
+    """Return the result of a step; None, after a pause, if it fails: the database may be away for a while."""
+    try:
+        return step()
+    except ServiceUnavailableError as error:
+        if not outage_log.report(error):
+            log.warning("%s", error)
+    except Exception:  # without it the thread would end, and nothing would notice that
+        log.exception("a worker's step failed")
+    stopping.wait(PAUSE_SECONDS)
+    return None

@@ -20,7 +20,7 @@ from tests.tables.served import Server, ask
 
 from tiltyard.catalog import garbage as everywhere
 from tiltyard.catalog import tables
-from tiltyard.catalog.folder_deletion import sweep
+from tiltyard.catalog.garbage import sweep
 from tiltyard.model.jobs import Job
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.spec import models

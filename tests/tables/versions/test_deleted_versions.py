@@ -24,7 +24,7 @@ from tests.tables.served import Server, ask
 from tiltyard.catalog.tables import deregister_table, describe_table, register_table, table_exists
 from tiltyard.catalog.undrop import undrop_table
 from tiltyard.model.spec import models
-from tiltyard.store.tables.deleted_versions import subtract
+from tiltyard.store.tables.versions import subtract
 from tiltyard.tables.commits.commit import batch_delete_table_versions
 from tiltyard.tables.maintenance.garbage import CollectOptions, collect
 from tiltyard.tables.maintenance.repair import repair

@@ -16,7 +16,7 @@ from lance_namespace.errors import (
 )
 from msgspec import structs
 
-from tiltyard.access.lifecycle_needs import BATCH_COMMIT_TABLES, creator_for
+from tiltyard.access.needs import BATCH_COMMIT_TABLES, creator_for
 from tiltyard.model.ids import Id, display, table_id
 from tiltyard.model.modes import TransactionStatus
 from tiltyard.model.operations import operation

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError, InvalidTableStateError
 
-from tiltyard.access.lifecycle_needs import BATCH_CREATE_VERSIONS
-from tiltyard.access.needs import on_table
+from tiltyard.access.needs import BATCH_CREATE_VERSIONS, on_table
 from tiltyard.model.operations import CommitStep, operation
 from tiltyard.model.privileges import Privilege
 from tiltyard.model.spec import models
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tiltyard.context import Context
-    from tiltyard.store.tables.deleted_versions import Range
+    from tiltyard.store.tables.versions import Range
 
 
 @operation(needs=on_table(Privilege.WRITE), batch=create_table_versions, commit_step=CommitStep.COMMIT)

@@ -13,7 +13,7 @@ from lance_namespace.errors import ConcurrentModificationError, TableNotFoundErr
 
 from tiltyard.model.spec import models
 from tiltyard.runtime.clocks import wall_clock
-from tiltyard.storage.commit_route import Check, CommitRoute
+from tiltyard.storage.datasets import Check, CommitRoute
 from tiltyard.storage.manifest_format import versions_folder
 from tiltyard.tables.commits.commit import commit_staged
 from tiltyard.tables.versions.records import wire_version

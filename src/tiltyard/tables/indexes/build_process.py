@@ -24,7 +24,7 @@ from lance_namespace.errors import ErrorCode, LanceNamespaceError, ServiceUnavai
 from tiltyard.tables.indexes.builder import COMMIT_CALLS, BuildRequest
 
 if TYPE_CHECKING:
-    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.datasets import CommitRoute
 
 log = logging.getLogger("tiltyard.indexes")
 

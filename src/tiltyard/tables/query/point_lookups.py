@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import LanceNamespaceError
 
-from tiltyard.access.caller import effective_policy_of
+from tiltyard.access.authorization import effective_policy_of
 from tiltyard.model.ids import table_id
 from tiltyard.storage.column_cache import branch_key
 from tiltyard.tables.opening import open_cached

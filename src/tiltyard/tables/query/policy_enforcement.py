@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError, PermissionDeniedError
 
-from tiltyard.access.caller import effective_policy_of
+from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.policies import EffectivePolicy, MaskKind
 from tiltyard.access.predicates import check_filter, check_visible_expression, column_tokens, tokenize
 from tiltyard.context import OpenTable

@@ -15,7 +15,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.caller import effective_policy_of
+from tiltyard.access.authorization import effective_policy_of
 from tiltyard.access.needs import on_table
 from tiltyard.model.ids import table_id
 from tiltyard.model.operations import ArrowAnswer, operation

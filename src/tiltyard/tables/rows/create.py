@@ -18,8 +18,8 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from tiltyard.access.lifecycle_needs import CREATE_TABLE, creator_for
-from tiltyard.catalog.folder_deletion import delete_marked_folder
+from tiltyard.access.needs import CREATE_TABLE, creator_for
+from tiltyard.catalog.garbage import delete_marked_folder
 from tiltyard.model.ids import display, table_id
 from tiltyard.model.modes import CreateMode, parse_mode
 from tiltyard.model.operations import operation

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import lance
 
     from tiltyard.context import Context
-    from tiltyard.storage.commit_route import CommitRoute
+    from tiltyard.storage.datasets import CommitRoute
     from tiltyard.store import TableRecord
 
 _LANCE_RETRIES = 100  # within the time that conflicts may take

@@ -19,8 +19,7 @@ from lance_namespace.errors import (
     TableNotFoundError,
 )
 
-from tiltyard.access.authorization import authorize_table
-from tiltyard.access.caller import refresh_principal
+from tiltyard.access.authorization import authorize_table, refresh_principal
 from tiltyard.model.ids import DEFAULT_DELIMITER, display, parse_id, table_id
 from tiltyard.model.principals import Principal
 from tiltyard.model.privileges import Privilege

@@ -17,8 +17,7 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.access.authorization import authorize_namespace, authorize_table
-from tiltyard.access.lifecycle_needs import authorize_table_creation
-from tiltyard.access.needs import on_table
+from tiltyard.access.needs import authorize_table_creation, on_table
 from tiltyard.catalog.job_authorization import job_validator
 from tiltyard.catalog.jobs import queue_job
 from tiltyard.model.ids import display, table_id

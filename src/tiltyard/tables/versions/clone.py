@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.access.lifecycle_needs import CLONE_TABLE, creator_for
+from tiltyard.access.needs import CLONE_TABLE, creator_for
 from tiltyard.context import Context
 from tiltyard.model.ids import Id, table_id
 from tiltyard.model.operations import operation

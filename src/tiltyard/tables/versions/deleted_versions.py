@@ -12,7 +12,7 @@ from lance_namespace.errors import InvalidTableStateError, TableVersionNotFoundE
 
 from tiltyard.model.ids import MAIN_BRANCH
 from tiltyard.storage.errors import lance_errors
-from tiltyard.store.tables.deleted_versions import subtract
+from tiltyard.store.tables.versions import subtract
 from tiltyard.tables.versions.records import branch_key, stored_versions
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tiltyard.context import Context
     from tiltyard.store import TableRecord, UnitOfWork
-    from tiltyard.store.tables.deleted_versions import Range
+    from tiltyard.store.tables.versions import Range
     from tiltyard.tables.versions.records import StoredVersion
 
 

@@ -36,6 +36,7 @@ from tiltyard.tables.rows.multipart import abandon_stale_uploads
 Result = TypeVar("Result")
 
 log = logging.getLogger("tiltyard.worker")
+
 LEASE_MS = 30_000
 POLL_SECONDS = 0.25
 SWEEP_SECONDS = 5.0

@@ -25,9 +25,9 @@ from tiltyard.pipeline.sources.discovery import (
     spark_inspector,
 )
 from tiltyard.pipeline.sources.filesystem import absolute_path
+from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.readers import Format
 from tiltyard.pipeline.sources.schema_merge import SchemaMode
-from tiltyard.pipeline.sources.text_schema import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.type_syntax import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection

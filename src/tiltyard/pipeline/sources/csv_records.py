@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from tiltyard.pipeline.sources.exact_text import parse_text
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.sources.type_inference import infer_type
+from tiltyard.pipeline.sources.text_types import infer_type, parse_text
 from tiltyard.pipeline.task_errors import RefusedError
 
 MAX_RECORD_BYTES = 64 << 20

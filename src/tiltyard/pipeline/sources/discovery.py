@@ -15,11 +15,18 @@ import pyarrow as pa
 
 from tiltyard.pipeline.sources.csv_records import CsvDialect
 from tiltyard.pipeline.sources.filesystem import FileInfo, base_folder, list_files
-from tiltyard.pipeline.sources.inspection import HEAD_BYTES, RANGE_BYTES, InspectedFile, InspectionTask, dialect_by_name
+from tiltyard.pipeline.sources.inspection import (
+    HEAD_BYTES,
+    RANGE_BYTES,
+    InspectedFile,
+    InspectionTask,
+    csv_reader,
+    dialect_by_name,
+    json_reader,
+)
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
 from tiltyard.pipeline.sources.schema_merge import FileSchema, SchemaMode, merge_schemas
-from tiltyard.pipeline.sources.text_schema import csv_reader, json_reader
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import check_no_blobs
 from tiltyard.pipeline.task_errors import RefusedError, clean_message

@@ -15,9 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from tiltyard.pipeline.sources.exact_text import NUMBER, parse_text, round_trips_as_float64
 from tiltyard.pipeline.sources.text_blocks import BLOCK_BYTES, RejectedRow, drop_incomplete_line
-from tiltyard.pipeline.sources.type_inference import JsonFraction, JsonInteger, JsonProfile
+from tiltyard.pipeline.sources.text_types import (
+    NUMBER,
+    JsonFraction,
+    JsonInteger,
+    JsonProfile,
+    parse_text,
+    round_trips_as_float64,
+)
 
 BOM = b"\xef\xbb\xbf"
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from tiltyard.pipeline.sources.type_inference import infer_type
+from tiltyard.pipeline.sources.text_types import infer_type
 from tiltyard.pipeline.task_errors import RefusedError
 
 NULL = "__HIVE_DEFAULT_PARTITION__"

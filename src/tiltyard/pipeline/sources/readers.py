@@ -29,10 +29,10 @@ from tiltyard.pipeline.sources.csv_records import (
     read_header,
     read_record_blocks,
 )
-from tiltyard.pipeline.sources.exact_text import parse_text
 from tiltyard.pipeline.sources.filesystem import open_file
 from tiltyard.pipeline.sources.json_lines import Parser, make_json_parser, parse_json_lines
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
+from tiltyard.pipeline.sources.text_types import parse_text
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 

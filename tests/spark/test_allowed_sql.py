@@ -10,9 +10,9 @@ from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.jobs import DRIVER_VARIABLE
 from tiltyard.pipeline.plans.rows import _query
-from tiltyard.pipeline.sql.allowed_functions import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
+from tiltyard.pipeline.session import isolate_session
+from tiltyard.pipeline.sql.allow_list import ALLOWED, ALLOWED_NAMES, REFUSED, REFUSED_REASONS
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
-from tiltyard.pipeline.sql.isolated_session import isolate_session
 from tiltyard.pipeline.sql.spark_plans import to_list
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def registered(spark: SparkSession, registry: str) -> dict[str, Any]:
 def test_every_function_of_this_spark_is_allowed_or_refused_with_a_reason(session: SparkSession) -> None:
     names = registered(session, "functionRegistry").keys()
     unknown = names - ALLOWED_NAMES - REFUSED_REASONS.keys()
-    assert not unknown, f"review what these do, and put each on a list in sql/allowed_functions.py: {sorted(unknown)}"
+    assert not unknown, f"review what these do, and put each on a list in sql/allow_list.py: {sorted(unknown)}"
     assert not (ALLOWED_NAMES | REFUSED_REASONS.keys()) - names, "the lists name functions that Spark lacks"
     assert not ALLOWED_NAMES & REFUSED_REASONS.keys()
     assert all(group.reason and group.names for group in (*ALLOWED, *REFUSED))

@@ -9,7 +9,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.pipeline.datasource.fragment_frames import read_frame
-from tiltyard.pipeline.sql.isolated_session import isolate_session
+from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
 from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only, needed_columns, why_not_incremental
 from tiltyard.pipeline.writing.fragments import FragmentRows

@@ -29,7 +29,7 @@ from tiltyard.pipeline.plans.rows import (
     write_table,
 )
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.sql.isolated_session import isolate_session
+from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.writing.options import count_written
 from tiltyard.publishing import PublishConflictError

@@ -18,9 +18,9 @@ from tiltyard.pipeline.ingest.job import WITHDRAWN, adapt_source, reset_checkpoi
 from tiltyard.pipeline.jobs import is_worker_driver
 from tiltyard.pipeline.plans.model import Plan, TablePlan
 from tiltyard.pipeline.runs import Run
+from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, find_source, spark_inspector
 from tiltyard.pipeline.sql.checks import analyze_sql, check_analyzed_query, check_parsed_query
-from tiltyard.pipeline.sql.isolated_session import quote_identifier
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.fragments import FragmentRows, fragment_files_exist

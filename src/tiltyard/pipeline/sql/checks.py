@@ -1,7 +1,7 @@
 """Check that users' SQL only reads, only its own tables, with allowed functions, and within the size limits.
 
 It is checked twice: as parsed, before Spark looks anything up or evaluates anything, and as analyzed by Spark, where
-names are resolved. Everything that is not on a list (`allowed_functions`, `allowed_nodes`) is refused.
+names are resolved. Everything that is not on a list (`allow_list`) is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
 from tiltyard.model.view_definitions import check_query_text
 from tiltyard.pipeline.session import is_connect
-from tiltyard.pipeline.sql.allowed_functions import ALLOWED_NAMES, REFUSED_REASONS
-from tiltyard.pipeline.sql.allowed_nodes import ANALYZED_EXPRESSIONS, ANALYZED_NODES, PARSED_EXPRESSIONS, PARSED_NODES
+from tiltyard.pipeline.sql.allow_list import (
+    ALLOWED_NAMES,
+    ANALYZED_EXPRESSIONS,
+    ANALYZED_NODES,
+    PARSED_EXPRESSIONS,
+    PARSED_NODES,
+    REFUSED_REASONS,
+)
 from tiltyard.pipeline.sql.size_limits import check_groupings, check_value_count, count_values
 from tiltyard.pipeline.sql.spark_plans import class_name, to_list, walk_expressions, walk_nodes
 

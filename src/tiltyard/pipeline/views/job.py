@@ -25,7 +25,7 @@ from tiltyard.model.view_definitions import LINEAGE_PROPERTY, ViewDefinition, Vi
 from tiltyard.pipeline import catalog_client
 from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
-from tiltyard.pipeline.sql.isolated_session import isolate_session
+from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.views.planning import RefreshOptions, RefreshPlan, decide, split_into_parts

@@ -110,25 +110,25 @@ def _ordered(scene: Scene, place: Place) -> Fields:
     if place is Place.MISSING:
         return {"id": ["00000000-0000-0000-0000-000000000000"]}
     index = {"column": "id", "index_type": "BTREE", "name": f"i{next(numbers)}"}
-    made = scene.wire.call("CreateTableScalarIndex", {"id": scene.table(place), **index})
-    return {"id": [made["transaction_id"]]}
+    transaction = scene.wire.call("CreateTableScalarIndex", {"id": scene.table(place), **index})
+    return {"id": [transaction["transaction_id"]]}
 
 
 def _job(**more: Any) -> Row:
     def fields(scene: Scene, place: Place) -> Fields:
         if place is Place.MISSING:
             return {"id": ["00000000-0000-0000-0000-000000000000"], **more}
-        asked = {"name": JOB, "table": scene.table(place), "owner": "driver"}
-        return {"id": [scene.wire.call("SubmitJob", asked)["job"]["id"]], **more}
+        request = {"name": JOB, "table": scene.table(place), "owner": "driver"}
+        return {"id": [scene.wire.call("SubmitJob", request)["job"]["id"]], **more}
 
     return Row(fields)
 
 
 def _registered(scene: Scene, place: Place) -> Fields:
     """A table's folder that no table has."""
-    made = {"id": [scene.namespace, f"gone{next(numbers)}"]}
-    scene.wire.call("CreateTable", made, ARROW)
-    location = scene.wire.call("DeregisterTable", made)["location"]
+    table = {"id": [scene.namespace, f"gone{next(numbers)}"]}
+    scene.wire.call("CreateTable", table, ARROW)
+    location = scene.wire.call("DeregisterTable", table)["location"]
     return {"id": [*scene.home(place), f"new{next(numbers)}"], "location": location}
 
 
@@ -302,14 +302,14 @@ def tried(stage: Stage, name: str) -> list[str]:
     places = list(Place) if row.placed else [Place.THERE]
     cells = []
     for caller in CALLERS:
-        found = []
+        outcomes = []
         for place in places:
             fields = row.fields(scene, place)
-            seen = outcome(send(stage.callers[caller], operations()[name], fields, row.body))
-            found.append(seen)
-            if seen.startswith("200") or "Dropped" in name or name.startswith("Undrop"):
+            result = outcome(send(stage.callers[caller], operations()[name], fields, row.body))
+            outcomes.append(result)
+            if result.startswith("200") or "Dropped" in name or name.startswith("Undrop"):
                 scene = stage.admin.scene()  # what was there may be gone
-        cells.append(found[0] if len(set(found)) == 1 else " · ".join(found))
+        cells.append(outcomes[0] if len(set(outcomes)) == 1 else " · ".join(outcomes))
     return cells
 
 

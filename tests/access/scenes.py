@@ -76,20 +76,20 @@ class Admin:
 
 def send(http: httpx.Client, operation: Operation, fields: dict[str, Any], body: bytes | None = None) -> httpx.Response:
     """A call as the specification describes its route; what the path does not hold goes into the body."""
-    path, rest = operation.path, dict(fields)
+    path, remaining = operation.path, dict(fields)
     for name in ("id", "index_name"):
         if f"{{{name}}}" in path:
-            value = rest.pop(name)
+            value = remaining.pop(name)
             text = "$".join(value) if isinstance(value, list) else value
             path = path.replace(f"{{{name}}}", quote(text or "$", safe=""))
-    sent: dict[str, Any] = {"json": rest}
+    body_options: dict[str, Any] = {"json": remaining}
     if body is not None:
-        sent = {"params": rest, "content": body}
+        body_options = {"params": remaining, "content": body}
     elif operation.request_shape is Shape.MAP:
-        sent = {"json": rest["metadata"]}
+        body_options = {"json": remaining["metadata"]}
     elif operation.request_shape is Shape.EMPTY or operation.method == "GET":
-        sent = {"params": rest}
-    return check(http.request(operation.method, path, **sent))
+        body_options = {"params": remaining}
+    return check(http.request(operation.method, path, **body_options))
 
 
 def outcome(response: httpx.Response) -> str:

@@ -42,12 +42,12 @@ def test_table_in_a_namespace_that_may_not_be_seen_is_answered_as_one_in_a_missi
     catalog.namespace("s")
     catalog.table("s", "t")
     ann = catalog.as_("ann")
-    answers = [
+    errors = [
         error_of(ann.describe_table, {"id": path})
         for path in (["s", "t"], ["s", "missing"], ["x", "t"], ["x", "missing"])
     ]
-    assert {type(answer) for answer in answers} == {NamespaceNotFoundError}
-    assert {str(answer).replace("x", "s") for answer in answers} == {"Namespace not found: s"}
+    assert {type(error) for error in errors} == {NamespaceNotFoundError}
+    assert {str(error).replace("x", "s") for error in errors} == {"Namespace not found: s"}
 
 
 def test_what_may_be_seen_but_not_done_is_permission_denied(catalog: Catalog) -> None:
@@ -105,8 +105,8 @@ def test_creator_owns_what_it_made_and_nobody_else_sees_it(catalog: Catalog) -> 
     assert ann.count_table_rows({"id": ["s", "t"]}).count == 3
     ann.drop_table({"id": ["s", "t"]})
     assert catalog.as_("bob").list_all_tables({}).tables == []
-    again = catalog.table("s", "t")
-    assert catalog.store.grants_on("table", again, None, 5) == []
+    new_table_id = catalog.table("s", "t")
+    assert catalog.store.grants_on("table", new_table_id, None, 5) == []
     assert type(error_of(ann.count_table_rows, {"id": ["s", "t"]})) is PermissionDeniedError
 
 
@@ -159,16 +159,16 @@ def test_location_of_ones_own_choice_is_for_administrators(catalog: Catalog, tmp
     catalog.namespace("s")
     catalog.grant("ann", "all", namespace=("s",))
     ann = catalog.as_("ann")
-    place = str(tmp_path / "root" / "elsewhere")
+    location = str(tmp_path / "root" / "elsewhere")
     for call in (
-        lambda: ann.declare_table({"id": ["s", "t"], "location": place}),
-        lambda: ann.register_table({"id": ["s", "t"], "location": place}),
-        lambda: ann.create_table({"id": ["s", "t"], "location": place}, ROWS_AS_STREAM),
-        lambda: ann.batch_commit_tables({"operations": [{"declare_table": {"id": ["s", "t"], "location": place}}]}),
+        lambda: ann.declare_table({"id": ["s", "t"], "location": location}),
+        lambda: ann.register_table({"id": ["s", "t"], "location": location}),
+        lambda: ann.create_table({"id": ["s", "t"], "location": location}, ROWS_AS_STREAM),
+        lambda: ann.batch_commit_tables({"operations": [{"declare_table": {"id": ["s", "t"], "location": location}}]}),
     ):
         assert type(error_of(call)) is PermissionDeniedError
     catalog.grant("ann", "administer")
-    assert ann.declare_table({"id": ["s", "t"], "location": place}).location
+    assert ann.declare_table({"id": ["s", "t"], "location": location}).location
 
 
 def test_clone_reads_its_source(catalog: Catalog) -> None:
@@ -180,10 +180,10 @@ def test_clone_reads_its_source(catalog: Catalog) -> None:
     ann = catalog.as_("ann")
     secret, opened = (catalog.store.describe_table((name,)).location for name in ("secret", "open"))
     hidden = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret})
-    nothing = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "x"})
+    missing = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "x"})
     inside = error_of(ann.call, "CloneTable", {"id": ["s", "a"], "source_location": secret + "/tree/b"})
-    assert {type(answer) for answer in (hidden, nothing, inside)} == {PermissionDeniedError}
-    assert str(hidden) == str(nothing) == str(inside)
+    assert {type(error) for error in (hidden, missing, inside)} == {PermissionDeniedError}
+    assert str(hidden) == str(missing) == str(inside)
     assert ann.call("CloneTable", {"id": ["s", "a"], "source_location": opened})
 
 
@@ -212,12 +212,12 @@ def test_rename_into_a_namespace_that_may_not_be_seen_is_answered_as_into_a_miss
         catalog.namespace(name)
     catalog.table("s", "t")
     catalog.grant("ann", "all", namespace=("s",))
-    answers = [
+    errors = [
         error_of(catalog.as_("ann").rename_table, {"id": ["s", "t"], "new_table_name": "u", "new_namespace_id": [name]})
         for name in ("d", "x")
     ]
-    assert {type(answer) for answer in answers} == {NamespaceNotFoundError}
-    assert str(answers[0]) == str(answers[1]).replace("x", "d")
+    assert {type(error) for error in errors} == {NamespaceNotFoundError}
+    assert str(errors[0]) == str(errors[1]).replace("x", "d")
 
 
 def test_batch_is_checked_whole_before_any_of_it_is_done(catalog: Catalog) -> None:
@@ -228,8 +228,8 @@ def test_batch_is_checked_whole_before_any_of_it_is_done(catalog: Catalog) -> No
     catalog.grant("ann", "all", table=("s", "mine"))
     ann = catalog.as_("ann")
     own_entries = [{"declare_table": {"id": ["s", "new"]}}, {"deregister_table": {"id": ["s", "mine"]}}]
-    answer = error_of(ann.batch_commit_tables, {"operations": [*own_entries, {"deregister_table": {"id": ["theirs"]}}]})
-    assert type(answer) is TableNotFoundError
+    error = error_of(ann.batch_commit_tables, {"operations": [*own_entries, {"deregister_table": {"id": ["theirs"]}}]})
+    assert type(error) is TableNotFoundError
     assert ann.list_tables({"id": ["s"]}).tables == ["mine"]
     ann.batch_commit_tables({"operations": [*own_entries, {"deregister_table": {"id": ["s", "new"]}}]})
     assert ann.list_tables({"id": ["s"]}).tables == []

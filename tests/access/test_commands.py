@@ -93,10 +93,10 @@ def test_policies_are_set_listed_and_dropped(secured: Secured, reach: list[str])
     wire.http.post("/v1/table/sales$people/create", content=stream(ROWS))
     masks = ["--null", "text", "--mask", "vector=NULL"]
     result = run("policy", "set", "sales$people", "own", "--filter", "id = 1", *masks, *reach)
-    shown = "own  rows where id = 1; text: null; vector: NULL  by "
-    assert result.exit_code == 0 and result.stdout.startswith(shown), result.output
+    policy_line = "own  rows where id = 1; text: null; vector: NULL  by "
+    assert result.exit_code == 0 and result.stdout.startswith(policy_line), result.output
     assert run("policy", "list", "sales$people", *reach).stdout == result.stdout
     refused = run("policy", "set", "sales$people", "new", "--mask", "id", *reach)
     assert refused.exit_code != 0 and "COLUMN=SQL" in refused.output
-    gone = run("policy", "drop", "sales$people", "own", *reach)
-    assert (gone.exit_code, gone.stdout) == (0, "")
+    dropped = run("policy", "drop", "sales$people", "own", *reach)
+    assert (dropped.exit_code, dropped.stdout) == (0, "")

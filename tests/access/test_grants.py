@@ -28,10 +28,10 @@ def table(catalog: Catalog) -> dict[str, Any]:
     return {"object_kind": "table", "id": ["s", "t"]}
 
 
-def grants(answer: Any) -> list[tuple[Any, ...]]:
+def grants(response: Any) -> list[tuple[Any, ...]]:
     return [
         (entry["grantee_kind"], entry["grantee"], entry["object_kind"], tuple(entry["id"]), tuple(entry["privileges"]))
-        for entry in answer["grants"]
+        for entry in response["grants"]
     ]
 
 
@@ -98,13 +98,13 @@ def test_list_grants_on_an_object_and_of_a_grantee(catalog: Catalog, table: dict
         ("principal", "bob", "table", ("s", "t"), ("read",)),
         ("role", "ops", "table", ("s", "t"), tuple(EVERYTHING)),
     ]
-    theirs = [
+    bobs_grants = [
         ("principal", "bob", "namespace", ("s",), ("read",)),
         ("principal", "bob", "server", (), ("read",)),
         ("principal", "bob", "table", ("s", "t"), ("read",)),
     ]
-    assert grants(admin.call("ListGrants", {"grantee": "bob"})) == theirs
-    assert grants(catalog.as_("bob").call("ListGrants", {"grantee": "bob"})) == theirs
+    assert grants(admin.call("ListGrants", {"grantee": "bob"})) == bobs_grants
+    assert grants(catalog.as_("bob").call("ListGrants", {"grantee": "bob"})) == bobs_grants
     for request in (table, {"grantee": "ops", "grantee_kind": "role"}, {"grantee": "ann"}):
         with pytest.raises(PermissionDeniedError):
             catalog.as_("bob").call("ListGrants", request)

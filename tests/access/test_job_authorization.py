@@ -114,8 +114,8 @@ def test_claim_job_of_a_failed_one_whose_table_was_exchanged_is_refused(home: Ca
     home.owner.call("FinishJob", {"id": [job_id], "owner": "driver", "status": "Failed"})
     home.owner.drop_table({"id": ["s", "t"]})
     home.table("s", "t")
-    again = {"setStatusAction": {"status": "Queued"}}
-    home.owner.call("AlterTransaction", {"id": [job_id], "actions": [again]})
+    requeue = {"setStatusAction": {"status": "Queued"}}
+    home.owner.call("AlterTransaction", {"id": [job_id], "actions": [requeue]})
     error = claim_error(home, job_id)
     assert (type(error), "was dropped" in str(error)) == (TableNotFoundError, True)
 

@@ -18,9 +18,9 @@ from tiltyard.pipeline.operation_client import OperationClient
 from tiltyard.runtime.clocks import wall_clock
 
 
-def submitted(catalog: Catalog, who: str | None, name: str, table: tuple[str, ...] = ()) -> str:
+def submitted(catalog: Catalog, principal: str | None, name: str, table: tuple[str, ...] = ()) -> str:
     request: dict[str, Any] = {"name": name, "arguments": {"table": "$".join(table)}, "table": list(table)}
-    caller = catalog.as_(who) if who else catalog.owner
+    caller = catalog.as_(principal) if principal else catalog.owner
     job_id = str(caller.call("SubmitJob", request)["job"]["id"])
     submitted_at = wall_clock()
     while wall_clock() == submitted_at:  # the list is ordered by milliseconds, and then by ids
@@ -28,12 +28,12 @@ def submitted(catalog: Catalog, who: str | None, name: str, table: tuple[str, ..
     return job_id
 
 
-def listed(catalog: Catalog, who: str, **fields: Any) -> list[str]:
+def listed(catalog: Catalog, principal: str, **fields: Any) -> list[str]:
     """The jobs that somebody finds, page by page of one; each may be described, and no other."""
     job_ids: list[str] = []
     token = None
     while True:
-        page = catalog.as_(who).call("ListJobs", {"limit": 1, "page_token": token, **fields})
+        page = catalog.as_(principal).call("ListJobs", {"limit": 1, "page_token": token, **fields})
         job_ids += [job["id"] for job in page["jobs"]]
         if not (token := page.get("page_token")):
             return job_ids
@@ -70,15 +70,15 @@ def test_list_jobs_gives_each_caller_those_that_it_may_describe(catalog: Catalog
         "server": ["owner of none", "owner in s", "bob", "ann"],
         "nobody": [],
     }
-    for who, names in expected.items():
-        assert listed(catalog, who) == [jobs[name] for name in names], who
+    for principal, names in expected.items():
+        assert listed(catalog, principal) == [jobs[name] for name in names], principal
         for name, job_id in jobs.items():
             try:
-                catalog.as_(who).call("DescribeJob", {"id": [job_id]})
+                catalog.as_(principal).call("DescribeJob", {"id": [job_id]})
             except LanceNamespaceError:
-                assert name not in names, (who, name)
+                assert name not in names, (principal, name)
             else:
-                assert name in names, (who, name)
+                assert name in names, (principal, name)
     assert listed(catalog, "ann", name="optimize") == [jobs["owner in s"]]
     assert listed(catalog, "ann", name="export") == []
     assert listed(catalog, "ann", status="Running") == []

@@ -126,10 +126,10 @@ def test_lancedb_of_a_reader_reads_and_is_refused(secured: Secured, scene: Scene
 
 
 def test_lists_of_a_reader_leave_out_what_is_not_theirs(secured: Secured, tmp_path: Path) -> None:
-    with secured_server(tmp_path, names=(*GRANTED, "stranger")) as alone:
-        stage = Stage(alone)
+    with secured_server(tmp_path, names=(*GRANTED, "stranger")) as server:
+        stage = Stage(server)
         scene = stage.admin.scene()
-        reader, everybody = alone.wire("reader"), alone.wire("administrator")
+        reader, everybody = server.wire("reader"), server.wire("administrator")
         assert reader.pages("/v1/namespace/$/list", "namespaces", 1) == scene.home(Place.THERE)
         assert reader.pages("/v1/table", "tables", 1) == ["$".join(scene.table(Place.THERE))]
         assert len(everybody.pages("/v1/table", "tables", None)) == 2

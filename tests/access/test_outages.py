@@ -31,8 +31,8 @@ def test_grants_while_the_database_is_away_let_nobody_in(tmp_path: Path, postgre
         ann = run.http("ann")
         assert outcome(send(ann, operations()["DescribeTable"], TABLE)) == "200"
         proxy.cut()
-        answer = ann.post("/v1/table/t/describe", json={})
-        assert (answer.status_code, answer.json()["code"]) == (503, 17)
+        response = ann.post("/v1/table/t/describe", json={})
+        assert (response.status_code, response.json()["code"]) == (503, 17)
         proxy.mend()
         wait_for(lambda: ann.post("/v1/table/t/describe", json={}).status_code == 200)
 
@@ -53,13 +53,13 @@ def test_revoke_on_one_server_ends_the_grant_on_another_within_five_seconds(
             admin.call("CreateTable", TABLE, ARROW)
             grant = {"object_kind": "table", **TABLE, "grantee": "ann", "privileges": ["read"]}
             admin.call("GrantPrivileges", grant)
-            there = run.http("ann")
-            there.base_url = other.url
-            wait_for(lambda: there.post("/v1/table/t/count_rows", json={}).status_code == 200)
+            remote = run.http("ann")
+            remote.base_url = other.url
+            wait_for(lambda: remote.post("/v1/table/t/count_rows", json={}).status_code == 200)
             admin.call("RevokePrivileges", grant)
-            here = run.http("ann").post("/v1/table/t/count_rows", json={})
-            assert here.status_code == 404  # at once, where it was revoked
-            wait_for(lambda: there.post("/v1/table/t/count_rows", json={}).status_code == 404, 5 + SLACK_SECONDS)
+            response = run.http("ann").post("/v1/table/t/count_rows", json={})
+            assert response.status_code == 404  # at once, where it was revoked
+            wait_for(lambda: remote.post("/v1/table/t/count_rows", json={}).status_code == 404, 5 + SLACK_SECONDS)
         finally:
             other.stop()
 
@@ -74,10 +74,11 @@ def test_repeat_of_a_drop_by_its_owner_is_told_the_first_answer(tmp_path: Path) 
         )
         ann, key = run.http("ann"), {"idempotency-key": "once"}
         responses = [ann.post("/v1/table/s$t/create", content=ARROW, headers=key) for _ in range(2)]
-        assert [answer.status_code for answer in responses] == [200, 200] and responses[0].json() == responses[1].json()
+        assert [response.status_code for response in responses] == [200, 200]
+        assert responses[0].json() == responses[1].json()
         key = {"idempotency-key": "twice"}
         dropped = [ann.post("/v1/table/s$t/drop", json={}, headers=key) for _ in range(2)]
-        assert [answer.status_code for answer in dropped] == [200, 200]
+        assert [response.status_code for response in dropped] == [200, 200]
         assert "idempotent-replayed" in dropped[1].headers
         refused = run.http("bob").post("/v1/table/s$t/drop", json={}, headers=key)
         assert (refused.status_code, refused.json()["code"]) == (404, 1)

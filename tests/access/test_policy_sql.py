@@ -105,11 +105,11 @@ def record(policy: Policy, name: str = "p") -> PolicyRecord:
 
 
 def test_effective_policy_of_several_joins_filters_and_takes_the_stricter_mask() -> None:
-    shown, other = (Mask("a", MaskKind.EXPRESSION, f"'{text}'") for text in "xy")
+    first_mask, second_mask = (Mask("a", MaskKind.EXPRESSION, f"'{text}'") for text in "xy")
     policy = effective_policy(
         [
-            record(Policy("a = 1 OR b = 2", (shown, Mask("b", MaskKind.HIDE)))),
-            record(Policy("c = 3", (other, Mask("b", MaskKind.NULL)))),
+            record(Policy("a = 1 OR b = 2", (first_mask, Mask("b", MaskKind.HIDE)))),
+            record(Policy("c = 3", (second_mask, Mask("b", MaskKind.NULL)))),
             record(Policy("false", (), ("out",))),
         ],
         Principal("ann"),
@@ -127,6 +127,6 @@ def test_effective_policy_with_a_policy_that_cannot_be_read_is_refused() -> None
 
 
 def test_tokens_of_a_long_list_are_read_in_no_time() -> None:
-    began = time.process_time()
+    started_at = time.process_time()
     assert len(tokenize("name IN (" + ", ".join(["'abcdefgh'"] * 50_000) + ")", "filter")) == 100_003
-    assert time.process_time() - began < 5  # all that stands before each text, looked at anew, would take minutes
+    assert time.process_time() - started_at < 5  # all that stands before each text, looked at anew, would take minutes

@@ -17,17 +17,17 @@ from tiltyard.model.operations import Handler
 SECRET = ["s", "t"]
 
 
-def between(asker: tiltyard.Namespace, operation: str, change: Callable[[], None]) -> None:
+def between(caller: tiltyard.Namespace, operation: str, change: Callable[[], None]) -> None:
     """Let `change` happen after the check of an operation and before its act."""
-    facts, served = asker._bound[operation]
-    assert served is not None
-    function = served.function
+    facts, handler = caller._bound[operation]
+    assert handler is not None
+    function = handler.function
 
     def late(ctx: Any, request: Any, *data: Any) -> Any:
         change()
         return function(ctx, request, *data)
 
-    asker._bound = {**asker._bound, operation: (facts, Handler(late, served.inline, served.needs))}
+    caller._bound = {**caller._bound, operation: (facts, Handler(late, handler.inline, handler.needs))}
 
 
 @pytest.fixture

@@ -53,9 +53,9 @@ def planted(http: httpx.Client, rows: pa.Table | pa.RecordBatchReader) -> str:
     """A table whose rows its owner wrote into its folder with stock pylance."""
     table = f"t{uuid4().hex}"
     empty = rows.schema.empty_table()
-    made = http.post(f"/v1/table/{table}/create", content=stream(empty), headers=ARROW)
-    assert made.status_code == 200, made.text
-    lance.write_dataset(rows, made.json()["location"], mode="append")
+    response = http.post(f"/v1/table/{table}/create", content=stream(empty), headers=ARROW)
+    assert response.status_code == 200, response.text
+    lance.write_dataset(rows, response.json()["location"], mode="append")
     return table
 
 
@@ -73,20 +73,21 @@ def test_create_table_of_a_body_that_stands_for_gigabytes_is_refused(http: httpx
     refused = http.post(f"/v1/table/t{uuid4().hex}/create", content=body, headers=ARROW)
     assert refused.status_code == 400, refused.text
     assert "stand for 1562 MiB" in refused.json()["error"]
-    taken = http.post(f"/v1/table/t{uuid4().hex}/create", content=stream(dictionary(300)), headers=ARROW)
-    assert taken.status_code == 200, taken.text
+    accepted = http.post(f"/v1/table/t{uuid4().hex}/create", content=stream(dictionary(300)), headers=ARROW)
+    assert accepted.status_code == 200, accepted.text
 
 
 def test_queries_that_unfold_a_column_at_once_stay_within_bounds(http: httpx.Client) -> None:
     tables = [planted(http, dictionary(ROWS)), planted(http, plain(ROWS, TEXTS)), planted(http, plain(ROWS, TEXTS[:1]))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        asked = [(table, predicate) for predicate in COMPUTED for table in tables]
-        for (table, predicate), response in zip(asked, pool.map(lambda one: count(http, *one), asked), strict=True):
+        queries = [(table, predicate) for predicate in COMPUTED for table in tables]
+        responses = pool.map(lambda arguments: count(http, *arguments), queries)
+        for (table, predicate), response in zip(queries, responses, strict=True):
             assert response.status_code in (200, 429), (predicate, response.text)
             if response.status_code == 200:
                 assert response.json() == 0, (table, predicate)
-        shown = {"column_aliases": {"x": "length(concat(upper(a), a))"}}
-        for response in pool.map(lambda table: query(http, table, columns=shown, filter="upper(a) > 'B'"), tables):
+        columns = {"column_aliases": {"x": "length(concat(upper(a), a))"}}
+        for response in pool.map(lambda table: query(http, table, columns=columns, filter="upper(a) > 'B'"), tables):
             assert response.status_code in (200, 429), response.text
     for table in tables:  # each of them answers, alone
         assert count(http, table, "upper(a) = 'x'").json() == 0

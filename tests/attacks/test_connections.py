@@ -14,7 +14,7 @@ from tests.attacks.conftest import BOUND_MIB
 from tests.attacks.watchdog import attacked_server
 from tests.identity.test_startup import certificate
 from tests.services.secured import make_keys
-from tests.services.sockets import connect, exchange, read_answer
+from tests.services.sockets import connect, exchange, read_response
 from tiltyard.server.file_limits import raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ HELLOS = (b"", b"\x16\x03\x01")
 
 
 def attack(
-    stack: ExitStack, server: ServerProcess, number: int = ATTACKERS, said: Sequence[bytes] = PARTS
+    stack: ExitStack, server: ServerProcess, number: int = ATTACKERS, payloads: Sequence[bytes] = PARTS
 ) -> list[socket.socket]:
     """Open connections that say nothing, a part of a head, or all but a body, and leave it at that."""
     raise_descriptor_limit()
@@ -43,7 +43,7 @@ def attack(
     for at in range(number):
         attackers.append(stack.enter_context(connect(server.url, PATIENCE)))
         with suppress(OSError):  # with several processes it may be the oldest of its own, and have given way
-            attackers[-1].sendall(said[at % len(said)])
+            attackers[-1].sendall(payloads[at % len(payloads)])
     return attackers
 
 
@@ -58,15 +58,15 @@ def test_server_with_as_many_silent_connections_as_descriptors_serves_who_comes_
         server = stack.enter_context(
             attacked_server(tmp_path, *flags, bound_mib=bound, environ=environ, descriptors=DESCRIPTORS)
         )
-        asks = ASKS.replace(b"Host: a\r\n", f"Host: a\r\nx-api-key: {key}\r\n".encode())
-        known = stack.enter_context(connect(server.url, PATIENCE))
-        known.sendall(asks)
-        assert read_answer(known).status == 200
+        request = ASKS.replace(b"Host: a\r\n", f"Host: a\r\nx-api-key: {key}\r\n".encode())
+        authenticated = stack.enter_context(connect(server.url, PATIENCE))
+        authenticated.sendall(request)
+        assert read_response(authenticated).status == 200
         attack(stack, server, ATTACKERS * int(workers))
         for _ in range(20):
-            assert exchange(server.url, asks).status == 200
-        known.sendall(asks)
-        assert read_answer(known).status == 200
+            assert exchange(server.url, request).status == 200
+        authenticated.sendall(request)
+        assert read_response(authenticated).status == 200
         assert [line for line in server.log if "as many as this process takes" in line]
 
 
@@ -77,11 +77,11 @@ def test_strangers_with_bodies_that_do_not_end_take_no_more_memory_than_all_of_t
         server = stack.enter_context(attacked_server(tmp_path, "--auth", bound_mib=BOUND_MIB))
         head = ASKS.partition(b"\r\n\r\n")[0].replace(b"Length: 2", b"Length: %d" % (1 << 20))
         attack(stack, server, 600, [head + b"\r\n\r\n" + b" " * ((1 << 20) - 1)])
-        asks = ASKS.replace(b"Host: a\r\n", f"Host: a\r\nx-api-key: {key}\r\n".encode())
-        assert exchange(server.url, asks).status == 200
+        request = ASKS.replace(b"Host: a\r\n", f"Host: a\r\nx-api-key: {key}\r\n".encode())
+        assert exchange(server.url, request).status == 200
         in_body = b'{"identity": {"api_key": "%s"}}' % key.encode()
-        asks = ASKS.replace(b"Length: 2\r\n\r\n{}", b"Length: %d\r\n\r\n%s" % (len(in_body), in_body))
-        assert exchange(server.url, asks).status == 200
+        request = ASKS.replace(b"Length: 2\r\n\r\n{}", b"Length: %d\r\n\r\n%s" % (len(in_body), in_body))
+        assert exchange(server.url, request).status == 200
         assert [line for line in server.log if "of clients not authenticated yet" in line]
 
 
@@ -91,20 +91,20 @@ def test_server_with_tls_and_handshakes_that_do_not_end_serves_who_comes(tmp_pat
     context = ssl.create_default_context(cafile=str(chain))
     with ExitStack() as stack:
         server = stack.enter_context(attacked_server(tmp_path / "root", *flags, descriptors=DESCRIPTORS))
-        attack(stack, server, said=HELLOS)
+        attack(stack, server, payloads=HELLOS)
         for _ in range(5):
             with context.wrap_socket(connect(server.url, PATIENCE), server_hostname="127.0.0.1") as caller:
                 caller.sendall(ASKS)
-                assert read_answer(caller).status == 200
+                assert read_response(caller).status == 200
 
 
 def test_head_that_does_not_end_in_time_is_408_and_silence_is_ended(tmp_path: Path) -> None:
     with attacked_server(tmp_path, environ={"TILTYARD_HEAD_TIMEOUT": "1"}) as server, ExitStack() as stack:
-        silent, half, dripping, again = (stack.enter_context(connect(server.url, PATIENCE)) for _ in range(4))
+        silent, half, dripping, reused = (stack.enter_context(connect(server.url, PATIENCE)) for _ in range(4))
         half.sendall(ASKS[:40])
-        again.sendall(ASKS)
-        assert read_answer(again).status == 200
-        again.sendall(ASKS[:-20])
+        reused.sendall(ASKS)
+        assert read_response(reused).status == 200
+        reused.sendall(ASKS[:-20])
         dripping.sendall(b"GET / HTTP/1.1\r\n")
         dripped = 0
         try:
@@ -116,10 +116,10 @@ def test_head_that_does_not_end_in_time_is_408_and_silence_is_ended(tmp_path: Pa
             pass
         assert dripped < PATIENCE / 0.1 - 1
         assert silent.recv(1) == b""
-        for connection in (half, again):
-            answer = read_answer(connection)
-            assert answer.status == 408
-            answer.check_error()
+        for connection in (half, reused):
+            response = read_response(connection)
+            assert response.status == 408
+            response.check_error()
 
 
 def test_connection_beyond_the_bound_is_503_only_where_all_others_are_at_work(tmp_path: Path) -> None:
@@ -127,16 +127,16 @@ def test_connection_beyond_the_bound_is_503_only_where_all_others_are_at_work(tm
         asking = [stack.enter_context(connect(server.url, PATIENCE)) for _ in range(3)]
         for connection in asking:
             connection.sendall(ASKS)
-            assert read_answer(connection).status == 200
+            assert read_response(connection).status == 200
             connection.sendall(ASKS[:-1].replace(b"Host: a", b"Host: a\r\nExpect: 100-continue"))
             assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"  # it is at work
-        refused = read_answer(stack.enter_context(connect(server.url, PATIENCE)))
+        refused = read_response(stack.enter_context(connect(server.url, PATIENCE)))
         assert refused.status == 503
         refused.check_error()
         asking[0].sendall(ASKS[-1:])
-        assert read_answer(asking[0]).status == 200
+        assert read_response(asking[0]).status == 200
         assert exchange(server.url, ASKS).status == 200  # in its place
         assert asking[0].recv(1) == b""
         for connection in asking[1:]:
             connection.sendall(ASKS[-1:])
-            assert read_answer(connection).status == 200
+            assert read_response(connection).status == 200

@@ -11,7 +11,7 @@ import pytest
 
 from tests.attacks.watchdog import attacked_server, resident_mib, watched
 from tests.services.secured import make_keys
-from tests.services.sockets import Answer, connect, exchange, read_answer
+from tests.services.sockets import RawResponse, connect, exchange, read_response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ def in_blocks(block: bytes) -> Iterable[bytes]:
     return repeat(block, SENT // len(block))
 
 
-def send_until_answered(connection: socket.socket, parts: Iterable[bytes]) -> Answer:
+def send_until_response(connection: socket.socket, parts: Iterable[bytes]) -> RawResponse:
     """Send parts for as long as the server takes them and says nothing."""
     try:
         for part in parts:
@@ -45,7 +45,7 @@ def send_until_answered(connection: socket.socket, parts: Iterable[bytes]) -> An
                 break
     except OSError:
         pass  # it was closed: the answer is there already
-    return read_answer(connection)
+    return read_response(connection)
 
 
 @pytest.mark.parametrize(
@@ -65,44 +65,44 @@ def test_what_frames_a_chunked_body_without_end_is_431(victim: ServerProcess, be
     bound = resident_mib(victim.process.pid) + ALLOWED_MIB
     with watched(victim, bound_mib=bound), connect(victim.url) as connection:
         connection.sendall(CHUNKED + begin)
-        answer = send_until_answered(connection, in_blocks(block))
-    assert answer.status == 431, answer
-    answer.check_error()
+        response = send_until_response(connection, in_blocks(block))
+    assert response.status == 431, response
+    response.check_error()
 
 
 def test_head_of_many_short_headers_is_431(victim: ServerProcess) -> None:
     """A thousand of them are let through; 26,000 fit into the bytes of a head, and would take a mebibyte and more."""
     for number, status in ((900, 404), (1100, 431), (25_000, 431)):
-        answer = exchange(victim.url, request("a:b\r\n" * number))
-        assert answer.status == status, answer
-        answer.check_error()
+        response = exchange(victim.url, request("a:b\r\n" * number))
+        assert response.status == status, response
+        response.check_error()
 
 
 def test_body_in_chunks_of_one_byte_is_read(victim: ServerProcess) -> None:
     body = b'{"properties": {"k": "%s"}}' % (b"v" * 100_000)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     head = CHUNKED.replace(b"/n/exists", b"/chunks/create")
-    answer = exchange(victim.url, head + chunks + b"0\r\nX-Trailer: 1\r\n\r\n")
-    assert answer.status == 200, answer
-    assert answer.json()["properties"]["k"] == "v" * 100_000
+    response = exchange(victim.url, head + chunks + b"0\r\nX-Trailer: 1\r\n\r\n")
+    assert response.status == 200, response
+    assert response.json()["properties"]["k"] == "v" * 100_000
 
 
 def test_trailer_is_never_taken_for_a_header(victim: ServerProcess) -> None:
-    answer = exchange(victim.url, CHUNKED + b"2\r\n{}\r\n0\r\nX-Request-Id: from-a-trailer\r\n\r\n")
-    assert answer.status == 404
-    assert answer.headers["x-request-id"] != "from-a-trailer"
+    response = exchange(victim.url, CHUNKED + b"2\r\n{}\r\n0\r\nX-Request-Id: from-a-trailer\r\n\r\n")
+    assert response.status == 404
+    assert response.headers["x-request-id"] != "from-a-trailer"
 
 
 def test_key_in_a_trailer_lets_nobody_in(tmp_path: Path) -> None:
     body = b"2\r\n{}\r\n0\r\n"
     key = make_keys(f"sqlite:///{tmp_path}/catalog.db", "administrator")["administrator"]
     with attacked_server(tmp_path, "--auth") as server:
-        shown = f"X-Api-Key: {key}\r\n".encode()
-        with_key = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + shown + b"\r\n")
+        key_header = f"X-Api-Key: {key}\r\n".encode()
+        with_key = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + key_header + b"\r\n")
         assert exchange(server.url, with_key + body + b"\r\n").status == 404  # it is good
-        assert exchange(server.url, CHUNKED + body + shown + b"\r\n").status == 401
-        for wrong in (b"X-Api-Key: none\r\n", b"Authorization: Bearer none\r\n", b"X-Forwarded-For: 10.0.0.1\r\n"):
-            assert exchange(server.url, with_key + body + wrong + b"\r\n").status == 404
+        assert exchange(server.url, CHUNKED + body + key_header + b"\r\n").status == 401
+        for header in (b"X-Api-Key: none\r\n", b"Authorization: Bearer none\r\n", b"X-Forwarded-For: 10.0.0.1\r\n"):
+            assert exchange(server.url, with_key + body + header + b"\r\n").status == 404
 
 
 AMBIGUOUS = [
@@ -137,13 +137,13 @@ AMBIGUOUS = [
 
 
 def test_request_that_can_be_framed_in_two_ways_is_refused_and_nothing_behind_it_read(victim: ServerProcess) -> None:
-    for sent, status in AMBIGUOUS:
+    for payload, status in AMBIGUOUS:
         with connect(victim.url) as connection:
-            connection.sendall(sent + SMUGGLED)
-            answers = b"".join(iter(lambda connection=connection: received(connection), b""))
-        assert answers.count(b"HTTP/1.1 ") == 1, (sent, answers)
-        assert int(answers.split()[1]) == status, (sent, answers)
-        assert b"connection: close" in answers, (sent, answers)
+            connection.sendall(payload + SMUGGLED)
+            responses = b"".join(iter(lambda connection=connection: received(connection), b""))
+        assert responses.count(b"HTTP/1.1 ") == 1, (payload, responses)
+        assert int(responses.split()[1]) == status, (payload, responses)
+        assert b"connection: close" in responses, (payload, responses)
 
 
 def received(connection: socket.socket) -> bytes:
@@ -153,7 +153,7 @@ def received(connection: socket.socket) -> bytes:
         return b""
 
 
-def read_answers(connection: socket.socket) -> Iterator[Answer]:
+def read_responses(connection: socket.socket) -> Iterator[RawResponse]:
     """Read answers one after the other until the server closes."""
     reader = connection.makefile("rb")
     while line := reader.readline():
@@ -161,7 +161,7 @@ def read_answers(connection: socket.socket) -> Iterator[Answer]:
         while (field := reader.readline().strip()) != b"":
             name, _, value = field.decode().partition(":")
             headers[name.lower()] = value.strip()
-        yield Answer(int(line.split()[1]), headers, reader.read(int(headers["content-length"])))
+        yield RawResponse(int(line.split()[1]), headers, reader.read(int(headers["content-length"])))
 
 
 def test_broken_request_behind_others_is_answered_after_them(victim: ServerProcess) -> None:
@@ -171,25 +171,25 @@ def test_broken_request_behind_others_is_answered_after_them(victim: ServerProce
     for broken in (b"\x00\r\n\r\n", broken_body):
         with connect(victim.url) as connection:
             connection.sendall(created + dropped + broken)
-            assert [answer.status for answer in read_answers(connection)] == [200, 200, 400]
+            assert [response.status for response in read_responses(connection)] == [200, 200, 400]
 
 
 def test_requests_sent_without_waiting_for_answers_are_bounded(victim: ServerProcess) -> None:
-    asked = 8000
-    one = request("Content-Length: 0\r\n")
+    count = 8000
+    payload = request("Content-Length: 0\r\n")
     bound = resident_mib(victim.process.pid) + ALLOWED_MIB
     with watched(victim, bound_mib=bound), connect(victim.url) as connection:
-        answers = []
+        responses = []
         try:
-            connection.sendall(one * asked)
-            answers.extend(read_answers(connection))
+            connection.sendall(payload * count)
+            responses.extend(read_responses(connection))
         except OSError:
             pass  # what was sent behind the last one that is answered resets the connection
-    assert len(answers) < asked
-    assert {answer.status for answer in answers} <= {404}
+    assert len(responses) < count
+    assert {response.status for response in responses} <= {404}
     with connect(victim.url) as connection:
-        connection.sendall(one * 20 + request("Connection: close\r\nContent-Length: 0\r\n"))
-        assert len(list(read_answers(connection))) == 21
+        connection.sendall(payload * 20 + request("Connection: close\r\nContent-Length: 0\r\n"))
+        assert len(list(read_responses(connection))) == 21
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.2"])
@@ -199,35 +199,35 @@ def test_offer_of_another_protocol_loses_neither_the_body_nor_what_follows(
 ) -> None:
     body = b'{"properties": {"offered": "yes"}, "mode": "exist_ok"}'
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
-    sent = b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(body), body) if chunked else body
+    payload = b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(body), body) if chunked else body
     offer = f"Connection: Upgrade\r\nUpgrade: {protocol}\r\n"
-    create = request(f"{offer}{framing}\r\n", sent, "POST /v1/namespace/upgraded/create HTTP/1.1")
+    create = request(f"{offer}{framing}\r\n", payload, "POST /v1/namespace/upgraded/create HTTP/1.1")
     with connect(victim.url) as connection:
         for cut in (len(create), create.index(b"{") + 5):
             connection.sendall(create[:cut])
             connection.sendall(create[cut:])
-            answer = next(read_answers(connection))
-            assert answer.status == 200, answer
-            assert answer.json()["properties"]["offered"] == "yes"
+            response = next(read_responses(connection))
+            assert response.status == 200, response
+            assert response.json()["properties"]["offered"] == "yes"
         connection.sendall(request(offer, line="GET /health/live HTTP/1.1") * 3)
         connection.sendall(request("Connection: close\r\n", line="GET /health/live HTTP/1.1"))
-        assert [answer.status for answer in read_answers(connection)] == [200] * 4
+        assert [response.status for response in read_responses(connection)] == [200] * 4
 
 
 def test_body_that_was_not_called_for_is_not_waited_for(victim: ServerProcess) -> None:
     """A client that expects a word, and got an answer, may send its next request instead of the body."""
-    refused = "POST /v1/nowhere HTTP/1.1"
+    line = "POST /v1/nowhere HTTP/1.1"
     with connect(victim.url) as connection:
-        connection.sendall(request("Expect: 100-continue\r\nContent-Length: 400\r\n", line=refused))
-        answer = read_answer(connection)
-        assert answer.status == 406
-        assert answer.headers["connection"] == "close"
+        connection.sendall(request("Expect: 100-continue\r\nContent-Length: 400\r\n", line=line))
+        response = read_response(connection)
+        assert response.status == 406
+        assert response.headers["connection"] == "close"
     body = b'{"properties": {"called": "for"}}'
     create = "POST /v1/namespace/called/create HTTP/1.1"
     with connect(victim.url) as connection:
         connection.sendall(request(f"Expect: 100-continue\r\nContent-Length: {len(body)}\r\n", line=create))
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
-        answer = read_answer(connection)
-        assert answer.json()["properties"] == {"called": "for"}
-        assert "connection" not in answer.headers
+        response = read_response(connection)
+        assert response.json()["properties"] == {"called": "for"}
+        assert "connection" not in response.headers

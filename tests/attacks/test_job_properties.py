@@ -53,25 +53,25 @@ def submitted(url: str, spark: dict[str, str]) -> httpx.Response:
 
 def test_submit_with_a_property_that_is_not_on_the_list_is_refused_in_words(victim: ServerProcess) -> None:
     for name, value in {**RUNS_CODE, "spark.of.a.later.version": "1", "not.of.spark": "1"}.items():
-        answer = submitted(victim.url, {**HARMLESS, name: value})
-        assert (answer.status_code, answer.json()["code"]) == (400, 13), (name, answer.text)
-        assert "spark_conf" in answer.json()["error"]
+        response = submitted(victim.url, {**HARMLESS, name: value})
+        assert (response.status_code, response.json()["code"]) == (400, 13), (name, response.text)
+        assert "spark_conf" in response.json()["error"]
 
 
 def test_submit_with_a_property_spelled_otherwise_is_refused(victim: ServerProcess) -> None:
     [(name, value), *_] = HARMLESS.items()
     for spelled in (name.upper(), f"{name}\n", f" {name}", f"{name}\0", f"{name}=1\nspark.jars"):
-        answer = submitted(victim.url, {spelled: value})
-        assert (answer.status_code, answer.json()["code"]) == (400, 13), (spelled, answer.text)
+        response = submitted(victim.url, {spelled: value})
+        assert (response.status_code, response.json()["code"]) == (400, 13), (spelled, response.text)
 
 
 def test_submit_with_a_value_out_of_its_bounds_is_refused(victim: ServerProcess) -> None:
     for name, value in OUT_OF_BOUNDS.items():
-        answer = submitted(victim.url, {name: value})
-        assert (answer.status_code, answer.json()["code"]) == (400, 13), (name, answer.text)
-        assert name in answer.json()["error"]
+        response = submitted(victim.url, {name: value})
+        assert (response.status_code, response.json()["code"]) == (400, 13), (name, response.text)
+        assert name in response.json()["error"]
 
 
 def test_submit_with_sizes_and_parallelism_is_queued(victim: ServerProcess) -> None:
-    answer = submitted(victim.url, HARMLESS)
-    assert answer.is_success and answer.json()["job"]["spark"] == HARMLESS
+    response = submitted(victim.url, HARMLESS)
+    assert response.is_success and response.json()["job"]["spark"] == HARMLESS

@@ -25,9 +25,9 @@ def test_page_from_elsewhere_reads_no_path_of_a_server_that_asks_nobody(victim: 
     for path in PATHS:
         assert httpx.get(victim.url + path).status_code == 200
         for page in PAGES:
-            answer = httpx.get(victim.url + path, headers=page)
-            assert answer.status_code == 403, (path, page, answer.text)
-            assert answer.json()["code"] == 15
+            response = httpx.get(victim.url + path, headers=page)
+            assert response.status_code == 403, (path, page, response.text)
+            assert response.json()["code"] == 15
 
 
 def test_page_from_elsewhere_is_nobody_who_asks_from_this_machine(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def fill(client: httpx.Client) -> None:
     )
     rows = pa.table({"id": range(ROWS), "v": vectors, "t": [f"word{row % 500} and more" for row in range(ROWS)]})
     assert client.post("/v1/table/t/create", content=stream(rows), headers=ARROW).status_code == 200
-    made = client.post("/v1/table/t/create_index", json={"column": "t", "index_type": "FTS"})
-    assert made.status_code == 200, made.text
+    response = client.post("/v1/table/t/create_index", json={"column": "t", "index_type": "FTS"})
+    assert response.status_code == 200, response.text
     while client.post("/v1/table/t/index/t_idx/stats", json={}).json().get("num_indexed_rows") != ROWS:
         time.sleep(0.05)
 
@@ -83,9 +83,9 @@ def test_query_that_repeats_a_part_too_often_is_refused_before_it_costs_anything
         "context": query(context={f"key{at}": "" for at in range(100_000)}),
     }
     before = cpu_seconds(victim.process.pid)
-    for what, body in refused.items():
-        answer = http.post("/v1/table/t/query", json=body)
-        assert (answer.status_code, answer.json()["code"]) == (400, 13), (what, answer.text)
+    for case, body in refused.items():
+        response = http.post("/v1/table/t/query", json=body)
+        assert (response.status_code, response.json()["code"]) == (400, 13), (case, response.text)
     elsewhere = {
         "/v1/table/t/update": {"updates": [["id", "id"]] * 100_000},
         "/v1/table/t/count_rows": {"predicate": f"id IN ({','.join(map(str, range(1_000_000)))})"},
@@ -95,8 +95,8 @@ def test_query_that_repeats_a_part_too_often_is_refused_before_it_costs_anything
         "/v1/table/t/analyze_plan": {"query": refused["orders"]},
     }
     for path, body in elsewhere.items():
-        answer = http.post(path, json=body)
-        assert (answer.status_code, answer.json()["code"]) == (400, 13), (path, answer.text)
+        response = http.post(path, json=body)
+        assert (response.status_code, response.json()["code"]) == (400, 13), (path, response.text)
     assert cpu_seconds(victim.process.pid) - before < 20  # a few seconds to read 60 MB of JSON; a vector costs 1 ms
 
 
@@ -109,9 +109,9 @@ def test_query_with_modest_repetitions_is_answered(http: httpx.Client) -> None:
         "fuzzy": full_text(match={"terms": "word1 word2", "column": "t", "fuzziness": 1}),
         "values": query(filter=f"id IN ({','.join(map(str, range(40_000)))})"),
     }
-    for what, body in several.items():
-        answer = http.post("/v1/table/t/query", json=body)
-        assert answer.status_code == 200, (what, answer.text)
+    for case, body in several.items():
+        response = http.post("/v1/table/t/query", json=body)
+        assert response.status_code == 200, (case, response.text)
 
 
 def test_queries_of_many_numbers_at_once_hold_those_of_a_few_of_them(tmp_path: Path) -> None:
@@ -124,15 +124,15 @@ def test_queries_of_many_numbers_at_once_hold_those_of_a_few_of_them(tmp_path: P
         rows = stream(pa.table({"v": vectors}))
         assert client.post("/v1/table/t/create", content=rows, headers=ARROW).status_code == 200
         with ThreadPoolExecutor(at_once) as pool:
-            answers = list(pool.map(lambda _: client.post("/v1/table/t/query", content=body), range(at_once)))
-        assert {answer.status_code for answer in answers} == {200, 429}
+            responses = list(pool.map(lambda _: client.post("/v1/table/t/query", content=body), range(at_once)))
+        assert {response.status_code for response in responses} == {200, 429}
         assert client.post("/v1/table/t/query", content=body).status_code == 200
 
 
 def test_query_parameters_that_repeat_are_refused(http: httpx.Client) -> None:
     for parameters in ("&".join(f"p{at}=1" for at in range(5_000)), "&".join(["on=id"] * 10_000)):
-        answer = http.post(f"/v1/table/t/merge_insert?{parameters}", content=b"", headers=ARROW)
-        assert 400 <= answer.status_code < 500, answer.text
+        response = http.post(f"/v1/table/t/merge_insert?{parameters}", content=b"", headers=ARROW)
+        assert 400 <= response.status_code < 500, response.text
 
 
 def test_query_whose_client_has_left_stops_between_its_parts(tmp_path: Path) -> None:
@@ -141,19 +141,19 @@ def test_query_whose_client_has_left_stops_between_its_parts(tmp_path: Path) -> 
             fill(client)
         vectors = query(vector={"multi_vector": [VECTOR] * 3_000}, vector_column="v")
         body = json.dumps(vectors).encode()
-        began = cpu_seconds(server.process.pid)
+        cpu_before = cpu_seconds(server.process.pid)
         for _ in range(10):  # more than threads: some of them wait for one
             leave(server.url, body)
         quiet_since(server)
-        spent = cpu_seconds(server.process.pid) - began
+        spent = cpu_seconds(server.process.pid) - cpu_before
         assert spent < 40, f"{spent} s were spent on queries of clients that had left"  # minutes, each of them
 
 
 def leave(url: str, body: bytes) -> None:
     """Send a query, and close the connection once the server is at work on it."""
-    place = urlsplit(url)
-    with socket.create_connection((place.hostname or "", place.port or 0)) as connection:
-        head = f"POST /v1/table/t/query HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+        head = f"POST /v1/table/t/query HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):

@@ -38,9 +38,9 @@ class Client:
         self.http = httpx.Client(base_url=url, timeout=120)
         self.table = f"t{uuid4().hex}"
         properties = json.dumps({"tiltyard.managed_versioning": str(managed).lower()})
-        made = self.post("create", stream(ROWS), properties=properties)
-        assert made.status_code == 200, made.text
-        self.folder = Path(made.json()["location"])
+        response = self.post("create", stream(ROWS), properties=properties)
+        assert response.status_code == 200, response.text
+        self.folder = Path(response.json()["location"])
 
     def post(self, action: str, body: dict[str, Any] | bytes, **query: str) -> httpx.Response:
         path = f"/v1/table/{self.table}/{action}"
@@ -86,9 +86,9 @@ def without_own_transaction(manifest: bytes) -> bytes:
 
 @pytest.fixture
 def client(victim: ServerProcess) -> Iterator[Client]:
-    found = Client(victim.url)
-    yield found
-    found.http.close()
+    table_client = Client(victim.url)
+    yield table_client
+    table_client.http.close()
 
 
 def sparse(path: Path, size: int, end: bytes = b"") -> Path:
@@ -105,9 +105,9 @@ def test_staged_file_of_three_gigabytes_is_refused_unread(client: Client) -> Non
     staged = sparse(client.stage(2), 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
     for commit in (client.commit, client.commit_in_a_batch):
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _, commit=commit: commit(staged, 2), range(8)))
-        assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(400, 13)}
-        assert "max_manifest_bytes" in answers[0].json()["error"]
+            responses = list(pool.map(lambda _, commit=commit: commit(staged, 2), range(8)))
+        assert {(response.status_code, response.json()["code"]) for response in responses} == {(400, 13)}
+        assert "max_manifest_bytes" in responses[0].json()["error"]
 
 
 def test_staged_files_just_below_the_bound_are_checked_one_at_a_time(client: Client) -> None:
@@ -117,17 +117,17 @@ def test_staged_files_just_below_the_bound_are_checked_one_at_a_time(client: Cli
     with staged.open("r+b") as file:
         file.write(struct.pack("<I", body))  # a message of zeros: no field has that number
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: client.commit(staged, 2), range(8)))
-    assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(400, 13)}
-    assert "not a Lance manifest" in answers[0].json()["error"]
+        responses = list(pool.map(lambda _: client.commit(staged, 2), range(8)))
+    assert {(response.status_code, response.json()["code"]) for response in responses} == {(400, 13)}
+    assert "not a Lance manifest" in responses[0].json()["error"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_staged_file_that_is_none_is_refused_at_once(client: Client, kind: str) -> None:
     staged = client.stage(2)
     os.mkfifo(staged) if kind == "pipe" else staged.mkdir()
-    answer = client.commit(staged, 2)
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    response = client.commit(staged, 2)
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
 
 
 @pytest.mark.parametrize("size", [0, 3 * GIB], ids=["as it was", "three gigabytes"])
@@ -142,9 +142,9 @@ def test_transaction_that_a_manifest_names_is_bounded(client: Client, tmp_path: 
         assert lance.dataset(client.folder).count_rows() == 6
         return
     sparse(transaction, size)
-    answer = client.commit(staged, 2)
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
-    assert "max_manifest_bytes" in answer.json()["error"]
+    response = client.commit(staged, 2)
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
+    assert "max_manifest_bytes" in response.json()["error"]
     repeat = client.http.post(f"/v1/table/{client.table}/insert", content=stream(ROWS), headers=ARROW)
     assert repeat.status_code == 200
 
@@ -157,8 +157,8 @@ def test_part_of_a_manifest_that_claims_four_gigabytes_is_refused(client: Client
     content = content[: position - 4] + b"\xff\xff\xff\xff" + struct.pack("<I", len(message)) + message
     staged = client.stage(2)
     staged.write_bytes(content + FOOTER.pack(position, *rest))
-    answer = client.commit(staged, 2)
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    response = client.commit(staged, 2)
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
 
 
 def varint(number: int) -> bytes:
@@ -182,8 +182,8 @@ def test_manifest_of_three_gigabytes_that_lies_in_its_place_is_not_opened(victim
         "stats": {},
         "version/describe": {"version": 4},
     }
-    answers = {name: client.post(name, body) for name, body in calls.items()}
-    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(calls, 400)
+    responses = {name: client.post(name, body) for name, body in calls.items()}
+    assert {name: response.status_code for name, response in responses.items()} == dict.fromkeys(calls, 400)
     sparse(client.final(2), 3 * GIB, FOOTER.pack(0, 0, 2, b"LANC"))
     client.final(4).unlink()
     assert client.post("count_rows", {}).json() == 9
@@ -201,12 +201,13 @@ def test_history_with_three_gigabytes_in_it_is_not_read(victim: ServerProcess, p
     else:
         client.final(5).write_bytes(without_own_transaction(client.final(5).read_bytes()))
         sparse(next((client.folder / "_transactions").glob("4-*.txn")), 3 * GIB)
-    answers = {
+    responses = {
         "multipart_write/complete": client.post("multipart_write/complete", {"upload_id": "none"}),
         "version/list": client.post("version/list", {}),
         "gc": client.http.post(f"/tiltyard/v1/table/{client.table}/gc", json={"dry_run": True}),
     }
-    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, 400), answers
+    statuses = {name: response.status_code for name, response in responses.items()}
+    assert statuses == dict.fromkeys(responses, 400), responses
     assert client.post("count_rows", {}).json() == 63
     client.http.close()
 
@@ -230,8 +231,8 @@ def test_history_with_three_gigabytes_behind_another_name_is_not_read(
     else:
         manifest.unlink()
         os.mkfifo(manifest)
-    answer = client.post("version/list", {})
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    response = client.post("version/list", {})
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
     assert client.post("count_rows", {}).json() == 63
     client.http.close()
 
@@ -248,8 +249,8 @@ def test_tag_behind_another_name_is_not_read(client: Client, tmp_path: Path, kin
         (tags / "more").symlink_to(large.parent)
     else:
         os.mkfifo(tags / "large.json")
-    answer = client.post("tags/list", {})
-    assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+    response = client.post("tags/list", {})
+    assert (response.status_code, response.json()["code"]) == (400, 13), response.text
     assert client.post("count_rows", {}).text == "3"
 
 
@@ -257,7 +258,7 @@ def test_tag_behind_another_name_is_not_read(client: Client, tmp_path: Path, kin
 def test_tag_or_branch_of_three_gigabytes_is_not_read(client: Client, kind: str) -> None:
     sparse(client.folder / "_refs" / "nothing", 1).unlink()
     sparse(client.folder / "_refs" / kind / "large.json", 3 * GIB)
-    asked: list[tuple[str, dict[str, Any]]] = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("tags/list", {}),
         ("tags/version", {"tag": "large"}),
         ("tags/create", {"tag": "other", "version": 1}),
@@ -268,8 +269,8 @@ def test_tag_or_branch_of_three_gigabytes_is_not_read(client: Client, kind: str)
         ("branches/delete", {"name": "large"}),
         ("version/delete", {"ranges": [{"start_version": 1, "end_version": 2}]}),
     ]
-    for action, body in asked:
-        answer = client.post(action, body)
-        assert (answer.status_code, answer.json()["code"]) == (400, 13), (action, answer.text)
-        assert "max_manifest_bytes" in answer.json()["error"], (action, answer.text)
+    for action, body in requests:
+        response = client.post(action, body)
+        assert (response.status_code, response.json()["code"]) == (400, 13), (action, response.text)
+        assert "max_manifest_bytes" in response.json()["error"], (action, response.text)
     assert client.post("count_rows", {}).text == "3"

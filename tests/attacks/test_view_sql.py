@@ -17,7 +17,7 @@ import pytest
 
 from tests.attacks.watchdog import attacked_server
 from tests.services.wire import stream
-from tests.spark.watching import transaction, wait_for
+from tests.spark.job_processes import transaction, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,31 +67,31 @@ def create(server: ServerProcess, query: str, name: str = "", **fields: object) 
 
 def queued(server: ServerProcess, query: str) -> str:
     """The id of the refresh of a view of this query."""
-    answer = create(server, query)
-    assert answer.is_success, answer.text
-    return str(answer.json()["job_id"])
+    response = create(server, query)
+    assert response.is_success, response.text
+    return str(response.json()["job_id"])
 
 
 def outcome(server: ServerProcess, job_id: str) -> tuple[str, str]:
     """How a job ended, and with what words."""
-    told = wait_for(lambda: (one := transaction(server, job_id)).status in ("Succeeded", "Failed") and one, 300)
-    return told.status, (told.properties or {}).get("error", "")
+    ended = wait_for(lambda: (job := transaction(server, job_id)).status in ("Succeeded", "Failed") and job, 300)
+    return ended.status, (ended.properties or {}).get("error", "")
 
 
 @contextmanager
 def listener() -> Iterator[tuple[str, list[str]]]:
     """A server that notes who asks it."""
-    asked: list[str] = []
+    paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_error(404)
 
     with HTTPServer(("127.0.0.1", 0), Handler) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{web.server_port}/x.xsd", asked
+        yield f"http://127.0.0.1:{web.server_port}/x.xsd", paths
         web.shutdown()
         thread.join()
 
@@ -107,12 +107,12 @@ def descendants(pid: int) -> Iterator[int]:
 def test_create_view_with_a_variable_of_spark_is_refused(server: ServerProcess) -> None:
     for text in ("${env:AWS_SECRET_ACCESS_KEY}", "${system:user.home}", "${spark:spark.master}", "${hivevar:a}"):
         for with_no_data in (True, False):
-            answer = create(server, f"SELECT '{text}' AS a FROM rows", with_no_data=with_no_data)
-            assert (answer.status_code, answer.json()["code"]) == (400, 13) and "no '${" in answer.json()["error"]
+            response = create(server, f"SELECT '{text}' AS a FROM rows", with_no_data=with_no_data)
+            assert (response.status_code, response.json()["code"]) == (400, 13) and "no '${" in response.json()["error"]
 
 
 def test_refresh_that_asks_for_more_than_its_tables_fails_in_our_words(server: ServerProcess) -> None:
-    with listener() as (url, asked):
+    with listener() as (url, paths):
         attacks = {
             f"SELECT from_xml(a, 'a STRING', map('rowValidationXSDPath', '{url}')).a AS a FROM rows": "XML",
             f"SELECT schema_of_xml('<!DOCTYPE a SYSTEM \"{url}\"><a/>') AS a FROM rows": "XML",
@@ -121,28 +121,28 @@ def test_refresh_that_asks_for_more_than_its_tables_fails_in_our_words(server: S
             "SELECT string(size(sequence(1, 2000000000))) AS a FROM rows": "length is not bounded",
             "SELECT raise_error(concat('java.', a)) AS a FROM rows": "the log of its driver",
         }
-        jobs = {queued(server, query): words for query, words in attacks.items()}
-        for job_id, words in jobs.items():
+        jobs = {queued(server, query): message for query, message in attacks.items()}
+        for job_id, message in jobs.items():
             status, error = outcome(server, job_id)
-            assert status == "Failed" and words in error, error
+            assert status == "Failed" and message in error, error
             assert not any(sign in error for sign in JAVA) and MARK not in error, error
-        assert asked == []
+        assert paths == []
 
 
 def test_driver_has_no_secret_where_others_may_look(server: ServerProcess) -> None:
     assert outcome(server, queued(server, "SELECT upper(a) AS a FROM rows"))[0] == "Succeeded"
-    seen = {}
+    command_lines = {}
     for pid in descendants(server.process.pid):
         process = Path(f"/proc/{pid}")
         try:
-            words, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+            command_line, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
         except OSError:  # a Python worker that has ended
             continue
-        seen[pid] = words.decode().replace("\0", " ")
-        assert MARK.encode() not in words, seen[pid]
-        assert MARK.encode() not in variables, seen[pid]
-    for what in ("tiltyard.pipeline.driver.process", "org.apache.spark.deploy.SparkSubmit", "pyspark.daemon"):
-        assert any(what in words for words in seen.values()), (what, seen)
+        command_lines[pid] = command_line.decode().replace("\0", " ")
+        assert MARK.encode() not in command_line, command_lines[pid]
+        assert MARK.encode() not in variables, command_lines[pid]
+    for program in ("tiltyard.pipeline.driver.process", "org.apache.spark.deploy.SparkSubmit", "pyspark.daemon"):
+        assert any(program in command_line for command_line in command_lines.values()), (program, command_lines)
     logs = [file for file in (Path(server.root) / "_spark-events").rglob("*") if file.is_file()]
     assert any(b"SparkListenerEnvironmentUpdate" in file.read_bytes() for file in logs)
     assert not any(MARK.encode() in file.read_bytes() for file in logs)

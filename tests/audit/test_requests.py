@@ -35,8 +35,8 @@ def test_requests_of_lancedb_are_recorded_with_principal_operation_and_object(au
     table = db.create_table("films", ROWS)
     table.search().where("word = 'rosebud'").limit(2).to_arrow()
     table.delete("word = 'rosebud'")
-    asked = eventually(lambda: [r for r in recorded(audited.server, object="films") if r.operation == "QueryTable"])
-    assert summary(asked[0]) == ("administrator", "QueryTable", "films", "ok", 200, None)
+    records = eventually(lambda: [r for r in recorded(audited.server, object="films") if r.operation == "QueryTable"])
+    assert summary(records[0]) == ("administrator", "QueryTable", "films", "ok", 200, None)
     done = [
         summary(r)
         for r in recorded(audited.server, object="films")
@@ -56,7 +56,7 @@ def test_acknowledged_change_is_recorded_though_the_server_is_killed_at_once(tmp
         for number in range(5):
             assert client.post(f"/v1/namespace/space{number}/create", json={}).status_code == 200
         server.kill()
-    assert [found.object for found in recorded(server)] == [f"space{number}" for number in range(5)]
+    assert [record.object for record in recorded(server)] == [f"space{number}" for number in range(5)]
 
 
 def test_insert_whose_record_cannot_be_written_is_not_acknowledged_and_happens_once(tmp_path: Path) -> None:
@@ -78,19 +78,16 @@ def test_insert_whose_record_cannot_be_written_is_not_acknowledged_and_happens_o
     assert insert(3) == 200 and db.open_table("films").count_rows() == 6
     assert insert(4) == 200 and db.open_table("films").count_rows() == 9  # meant, since the third was heard of
     server.stop()
-    outcomes = [found.outcome for found in recorded(server) if found.operation == "InsertIntoTable"]
+    outcomes = [record.outcome for record in recorded(server) if record.operation == "InsertIntoTable"]
     assert outcomes[-2:] == ["repeated", "ok"]
 
 
 def test_refused_requests_are_recorded_with_what_is_known_of_the_caller(audited: Secured) -> None:
-    with audited.http() as nobody, audited.http("ann") as ann:
-        assert (
-            nobody.post("/v1/table/hidden%24t/describe", json={}, headers={"x-request-id": "no-1"}).status_code == 401
-        )
-        assert ann.post("/v1/namespace/anns/create", json={}, headers={"x-request-id": "no-2"}).status_code in (
-            403,
-            404,
-        )
+    with audited.http() as anonymous, audited.http("ann") as ann:
+        response = anonymous.post("/v1/table/hidden%24t/describe", json={}, headers={"x-request-id": "no-1"})
+        assert response.status_code == 401
+        response = ann.post("/v1/namespace/anns/create", json={}, headers={"x-request-id": "no-2"})
+        assert response.status_code in (403, 404)
     first = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "no-1"])[0]
     assert summary(first) == ("", "DescribeTable", "hidden$t", "refused", 401, 16)
     second = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "no-2"])[0]
@@ -100,10 +97,10 @@ def test_refused_requests_are_recorded_with_what_is_known_of_the_caller(audited:
 @pytest.mark.parametrize("path", ["%ff%fe", "a%00b", "%ED%A0%80"])
 def test_requests_with_invalid_ids_are_answered_and_recorded(audited: Secured, path: str) -> None:
     with audited.http("administrator") as client:
-        answer = client.post(f"/v1/table/{path}/drop", json={}, headers={"x-request-id": f"odd-{path}"})
-        assert (answer.status_code, answer.json()["code"]) == (400, 13)
-    found = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == f"odd-{path}"])[0]
-    assert (found.outcome, found.object.isprintable(), "\ufffd" in found.object) == ("failed", True, True)
+        response = client.post(f"/v1/table/{path}/drop", json={}, headers={"x-request-id": f"odd-{path}"})
+        assert (response.status_code, response.json()["code"]) == (400, 13)
+    record = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == f"odd-{path}"])[0]
+    assert (record.outcome, record.object.isprintable(), "\ufffd" in record.object) == ("failed", True, True)
 
 
 def test_repeat_with_a_key_is_recorded_as_repeated(audited: Secured) -> None:
@@ -119,8 +116,8 @@ def test_audit_has_context_entries_without_their_secrets(audited: Secured) -> No
     with audited.http("administrator") as client:
         body = {"context": {"step": "3"}, "properties": {"owner": "hunter2"}}
         assert client.post("/v1/namespace/context/create", json=body, headers=headers).status_code == 200
-    (found,) = recorded(audited.server, object="context")
-    assert found.context == {"job": "nightly", "password": "…", "step": "3"}
+    (record,) = recorded(audited.server, object="context")
+    assert record.context == {"job": "nightly", "password": "…", "step": "3"}
 
 
 def test_response_that_breaks_off_is_recorded_as_cut(audited: Secured) -> None:
@@ -129,11 +126,11 @@ def test_response_that_breaks_off_is_recorded_as_cut(audited: Secured) -> None:
         created = client.post("/v1/table/wide/create", content=stream(wide, most_rows=5000))
         assert created.status_code == 200
         query = {"vector": None, "k": 60_000, "columns": {"column_names": ["text"]}}
-        with client.stream("POST", "/v1/table/wide/query", json=query, headers={"x-request-id": "cut-1"}) as answer:
-            assert answer.status_code == 200
-            next(answer.iter_raw())
-    found = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "cut-1"])[0]
-    assert summary(found) == ("administrator", "QueryTable", "wide", "cut", 200, None)
+        with client.stream("POST", "/v1/table/wide/query", json=query, headers={"x-request-id": "cut-1"}) as response:
+            assert response.status_code == 200
+            next(response.iter_raw())
+    record = eventually(lambda: [r for r in recorded(audited.server) if r.request_id == "cut-1"])[0]
+    assert summary(record) == ("administrator", "QueryTable", "wide", "cut", 200, None)
 
 
 def test_audit_endpoint_is_for_administrators_and_pages(audited: Secured) -> None:
@@ -142,22 +139,22 @@ def test_audit_endpoint_is_for_administrators_and_pages(audited: Secured) -> Non
             assert admin.post(f"/v1/namespace/paged{number}/create", json={}).status_code == 200
         refused = ann.post("/tiltyard/v1/audit", json={})
         assert (refused.status_code, refused.json()["code"]) == (403, 15)
-        seen, token = [], None
-        while not seen or token:
-            asked = {"operation": "CreateNamespace", "principal": "administrator", "limit": 2, "page_token": token}
-            page = admin.post("/tiltyard/v1/audit", json=asked).json()
-            seen += [one["object"] for one in page["records"]]
+        objects, token = [], None
+        while not objects or token:
+            request = {"operation": "CreateNamespace", "principal": "administrator", "limit": 2, "page_token": token}
+            page = admin.post("/tiltyard/v1/audit", json=request).json()
+            objects += [record["object"] for record in page["records"]]
             token = page.get("page_token")
-        assert [name for name in seen if name.startswith("paged")] == ["paged2", "paged1", "paged0"]
+        assert [name for name in objects if name.startswith("paged")] == ["paged2", "paged1", "paged0"]
         assert admin.get("/tiltyard/v1/audit", params={"outcome": "perhaps"}).json()["code"] == 13
 
 
 def test_lines_equal_the_records_of_the_database(audited: Secured, lines: Path) -> None:
     with audited.http("administrator") as client:
         assert client.post("/v1/namespace/lined/create", json={}).status_code == 200
-    (ours,) = [json.loads(line) for line in lines.read_text().splitlines() if '"lined"' in line]
-    (kept,) = recorded(audited.server, object="lined")
-    assert (ours["record_id"], ours["at_millis"], ours["principal"]) == (kept.id, kept.at, "administrator")
+    (entry,) = [json.loads(line) for line in lines.read_text().splitlines() if '"lined"' in line]
+    (record,) = recorded(audited.server, object="lined")
+    assert (entry["record_id"], entry["at_millis"], entry["principal"]) == (record.id, record.at, "administrator")
 
 
 def audit_command(root: Path | str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -169,14 +166,14 @@ def test_audit_command_filters_and_prints_json_oldest_first(audited: Secured) ->
     with audited.http("administrator") as client:
         for name in ("cli", "cli$below"):
             assert client.post(f"/v1/namespace/{name.replace('$', '%24')}/create", json={}).status_code == 200
-    shown = audit_command(audited.server.root, "--object", "cli", "--since", "1h", "--json")
-    assert [json.loads(line)["object"] for line in shown.stdout.splitlines()] == ["cli", "cli$below"]
+    result = audit_command(audited.server.root, "--object", "cli", "--since", "1h", "--json")
+    assert [json.loads(line)["object"] for line in result.stdout.splitlines()] == ["cli", "cli$below"]
     assert (
         "administrator 127.0.0.1 CreateNamespace cli " in audit_command(audited.server.root, "--object", "cli").stdout
     )
     assert audit_command(audited.server.root, "--object", "cli", "--until", "1h").stdout == ""
-    wrong = audit_command(audited.server.root, "--since", "yesterday")
-    assert (wrong.returncode, wrong.stderr.startswith("tiltyard: 'yesterday' is not a time")) == (1, True)
+    refused = audit_command(audited.server.root, "--since", "yesterday")
+    assert (refused.returncode, refused.stderr.startswith("tiltyard: 'yesterday' is not a time")) == (1, True)
 
 
 def test_audit_command_that_follows_prints_new_records(audited: Secured) -> None:
@@ -211,7 +208,7 @@ def test_progress_of_a_job_is_not_audited_as_a_change_but_the_job_is(tmp_path: P
         paths = ("beat", "keep", "finish")
         bodies = ({"owner": "me"}, {"owner": "me", "name": "a", "value": "1"}, {"owner": "me", "status": "Failed"})
         for path, body in zip(paths, bodies, strict=True):
-            answer = client.post(f"/tiltyard/v1/job/{job_id}/{path}", json=body)
-            assert answer.status_code == 200, answer.text
+            response = client.post(f"/tiltyard/v1/job/{job_id}/{path}", json=body)
+            assert response.status_code == 200, response.text
     server.stop()
-    assert [found.operation for found in recorded(server)] == ["SubmitJob", "FinishJob"]
+    assert [record.operation for record in recorded(server)] == ["SubmitJob", "FinishJob"]

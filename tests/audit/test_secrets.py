@@ -48,13 +48,13 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def call_all(client: httpx.Client, other: httpx.Client) -> str:
+def call_all(client: httpx.Client, keyless: httpx.Client) -> str:
     """Send every request, as an administrator or with the credentials it has; return all response texts."""
-    answers = []
+    bodies = []
     for path, options in CALLS:
-        sender = other if "x-api-key" in options.get("headers", {}) else client
-        answers.append(sender.post(path, **options).text)
-    return "\n".join(answers)
+        sender = keyless if "x-api-key" in options.get("headers", {}) else client
+        bodies.append(sender.post(path, **options).text)
+    return "\n".join(bodies)
 
 
 @pytest.mark.extended
@@ -80,22 +80,25 @@ def test_no_secret_is_in_the_log_in_the_audit_or_in_a_response(tmp_path: Path) -
         server = ServerProcess(root, "--auth", "--db", secret_database, environ=environ)
         stack.callback(server.kill)
         admin = stack.enter_context(httpx.Client(base_url=server.url, headers={"x-api-key": key}, timeout=60))
-        other = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
-        answers = call_all(admin, other)
+        keyless = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
+        bodies = call_all(admin, keyless)
         with open_store(database) as store:
             records = eventually(
-                lambda: found if len(found := store.list_audit(AuditFilter(), None, 1000)) >= len(CALLS) else None
+                lambda: records if len(records := store.list_audit(AuditFilter(), None, 1000)) >= len(CALLS) else None
             )
         services.close()  # from here on nothing that the server needs is there
-        late = {"/v1/namespace/late/create": {"properties": {"owner": PROPERTY}}, "/v1/table/space%24t/describe": {}}
-        with ThreadPoolExecutor(len(late)) as pool:  # each waits for the database until it gives up
-            answers += "".join(pool.map(lambda path: admin.post(path, json=late[path]).text, late))
+        requests = {
+            "/v1/namespace/late/create": {"properties": {"owner": PROPERTY}},
+            "/v1/table/space%24t/describe": {},
+        }
+        with ThreadPoolExecutor(len(requests)) as pool:  # each waits for the database until it gives up
+            bodies += "".join(pool.map(lambda path: admin.post(path, json=requests[path]).text, requests))
         server.process.terminate()
         server.process.wait(60)
     log = "".join(server.log)
     assert len(log) > 1000 and lines.stat().st_size > 1000
     audit = repr(records) + lines.read_text()
     for secret in (*OF_THE_SERVER, key):
-        assert [where for where, text in (("log", log), ("audit", audit), ("answer", answers)) if secret in text] == []
+        assert [name for name, text in (("log", log), ("audit", audit), ("answer", bodies)) if secret in text] == []
     for secret in OF_CALLERS:
-        assert [where for where, text in (("log", log), ("audit", audit)) if secret in text] == [], secret
+        assert [name for name, text in (("log", log), ("audit", audit)) if secret in text] == [], secret

@@ -41,15 +41,15 @@ class FlakyStore(Store):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FlakyStore]:
-    with open_store(f"sqlite:///{tmp_path}/catalog.db") as opened:
-        flaky = FlakyStore(opened._database, opened._clock)
+    with open_store(f"sqlite:///{tmp_path}/catalog.db") as open_catalog:
+        flaky = FlakyStore(open_catalog._database, open_catalog._clock)
         flaky.away = False
         flaky.tries = 0
         yield flaky
 
 
 def ids(store: Store) -> list[str]:
-    return [found.id for found in store.list_audit(AuditFilter(), None, 1000)][::-1]
+    return [entry.id for entry in store.list_audit(AuditFilter(), None, 1000)][::-1]
 
 
 def test_write_returns_once_the_record_is_durable(store: FlakyStore) -> None:
@@ -129,10 +129,10 @@ def test_close_writes_what_the_database_refused_until_then(store: FlakyStore, ca
     with pytest.raises(ServiceUnavailableError):
         audit.write([record(NOON, "a")]).result(10)
     eventually(lambda: "audit records are not written yet: The catalog's database is away" in caplog.text)
-    eventually(lambda: any(found.levelname == "WARNING" for found in caplog.records))  # it waits to try again
+    eventually(lambda: any(entry.levelname == "WARNING" for entry in caplog.records))  # it waits to try again
     tries = store.tries
     eventually(lambda: store.tries >= tries + 2)
-    assert [found.levelname for found in caplog.records].count("WARNING") == 1
+    assert [entry.levelname for entry in caplog.records].count("WARNING") == 1
     store.away = False
     audit.close()
     assert ids(store) == ["a"]
@@ -196,8 +196,8 @@ def test_object_ids_are_all_ids_of_a_request_without_duplicates(request_: Any, e
 
 
 def test_redact_context_hides_secrets_and_cuts_what_is_long() -> None:
-    given = {"job": "nightly", "api_token": "t0p", "X-Secret": "s", "long": "x" * 1000}
-    assert redact_context(given) == {"job": "nightly", "api_token": "…", "X-Secret": "…", "long": "x" * 255 + "…"}
+    entries = {"job": "nightly", "api_token": "t0p", "X-Secret": "s", "long": "x" * 1000}
+    assert redact_context(entries) == {"job": "nightly", "api_token": "…", "X-Secret": "…", "long": "x" * 255 + "…"}
     assert len(redact_context({str(number): "" for number in range(100)})) == 32
 
 
@@ -278,7 +278,7 @@ def test_webhook_gets_a_cloud_event_and_is_tried_again_with_the_same_id() -> Non
     webhook.close()
     receiver.close()
     headers, event = receiver.events[-1]
-    assert [found["id"] for _, found in receiver.events] == ["a", "a", "a"]
+    assert [entry["id"] for _, entry in receiver.events] == ["a", "a", "a"]
     assert (headers["content-type"], headers["authorization"]) == ("application/cloudevents+json", "Bearer hook")
     assert {name: event[name] for name in ("specversion", "type", "source", "subject", "time")} == {
         "specversion": "1.0",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.conftest import ROWS, Installation, wait_until
 from tests.services.server import ServerProcess
-from tests.services.sockets import connect, read_answer
+from tests.services.sockets import connect, read_response
 from tests.services.wire import Wire, stream
 
 LARGE = pa.table({"id": pa.array(range(300_000), pa.int64()), "text": ["x" * 10] * 300_000})
@@ -137,7 +137,7 @@ def test_upload_that_ends_early_by_its_own_framing_is_400(
         connection.sendall(
             head(path, "Transfer-Encoding: chunked") + (chunk(body[:end]) if end else b"") + b"0\r\n\r\n"
         )
-        answer = read_answer(connection)
+        answer = read_response(connection)
     assert answer.status == 400, answer
     answer.check_error()
     check_unchanged(installation, wire, before)
@@ -154,7 +154,7 @@ def test_upload_with_a_broken_chunk_changes_nothing(
         connection.sendall(
             head(path, "Transfer-Encoding: chunked") + chunk(body[:end]) + b"no length\r\n" + body[end:][:99]
         )
-        answer = read_answer(connection)
+        answer = read_response(connection)
     assert answer.status in (0, 400), answer
     check_unchanged(installation, wire, before)
 
@@ -193,9 +193,9 @@ def test_upload_followed_by_a_request_on_its_connection_answers_both(
     with connect(server.url) as connection:
         for path, status in [*answers.items()] * 2:
             connection.sendall(framed(path, other, framing))
-            assert read_answer(connection).status == status
+            assert read_response(connection).status == status
             connection.sendall(COUNT)
-            assert read_answer(connection).body == b"100"
+            assert read_response(connection).body == b"100"
 
 
 def read_bodies(connection: socket.socket, count: int) -> list[bytes]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.conftest import MANY_BATCHES, ROWS, Installation, wait_until
 from tests.services.server import ServerProcess
-from tests.services.sockets import connect, read_answer
+from tests.services.sockets import connect, read_response
 from tests.services.wire import Wire, stream
 
 Talk = Callable[[ServerProcess], Wire]
@@ -32,7 +32,7 @@ def test_stopping_server_finishes_running_uploads(small_installation: Installati
     wait_until(small_installation.folders, "the upload is being written")
     server.process.send_signal(signal.SIGTERM)
     connection.sendall(body[3 << 20 :])
-    response = read_answer(connection)
+    response = read_response(connection)
     assert response.status == 200, response
     assert server.stop(MAX_STOP_SECONDS) == 0
     server.start()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.fuzz.conftest import ROWS
-from tests.services.sockets import Answer, exchange
+from tests.services.sockets import RawResponse, exchange
 from tests.services.wire import Wire, check, check_error, stream
 from tiltyard.bootstrap import register_operations
 from tiltyard.model.operations import bound_operations
@@ -296,6 +296,6 @@ def test_arrow_whose_offsets_lead_nowhere_is_400(furnished: Wire, name: str, row
 
 def test_answer_to_a_broken_request_is_whole(server: Any) -> None:
     """An error answers before the body is read; the connection says what becomes of it."""
-    answer: Answer = exchange(server.url, post("/v1/nowhere", "Content-Length: 10\r\n", b"0123456789"))
+    answer: RawResponse = exchange(server.url, post("/v1/nowhere", "Content-Length: 10\r\n", b"0123456789"))
     assert answer.status == 406 and urlsplit(server.url).port
     answer.check_error()

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back; status 0 if the server closed the connection without a word."""
+class RawResponse:
+    """A response; its status is 0 if the server closed the connection without one."""
 
     status: int
     headers: dict[str, str]
@@ -28,14 +28,14 @@ class Answer:
 
 
 def connect(url: str, timeout: float = 60) -> socket.socket:
-    """A connection to the server."""
+    """Connect to the server."""
     parts = urlsplit(url)
     assert parts.hostname and parts.port
     return socket.create_connection((parts.hostname, parts.port), timeout=timeout)
 
 
-def exchange(url: str, request: bytes | str, *, close_after: bool = False) -> Answer:
-    """Send bytes and read one answer; `close_after` says that nothing more will come."""
+def exchange(url: str, request: bytes | str, *, close_after: bool = False) -> RawResponse:
+    """Send bytes and read one response; with `close_after` half-close the connection behind them."""
     raw = request.encode("latin-1") if isinstance(request, str) else request
     with connect(url) as connection:
         try:
@@ -43,12 +43,12 @@ def exchange(url: str, request: bytes | str, *, close_after: bool = False) -> An
             if close_after:
                 connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # refused before it was all sent: there may be an answer
-        return read_answer(connection)
+            pass  # refused before it was all sent: there may be a response
+        return read_response(connection)
 
 
-def read_answer(connection: socket.socket) -> Answer:
-    """One answer with a content-length, or all there is until the server closes."""
+def read_response(connection: socket.socket) -> RawResponse:
+    """Read one response with a content-length, or all there is until the server closes."""
     data = b""
     try:
         while not _complete(data):
@@ -59,11 +59,11 @@ def read_answer(connection: socket.socket) -> Answer:
     except ConnectionResetError:
         pass
     if not data:
-        return Answer(0, {}, b"")
+        return RawResponse(0, {}, b"")
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return Answer(int(first.split()[1]), headers, body)
+    return RawResponse(int(first.split()[1]), headers, body)
 
 
 def _complete(data: bytes) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.services.server import ServerProcess
-from tests.spark.toys import install
+from tests.spark.example_jobs import install
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
 from tiltyard.pipeline.session import spark_session
 
@@ -26,7 +26,7 @@ numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The session; Spark's Python workers find the tests' own functions, too."""
+    """Start the session; Spark's Python workers can import the tests' own functions."""
     paths = [str(HOME), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
@@ -36,28 +36,28 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server on SQLite and a local folder."""
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Start a server on SQLite and a local folder."""
     server = ServerProcess(tmp_path_factory.mktemp("served"))
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="session")
-def catalog(served: ServerProcess) -> CatalogConnection:
-    """How to reach that server."""
-    return connection(served.url)
+def catalog(shared_server: ServerProcess) -> CatalogConnection:
+    """Return a connection to that server."""
+    return connection(shared_server.url)
 
 
 @pytest.fixture
 def fresh() -> Callable[[str], str]:
-    """Names that no other test uses."""
+    """Return a function that makes names which no other test uses."""
     return lambda stem: f"{stem}_{next(numbers)}"
 
 
 @pytest.fixture(scope="session")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that has the toys installed."""
+    """Return the environment variables of a process that has the example jobs installed."""
     folder = tmp_path_factory.mktemp("installed")
     install(folder)
     paths = [str(HOME / "src"), str(HOME), str(folder), os.environ.get("PYTHONPATH", "")]

@@ -84,13 +84,13 @@ class Counting:
         if self.kill and not (self.folder / "killed").exists():
             (self.folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        with (self.folder / "rows").open("a") as told:
-            told.write(f"{rows.num_rows}\n")
+        with (self.folder / "rows").open("a") as file:
+            file.write(f"{rows.num_rows}\n")
         return doubled(rows)
 
     def seen(self) -> int:
         """Rows since the last question."""
         file = self.folder / "rows"
-        found = sum(int(line) for line in file.read_text().split()) if file.exists() else 0
+        count = sum(int(line) for line in file.read_text().split()) if file.exists() else 0
         file.unlink(missing_ok=True)
-        return found
+        return count

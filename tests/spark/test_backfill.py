@@ -57,25 +57,25 @@ def name(fresh: Fresh) -> str:
 
 
 @pytest.fixture
-def found(catalog: CatalogConnection, name: str) -> Table:
+def target(catalog: CatalogConnection, name: str) -> Table:
     """A table of four fragments."""
-    made = table(catalog, name)
-    client = made.client
-    lance.write_dataset(rows(range(1000)), namespace_client=client, table_id=made.id, max_rows_per_file=250)
-    return made
+    target = table(catalog, name)
+    client = target.client
+    lance.write_dataset(rows(range(1000)), namespace_client=client, table_id=target.id, max_rows_per_file=250)
+    return target
 
 
-def declare(found: Table, code: Any, column: str = "y", version: str = "1", inputs: tuple[str, ...] = ("x",)) -> None:
+def declare(target: Table, code: Any, column: str = "y", version: str = "1", inputs: tuple[str, ...] = ("x",)) -> None:
     """Add a column that code computes, as AlterTableAddColumns does."""
-    told = UdfDeclaration("test", version, base64.b64encode(cloudpickle.dumps(code)).decode(), inputs)
-    found.dataset().add_columns(pa.field(column, pa.int64(), metadata=told.metadata()))
+    declaration = UdfDeclaration("test", version, base64.b64encode(cloudpickle.dumps(code)).decode(), inputs)
+    target.dataset().add_columns(pa.field(column, pa.int64(), metadata=declaration.metadata()))
 
 
-def values(found: Table, column: str = "y") -> dict[int, int | None]:
+def values(target: Table, column: str = "y") -> dict[int, int | None]:
     """The column by id; fails if an id is there twice."""
-    there = found.dataset().to_table().to_pydict()
-    assert len(set(there["id"])) == len(there["id"])
-    return dict(zip(there["id"], there[column], strict=True))
+    columns = target.dataset().to_table().to_pydict()
+    assert len(set(columns["id"])) == len(columns["id"])
+    return dict(zip(columns["id"], columns[column], strict=True))
 
 
 def doubles(*ids: range) -> dict[int, int | None]:
@@ -83,58 +83,58 @@ def doubles(*ids: range) -> dict[int, int | None]:
 
 
 def test_backfill_of_a_declared_column_fills_it_once(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
-    declare(found, counting)
-    found.dataset().delete("id % 7 = 0")
-    left = {number: 20 * number for number in range(1000) if number % 7}
+    declare(target, counting)
+    target.dataset().delete("id % 7 = 0")
+    expected = {number: 20 * number for number in range(1000) if number % 7}
     figures = backfill(LocalRun(), catalog, spark, name, "y")
-    assert (figures["rows"], figures["fragments"]) == (len(left), 4)
-    assert values(found) == left
-    assert counting.seen() == len(left)
-    again = backfill(LocalRun(), catalog, spark, name, "y")
-    assert again["rows"] == 0
+    assert (figures["rows"], figures["fragments"]) == (len(expected), 4)
+    assert values(target) == expected
+    assert counting.seen() == len(expected)
+    repeated = backfill(LocalRun(), catalog, spark, name, "y")
+    assert repeated["rows"] == 0
     assert counting.seen() == 0
 
 
 def test_backfill_after_appends_and_a_compaction_computes_what_is_missing(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
-    declare(found, counting)
+    declare(target, counting)
     backfill(LocalRun(), catalog, spark, name, "y")
-    given = rows(range(2000, 2010)).append_column("y", pa.array([-1] * 5 + [None] * 5, pa.int64()))
-    found.dataset().insert(rows(range(1000, 1100)))
-    found.dataset().insert(given)
-    found.dataset().optimize.compact_files()
-    assert len(found.dataset().get_fragments()) == 1
+    partly_filled = rows(range(2000, 2010)).append_column("y", pa.array([-1] * 5 + [None] * 5, pa.int64()))
+    target.dataset().insert(rows(range(1000, 1100)))
+    target.dataset().insert(partly_filled)
+    target.dataset().optimize.compact_files()
+    assert len(target.dataset().get_fragments()) == 1
     counting.seen()
     backfill(LocalRun(), catalog, spark, name, "y")
     assert counting.seen() == 105  # the appended rows without a value, no other
-    assert values(found) == doubles(range(1100), range(2005, 2010)) | dict.fromkeys(range(2000, 2005), -1)
+    assert values(target) == doubles(range(1100), range(2005, 2010)) | dict.fromkeys(range(2000, 2005), -1)
 
 
 def test_backfill_after_an_update_of_the_inputs_computes_those_rows(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
-    declare(found, counting)
+    declare(target, counting)
     backfill(LocalRun(), catalog, spark, name, "y")
     counting.seen()
-    found.dataset().update({"x": "5"}, where="id < 10")
-    found.dataset().optimize.compact_files()
+    target.dataset().update({"x": "5"}, where="id < 10")
+    target.dataset().optimize.compact_files()
     backfill(LocalRun(), catalog, spark, name, "y")
-    assert values(found) == doubles(range(10, 1000)) | dict.fromkeys(range(10), 10)
+    assert values(target) == doubles(range(10, 1000)) | dict.fromkeys(range(10), 10)
 
 
 def test_backfill_of_a_new_version_of_the_code_computes_all(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
     backfill(LocalRun(), catalog, spark, name, "z", udf="tests.spark.functions:doubled", inputs=["x"], type="int64")
-    assert values(found, "z") == doubles(range(1000))
+    assert values(target, "z") == doubles(range(1000))
     backfill(LocalRun(), catalog, spark, name, "z", udf="tests.spark.functions:tripled", inputs=["x"])
-    assert values(found, "z") == {number: 30 * number for number in range(1000)}
+    assert values(target, "z") == {number: 30 * number for number in range(1000)}
 
 
 def test_identity_of_code_is_what_files_of_earlier_releases_are_named_by() -> None:
@@ -146,32 +146,32 @@ def test_identity_of_code_is_what_files_of_earlier_releases_are_named_by() -> No
 
 @pytest.mark.parametrize("step", ["fail", "wait"])
 def test_backfill_that_fails_or_is_canceled_leaves_no_column_of_its_own_without_values(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path, step: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path, step: str
 ) -> None:
     late, run = Late(tmp_path), LocalRun()
-    given: dict[str, Any] = {"udf": late.write(), "inputs": ["x"], "type": "int64"}
+    arguments: dict[str, Any] = {"udf": late.write(), "inputs": ["x"], "type": "int64"}
     late.do(step)
     canceling = threading.Thread(target=lambda: late.waits() and run.canceled.set())
     canceling.start()
     with pytest.raises(RunCanceledError if step == "wait" else InvalidInputError):
-        backfill(run, catalog, spark, name, "y", **given)
+        backfill(run, catalog, spark, name, "y", **arguments)
     canceling.join()
-    assert found.dataset().schema.names == ["id", "x"]
-    assert [type(entry.operation).__name__ for _, entry in read_transactions(found.dataset(), 1)] == [
+    assert target.dataset().schema.names == ["id", "x"]
+    assert [type(entry.operation).__name__ for _, entry in read_transactions(target.dataset(), 1)] == [
         "Project",
         "Merge",
     ]
     if step == "fail":
         late.do("")
-        assert backfill(run, catalog, spark, name, "y", **given)["rows"] == 1000  # as a run that is resumed
-        assert values(found) == doubles(range(1000))
+        assert backfill(run, catalog, spark, name, "y", **arguments)["rows"] == 1000  # as a run that is resumed
+        assert values(target) == doubles(range(1000))
 
 
 @pytest.mark.parametrize("canceled", [False, True])
 def test_backfill_that_ends_with_an_outage_drops_its_empty_column_unless_the_job_may_be_anothers(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     canceled: bool,
@@ -186,51 +186,51 @@ def test_backfill_that_ends_with_an_outage_drops_its_empty_column_unless_the_job
     monkeypatch.setattr(backfilling, "run_tasks", run_tasks)
     with pytest.raises(ServiceUnavailableError):
         backfill(run, catalog, spark, name, "y", udf="tests.spark.functions:doubled", inputs=["x"], type="int64")
-    assert found.dataset().schema.names == (["id", "x", "y"] if canceled else ["id", "x"])
+    assert target.dataset().schema.names == (["id", "x", "y"] if canceled else ["id", "x"])
 
 
 def test_backfill_that_fails_keeps_a_column_with_values_and_one_that_was_there(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found.dataset().add_columns(pa.field("there", pa.int64()))
+    target.dataset().add_columns(pa.field("there", pa.int64()))
     with pytest.raises(InvalidInputError, match="no idea"):
         backfill(
             LocalRun(), catalog, spark, name, "there", udf="tests.spark.functions:failing", inputs=["x"], type="int64"
         )
-    assert found.dataset().schema.names == ["id", "x", "there"]
+    assert target.dataset().schema.names == ["id", "x", "there"]
     monkeypatch.setattr(backfilling, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(backfilling, "ROWS_PER_TASK", 1)
     run = LocalRun()
     with pytest.raises(InvalidInputError, match="too many"):
         backfill(run, catalog, spark, name, "some", udf="tests.spark.functions:few", inputs=["id"], type="int64")
-    assert set(found.dataset().to_table()["some"].drop_null().to_pylist()) >= set(range(250))
-    assert int(run.figures["version"]) == found.dataset().version
+    assert set(target.dataset().to_table()["some"].drop_null().to_pylist()) >= set(range(250))
+    assert int(run.figures["version"]) == target.dataset().version
 
 
 def test_backfill_where_leaves_other_rows_and_later_the_rest(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path
 ) -> None:
     counting = Counting(tmp_path)
-    declare(found, counting)
+    declare(target, counting)
     figures = backfill(LocalRun(), catalog, spark, name, "y", where="id >= 300 and id < 600")
     assert figures["rows"] == counting.seen() == 300
-    assert values(found) == dict.fromkeys(range(1000)) | doubles(range(300, 600))
+    assert values(target) == dict.fromkeys(range(1000)) | doubles(range(300, 600))
     assert backfill(LocalRun(), catalog, spark, name, "y", where="id = 310")["rows"] == 0
     assert backfill(LocalRun(), catalog, spark, name, "y")["rows"] == counting.seen() == 700
-    assert values(found) == doubles(range(1000))
+    assert values(target) == doubles(range(1000))
 
 
 def test_backfill_of_an_expression_needs_no_code(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
-    found.dataset().add_columns(pa.field("e", pa.int64(), metadata=ExpressionDeclaration("x * 2").metadata()))
-    found.dataset().delete("id = 5")
+    target.dataset().add_columns(pa.field("e", pa.int64(), metadata=ExpressionDeclaration("x * 2").metadata()))
+    target.dataset().delete("id = 5")
     assert backfill(LocalRun(), catalog, spark, name, "e")["rows"] == 999
-    assert values(found, "e") == doubles(range(5), range(6, 1000))
+    assert values(target, "e") == doubles(range(5), range(6, 1000))
 
 
 def test_backfill_of_vectors_and_lists_keeps_their_types(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path
 ) -> None:
     code = tmp_path / "code.py"
     code.write_text(
@@ -243,43 +243,43 @@ def test_backfill_of_vectors_and_lists_keeps_their_types(
     )
     for column, kind in (("vector", "float32[2]"), ("words", "list<string>")):
         backfill(LocalRun(), catalog, spark, name, column, udf=f"{code}:{column}", inputs=["id"], type=kind)
-    there = found.dataset().to_table()
-    assert there.schema.field("vector").type == pa.list_(pa.float32(), 2)
-    assert np.array_equal(there["vector"].to_pylist(), [[float(number), 0.5] for number in there["id"].to_pylist()])
-    assert there["words"].to_pylist() == [[str(number)] * 2 for number in there["id"].to_pylist()]
+    columns = target.dataset().to_table()
+    assert columns.schema.field("vector").type == pa.list_(pa.float32(), 2)
+    assert np.array_equal(columns["vector"].to_pylist(), [[float(number), 0.5] for number in columns["id"].to_pylist()])
+    assert columns["words"].to_pylist() == [[str(number)] * 2 for number in columns["id"].to_pylist()]
 
 
 @pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact", "column"])
 def test_backfill_overtaken_by_another_writer_is_rebased(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     writer: str,
 ) -> None:
     counting = Counting(tmp_path)
-    declare(found, counting)
+    declare(target, counting)
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
-        "append": lambda there: there.insert(rows([5000])),
-        "delete": lambda there: there.delete("id = 3"),
-        "update": lambda there: there.update({"x": "7"}, where="id = 3"),
-        "merge": lambda there: (
-            there.merge_insert("id")
+        "append": lambda dataset: dataset.insert(rows([5000])),
+        "delete": lambda dataset: dataset.delete("id = 3"),
+        "update": lambda dataset: dataset.update({"x": "7"}, where="id = 3"),
+        "merge": lambda dataset: (
+            dataset.merge_insert("id")
             .when_matched_update_all()
             .when_not_matched_insert_all()
             .execute(pa.table({"id": [3, 5000], "x": [7, 7]}))
         ),
-        "compact": lambda there: there.optimize.compact_files(),
-        "column": lambda there: there.add_columns({"other": "x + 1"}),
+        "compact": lambda dataset: dataset.optimize.compact_files(),
+        "column": lambda dataset: dataset.add_columns({"other": "x + 1"}),
     }
-    once = iter([writers[writer]])
+    writes = iter([writers[writer]])
     commit = JobTable.commit
 
     def late(*arguments: Any, **options: Any) -> int:
-        for write in once:
-            write(found.dataset())
+        for write in writes:
+            write(target.dataset())
         return commit(*arguments, **options)
 
     monkeypatch.setattr(JobTable, "commit", late)
@@ -293,31 +293,31 @@ def test_backfill_overtaken_by_another_writer_is_rebased(
     expected |= changes.get(writer, {})
     if writer == "delete":
         del expected[3]
-    assert values(found) == expected
+    assert values(target) == expected
     assert counting.seen() == {"compact": 2000, "update": 1001, "merge": 1002}.get(writer, 1000)
 
 
 def test_backfill_whose_worker_is_killed_fills_all(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, tmp_path: Path
 ) -> None:
-    declare(found, Counting(tmp_path, kill=True))
+    declare(target, Counting(tmp_path, kill=True))
     backfill(LocalRun(), catalog, spark, name, "y")
     assert (tmp_path / "killed").exists()
-    assert values(found) == doubles(range(1000))
-    found.dataset().validate()
+    assert values(target) == doubles(range(1000))
+    target.dataset().validate()
 
 
 def test_backfill_canceled_keeps_its_checkpoints(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tiltyard.pipeline.backfill.job.CHECKPOINT_SECONDS", 0)
     counting = Counting(tmp_path)
-    declare(found, counting)
+    declare(target, counting)
     run = LocalRun()
     commit = JobTable.commit
 
@@ -330,15 +330,15 @@ def test_backfill_canceled_keeps_its_checkpoints(
     with pytest.raises(RunCanceledError):
         backfill(run, catalog, spark, name, "y")
     monkeypatch.setattr(JobTable, "commit", commit)
-    kept = sum(value is not None for value in values(found).values())
-    assert kept in (250, 500)
+    filled = sum(value is not None for value in values(target).values())
+    assert filled in (250, 500)
     counting.seen()
-    assert backfill(LocalRun(), catalog, spark, name, "y")["rows"] == counting.seen() == 1000 - kept
-    assert values(found) == doubles(range(1000))
+    assert backfill(LocalRun(), catalog, spark, name, "y")["rows"] == counting.seen() == 1000 - filled
+    assert values(target) == doubles(range(1000))
 
 
 def test_backfill_that_cannot_be_says_why(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
     failing = "tests.spark.functions:failing"
     with pytest.raises(InvalidInputError, match="ValueError: no idea"):

@@ -21,8 +21,8 @@ import pytest
 
 from tests.services.server import ServerProcess
 from tests.services.spark_cluster import spark_cluster
-from tests.spark.on_cluster import FOLDER, notes
-from tests.spark.watching import children, wait_for
+from tests.spark.cluster_functions import FOLDER, notes
+from tests.spark.job_processes import children, wait_for
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.driver.lease import LEASE_MS, submit_job
 from tiltyard.pipeline.jobs import find_job
@@ -65,11 +65,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str], fo
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows, in files."""
-    found = tmp_path_factory.mktemp("source")
+    source_folder = tmp_path_factory.mktemp("source")
     for part in range(FILES):
         size = ROWS // FILES
-        pq.write_table(rows().slice(part * size, size), found / f"part{part}.parquet")
-    return found
+        pq.write_table(rows().slice(part * size, size), source_folder / f"part{part}.parquet")
+    return source_folder
 
 
 def rows() -> pa.Table:
@@ -80,26 +80,26 @@ def rows() -> pa.Table:
     return pa.table(columns).append_column("vector", vector)
 
 
-def begun(server: ServerProcess, job: str, **arguments: object) -> str:
+def submit(server: ServerProcess, job: str, **arguments: object) -> str:
     """The id of a job that is queued."""
     return submit_job(OperationClient(connection(server.url)), find_job(job), arguments).id
 
 
-def told(server: ServerProcess, job_id: str) -> dict[str, object]:
+def describe_job(server: ServerProcess, job_id: str) -> dict[str, object]:
     """A job, as the catalog knows it."""
-    found: dict[str, object] = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
-    return found
+    job: dict[str, object] = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    return job
 
 
 def succeeded(server: ServerProcess, job_id: str) -> dict[str, str]:
     """Its properties, after it has ended well."""
     ended = ("Succeeded", "Failed", "Canceled")
-    job = wait_for(lambda: (one := told(server, job_id))["status"] in ended and one, 200)
+    job = wait_for(lambda: (latest := describe_job(server, job_id))["status"] in ended and latest, 200)
     assert job["status"] == "Succeeded", job
     return dict(job["properties"])
 
 
-def stored(server: ServerProcess, name: str) -> pa.Table:
+def stored_rows(server: ServerProcess, name: str) -> pa.Table:
     """A table's contents, by plain pylance."""
     return lance.dataset(table(server.url, name).location().uri).to_table().sort_by("id")
 
@@ -107,9 +107,9 @@ def stored(server: ServerProcess, name: str) -> pa.Table:
 def test_ingest_on_a_cluster_whose_task_is_speculated_brings_each_row_once(
     server: ServerProcess, folder: Path, source: Path
 ) -> None:
-    code = "tests.spark.on_cluster:passed_by"
-    figures = succeeded(server, begun(server, "ingest", source=str(source), table="films", udf=code, task_mb=1))
-    assert stored(server, "films") == rows()
+    code = "tests.spark.cluster_functions:passed_by"
+    figures = succeeded(server, submit(server, "ingest", source=str(source), table="films", udf=code, task_mb=1))
+    assert stored_rows(server, "films") == rows()
     assert figures["rows"] == str(ROWS) and figures["spark_application"].startswith("app-")
     first, second, *_ = [line.split(" ", 1)[0] for line in notes(folder) if line.endswith(" ingest 0")]
     assert first != second, "copies run on two hosts"
@@ -117,10 +117,10 @@ def test_ingest_on_a_cluster_whose_task_is_speculated_brings_each_row_once(
 
 
 def test_backfill_on_a_cluster_whose_worker_is_killed_fills_every_row(server: ServerProcess, folder: Path) -> None:
-    asked = {"udf": "tests.spark.on_cluster:doubled", "inputs": ["x"], "type": "int64"}
-    figures = succeeded(server, begun(server, "backfill", table="films", column="y", **asked))
+    arguments = {"udf": "tests.spark.cluster_functions:doubled", "inputs": ["x"], "type": "int64"}
+    figures = succeeded(server, submit(server, "backfill", table="films", column="y", **arguments))
     expected = rows().append_column("y", pa.array([20 * number for number in range(ROWS)], pa.int64()))
-    assert stored(server, "films") == expected
+    assert stored_rows(server, "films") == expected
     assert figures["rows"] == str(ROWS)
     assert len([line for line in notes(folder) if line.endswith(" double")]) > 1
 
@@ -134,16 +134,16 @@ def test_index_on_a_cluster_answers_like_none(
     vector = rows()["vector"][1234].as_py()
     search = {"full_text_query": "word7"} if kind == "FTS" else {"nearest": {"column": column, "q": vector, "k": 5}}
     nearest = table(server.url, "films").dataset().to_table(columns=["id"], **search) if kind != "FTS" else None
-    words = [number for number in range(ROWS) if number % 50 == 7]
-    asked = {"table": "films", "column": column, "type": kind, "parameters": parameters}
-    figures = succeeded(server, begun(server, "index", **asked))
+    word_ids = [number for number in range(ROWS) if number % 50 == 7]
+    arguments = {"table": "films", "column": column, "type": kind, "parameters": parameters}
+    figures = succeeded(server, submit(server, "index", **arguments))
     assert (figures["rows"], figures["spark_application"][:4]) == (str(ROWS), "app-")
     dataset = table(server.url, "films").dataset()
-    assert [one.name for one in dataset.describe_indices() if one.name == f"{column}_idx"]
+    assert [index.name for index in dataset.describe_indices() if index.name == f"{column}_idx"]
     if nearest is not None:
         search["nearest"]["nprobes"] = 4  # type: ignore[index]  # of a vector search
-    found = dataset.to_table(columns=["id"], **search)["id"].to_pylist()
-    assert sorted(found) == (words if nearest is None else sorted(nearest["id"].to_pylist()))
+    ids = dataset.to_table(columns=["id"], **search)["id"].to_pylist()
+    assert sorted(ids) == (word_ids if nearest is None else sorted(nearest["id"].to_pylist()))
 
 
 @pytest.mark.parametrize("killed", ["driver", "server"])
@@ -152,22 +152,24 @@ def test_ingest_on_a_cluster_whose_driver_or_server_is_killed_brings_each_row_on
 ) -> None:
     go = folder / "go"
     go.unlink(missing_ok=True)
-    asked = {"source": str(source), "table": killed, "udf": "tests.spark.on_cluster:held", "task_mb": 1}
-    job_id = begun(server, "ingest", **asked)
-    wait_for(lambda: int(told(server, job_id)["properties"].get("tasks", 0)) >= 2, 120)  # type: ignore[attr-defined]  # a mapping
+    arguments = {"source": str(source), "table": killed, "udf": "tests.spark.cluster_functions:held", "task_mb": 1}
+    job_id = submit(server, "ingest", **arguments)
+    wait_for(lambda: int(describe_job(server, job_id)["properties"].get("tasks", 0)) >= 2, 120)  # type: ignore[attr-defined]  # a mapping
     if killed == "driver":
-        [driver] = [pid for pid, words in children(server.process.pid) if "tiltyard.pipeline.driver.process" in words]
+        [driver] = [
+            pid for pid, command in children(server.process.pid) if "tiltyard.pipeline.driver.process" in command
+        ]
         os.kill(driver, signal.SIGKILL)
-        wait_for(lambda: told(server, job_id)["attempts"] == 2, 120)
+        wait_for(lambda: describe_job(server, job_id)["attempts"] == 2, 120)
         attempts = (2,)
     else:
-        began = time.monotonic()
+        started_at = time.monotonic()
         server.kill()
         server.start()
         # The driver goes on, unless its lease ended before there was a server again.
-        attempts = (1,) if time.monotonic() - began < LEASE_MS / 2000 else (1, 2)
+        attempts = (1,) if time.monotonic() - started_at < LEASE_MS / 2000 else (1, 2)
     go.touch()
     assert succeeded(server, job_id)["rows"] == str(ROWS)
-    assert stored(server, killed) == rows()
+    assert stored_rows(server, killed) == rows()
     assert table(server.url, killed).dataset().version == 1
-    assert told(server, job_id)["attempts"] in attempts
+    assert describe_job(server, job_id)["attempts"] in attempts

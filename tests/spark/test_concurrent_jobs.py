@@ -34,35 +34,35 @@ OLD, UPSERTED, DELETED, APPENDED = range(2000), range(1900, 2100), range(300, 34
 
 def rows(ids: range | list[int], value: str) -> pa.Table:
     """Rows of (id, x, v); x is ten times the id, and the computed column twice that."""
-    found = list(ids)
-    return pa.table({"id": found, "x": [10 * number for number in found], "v": [value] * len(found)})
+    numbers = list(ids)
+    return pa.table({"id": numbers, "x": [10 * number for number in numbers], "v": [value] * len(numbers)})
 
 
 @pytest.fixture
-def found(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
+def target(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
     """A table of eight fragments with a column that is computed later."""
-    made = table_of(catalog, fresh("together"))
-    lance.write_dataset(rows(OLD, "old"), namespace_client=made.client, table_id=made.id, max_rows_per_file=250)
-    made.dataset().add_columns(pa.field("y", pa.int64()))
-    return made
+    target = table_of(catalog, fresh("together"))
+    lance.write_dataset(rows(OLD, "old"), namespace_client=target.client, table_id=target.id, max_rows_per_file=250)
+    target.dataset().add_columns(pa.field("y", pa.int64()))
+    return target
 
 
 def test_jobs_and_writers_at_once_leave_each_row_once_with_its_values(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, tmp_path: Path
+    spark: SparkSession, catalog: CatalogConnection, target: Table, tmp_path: Path
 ) -> None:
-    name, ended = str(found), threading.Event()
+    name, ended = str(target), threading.Event()
     pq.write_table(rows(UPSERTED, "new"), tmp_path / "changed.parquet")
 
     def append() -> int:
         number = 0
         while not ended.wait(0.1):
-            found.dataset().insert(rows([APPENDED + number], "appended"))
+            target.dataset().insert(rows([APPENDED + number], "appended"))
             number += 1
         return number
 
     def remove() -> None:
         for first in DELETED[::10]:
-            found.dataset().delete(f"id >= {first} and id < {first + 10}")
+            target.dataset().delete(f"id >= {first} and id < {first + 10}")
 
     def fill() -> Any:
         return backfill(LocalRun(), catalog, spark, name, "y", udf=f"{functions.__name__}:doubled", inputs=["x"])
@@ -93,9 +93,9 @@ def test_jobs_and_writers_at_once_leave_each_row_once_with_its_values(
         for number, value in values.items()
         if number not in DELETED
     ]
-    dataset = lance.dataset(found.location().uri)
+    dataset = lance.dataset(target.location().uri)
     dataset.validate()
     assert dataset.to_table().sort_by("id").to_pylist() == expected
     for number in (5, 310, 1950, 2050, APPENDED):  # through the index, what it has not yet beside it
-        wanted = [row for row in expected if row["id"] == number]
-        assert dataset.to_table(filter=f"id = {number}").to_pylist() == wanted
+        expected_rows = [row for row in expected if row["id"] == number]
+        assert dataset.to_table(filter=f"id = {number}").to_pylist() == expected_rows

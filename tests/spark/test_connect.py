@@ -39,9 +39,9 @@ def test_jobs_and_data_source_through_spark_connect_are_the_same_rows(environ: d
     pq.write_table(rows(range(90, 120), "new"), tmp_path / "changed.parquet")
     server = ServerProcess(tmp_path / "served")
     with connect_server({**environ, "PYSPARK_PYTHON": sys.executable}) as remote:
-        words = [remote, server.url, str(tmp_path / "source.parquet"), str(tmp_path / "changed.parquet")]
+        arguments = [remote, server.url, str(tmp_path / "source.parquet"), str(tmp_path / "changed.parquet")]
         client = subprocess.run(
-            [sys.executable, "-m", "tests.spark.connected", *words],
+            [sys.executable, "-m", "tests.spark.connect_client", *arguments],
             env={**os.environ, **environ, "JAVA_HOME": str(tmp_path / "no-java")},
             capture_output=True,
             text=True,
@@ -49,9 +49,9 @@ def test_jobs_and_data_source_through_spark_connect_are_the_same_rows(environ: d
             timeout=240,
         )
         assert client.returncode == 0, client.stderr
-    told = json.loads(client.stdout.splitlines()[-1])
-    assert (told["connect"], told["slots"], told["rows"], told["count"]) == (True, 2, 100, 120)
-    assert told["canceled_after"] < 20  # the tasks would sleep for 60
+    result = json.loads(client.stdout.splitlines()[-1])
+    assert (result["connect"], result["slots"], result["rows"], result["count"]) == (True, 2, 100, 120)
+    assert result["canceled_after"] < 20  # the tasks would sleep for 60
     films = pa.concat_tables([rows(range(90), "old"), rows(range(90, 120), "new")])
     assert stored(server.url, "films") == films.append_column("twice", twice(range(120), 90))
     few = rows(range(5), "old").append_column("twice", twice(range(5), 5)).to_pylist()

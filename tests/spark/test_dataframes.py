@@ -32,8 +32,8 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(
     spark: SparkSession, catalog: CatalogConnection, fresh: Fresh
 ) -> None:
     table = table_of(catalog, fresh("joined"))
-    left = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
-    frame = left.join(spark.range(500, 2000), "id")
+    vectors = spark.range(1000).selectExpr("id", "array(cast(id as float), 0.5f) as v")
+    frame = vectors.join(spark.range(500, 2000), "id")
     options = WriteOptions(
         columns=ColumnSelection(types={"v": parse_type("float32[2]")}), checks=(parse_check("unique(id)"),)
     )
@@ -41,7 +41,7 @@ def test_write_frame_of_a_join_is_its_rows_with_vectors(
     assert (figures["rows"], figures["version"]) == (500, 1)
     rows = table.dataset().to_table().sort_by("id").to_pylist()
     assert rows == [{"id": n, "v": [float(n), 0.5]} for n in range(500, 1000)]
-    appended = write_frame(LocalRun(), left.filter("id < 3"), table, WriteOptions(WriteMode.APPEND))
+    appended = write_frame(LocalRun(), vectors.filter("id < 3"), table, WriteOptions(WriteMode.APPEND))
     assert (appended["version"], table.dataset().count_rows()) == (2, 503)
 
 

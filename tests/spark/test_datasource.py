@@ -25,19 +25,21 @@ Fresh = Callable[[str], str]
 
 
 @pytest.fixture
-def write(served: ServerProcess) -> Callable[..., None]:
+def write(shared_server: ServerProcess) -> Callable[..., None]:
     """Write a DataFrame."""
 
     def call(frame: DataFrame, name: str, mode: str = "append", **options: Any) -> None:
-        frame.write.format("tiltyard").options(uri=served.url, table=name, **options).mode(mode).save()
+        frame.write.format("tiltyard").options(uri=shared_server.url, table=name, **options).mode(mode).save()
 
     return call
 
 
 @pytest.fixture
-def read(spark: SparkSession, served: ServerProcess) -> Callable[..., DataFrame]:
+def read(spark: SparkSession, shared_server: ServerProcess) -> Callable[..., DataFrame]:
     """Read a table as a DataFrame."""
-    return lambda name, **options: spark.read.format("tiltyard").options(uri=served.url, table=name, **options).load()
+    return lambda name, **options: (
+        spark.read.format("tiltyard").options(uri=shared_server.url, table=name, **options).load()
+    )
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_write_a_column_whose_name_could_not_be_read_again_is_refused_and_leaves
     for column in ("a.b", "a`b"):
         with pytest.raises(PySparkException, match="cannot be the name of a column"):
             write(spark.createDataFrame([(1,)], [column]), name)
-    assert name not in [str(one) for one in catalog.client().list_tables(ListTablesRequest(id=[])).tables]
+    assert name not in [str(table) for table in catalog.client().list_tables(ListTablesRequest(id=[])).tables]
 
 
 def test_write_a_value_that_the_column_cannot_hold_is_an_error_and_nothing_is_added(
@@ -190,13 +192,18 @@ def test_write_task_that_fails_at_first_adds_nothing_twice(
 
 
 def test_stream_batch_that_is_committed_again_is_there_once(
-    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
+    spark: SparkSession, shared_server: ServerProcess, catalog: CatalogConnection, fresh: Fresh, tmp_path: Path
 ) -> None:
     name, files = fresh("stream"), tmp_path / "files"
 
     def run() -> None:
         stream = spark.readStream.schema("id long").json(str(files)).writeStream.format("tiltyard")
-        options = {"uri": served.url, "table": name, "stream": "numbers", "checkpointLocation": str(tmp_path / "seen")}
+        options = {
+            "uri": shared_server.url,
+            "table": name,
+            "stream": "numbers",
+            "checkpointLocation": str(tmp_path / "seen"),
+        }
         query = stream.options(**options).trigger(availableNow=True).start()
         query.awaitTermination()
 
@@ -212,12 +219,12 @@ def test_stream_batch_that_is_committed_again_is_there_once(
 
 
 def test_stream_reads_what_is_appended_once_also_across_compaction(
-    put: Any, spark: SparkSession, served: ServerProcess, fresh: Fresh, tmp_path: Path
+    put: Any, spark: SparkSession, shared_server: ServerProcess, fresh: Fresh, tmp_path: Path
 ) -> None:
     name = fresh("source")
 
     def run() -> None:
-        stream = spark.readStream.format("tiltyard").options(uri=served.url, table=name).load()
+        stream = spark.readStream.format("tiltyard").options(uri=shared_server.url, table=name).load()
         out = stream.writeStream.format("json").option("checkpointLocation", str(tmp_path / "seen"))
         out.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
 

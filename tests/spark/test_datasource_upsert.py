@@ -47,18 +47,18 @@ def rows(ids: range | list[int], value: str) -> pa.Table:
 @pytest.fixture
 def target(catalog: CatalogConnection, fresh: Fresh) -> Table:
     """A table of 100 rows in four fragments."""
-    made = table_of(catalog, fresh("upserted"))
-    lance.write_dataset(rows(range(100), "old"), namespace_client=made.client, table_id=made.id, max_rows_per_file=25)
-    return made
+    table = table_of(catalog, fresh("upserted"))
+    lance.write_dataset(rows(range(100), "old"), namespace_client=table.client, table_id=table.id, max_rows_per_file=25)
+    return table
 
 
 @pytest.fixture
-def write(served: ServerProcess) -> Callable[..., None]:
+def write(shared_server: ServerProcess) -> Callable[..., None]:
     """Upsert a DataFrame."""
 
     def call(frame: DataFrame, table: Table | str, on: str = "id", mode: str = "append", **options: Any) -> None:
-        given = {"uri": served.url, "table": str(table), "on": on, **options}
-        frame.write.format("tiltyard").options(**given).mode(mode).save()
+        options_of_table = {"uri": shared_server.url, "table": str(table), "on": on, **options}
+        frame.write.format("tiltyard").options(**options_of_table).mode(mode).save()
 
     return call
 
@@ -120,7 +120,12 @@ def test_write_on_a_key_of_a_table_that_is_not_there_makes_none(
 
 
 def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
-    spark: SparkSession, served: ServerProcess, write: Any, target: Table, catalog: CatalogConnection, tmp_path: Path
+    spark: SparkSession,
+    shared_server: ServerProcess,
+    write: Any,
+    target: Table,
+    catalog: CatalogConnection,
+    tmp_path: Path,
 ) -> None:
     pq.write_table(rows(range(90, 140), "job"), tmp_path / "job.parquet")
     ended = threading.Event()
@@ -136,9 +141,11 @@ def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
         files = tmp_path / name
         files.mkdir()
         frame(spark, 90, 140, name).write.json(str(files / "rows"))
-        kept = {"checkpointLocation": str(tmp_path / f"{name} seen"), "stream": name}
+        options = {"checkpointLocation": str(tmp_path / f"{name} seen"), "stream": name}
         source = spark.readStream.schema("id long, half string, v string, vector array<float>").json(f"{files}/rows")
-        out = source.writeStream.format("tiltyard").options(uri=served.url, table=str(target), on="id", **kept)
+        out = source.writeStream.format("tiltyard").options(
+            uri=shared_server.url, table=str(target), on="id", **options
+        )
         return out.trigger(availableNow=True).start()
 
     with ThreadPoolExecutor(2) as pool:
@@ -151,10 +158,10 @@ def test_write_on_a_key_beside_upserts_and_appends_keys_stay_unique(
             query.awaitTermination()
         finally:
             ended.set()
-    there = contents(target)
-    [last] = set(there.slice(90, 50)["v"].to_pylist())  # all of one writer, the last: a commit is whole
+    result = contents(target)
+    [last] = set(result.slice(90, 50)["v"].to_pylist())  # all of one writer, the last: a commit is whole
     appended = rows(range(10_000, 10_000 + appending.result()), "appended")
-    assert there == joined(rows(range(90), "old"), rows(range(90, 140), last), appended)
+    assert result == joined(rows(range(90), "old"), rows(range(90, 140), last), appended)
 
 
 def _query(spark: SparkSession, files: Path) -> Any:
@@ -170,11 +177,11 @@ def _forget_last(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("way", ["append", "foreachBatch"])
 def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
-    spark: SparkSession, served: ServerProcess, write: Any, target: Table, tmp_path: Path, way: str
+    spark: SparkSession, shared_server: ServerProcess, write: Any, target: Table, tmp_path: Path, way: str
 ) -> None:
-    files, seen = tmp_path / "files", tmp_path / "seen"
+    files, checkpoints = tmp_path / "files", tmp_path / "seen"
     files.mkdir()
-    options = {"uri": served.url, "table": str(target), "on": "id", "stream": "numbers"}
+    options = {"uri": shared_server.url, "table": str(target), "on": "id", "stream": "numbers"}
     columns = ["id", "substr('ab', int(id % 2) + 1, 1) as half", "v", "array(float(id), 0.5f) as vector"]
 
     def run() -> None:
@@ -185,14 +192,14 @@ def test_stream_on_a_key_batch_that_is_tried_again_is_upserted_once(
             stream = counted.writeStream.outputMode("update").foreachBatch(
                 lambda batch, number: write(batch, target, stream="numbers", batch=number)
             )
-        stream.option("checkpointLocation", str(seen)).trigger(availableNow=True).start().awaitTermination()
+        stream.option("checkpointLocation", str(checkpoints)).trigger(availableNow=True).start().awaitTermination()
 
     (files / "0.json").write_text('{"id": 99, "v": "first"}\n{"id": 100, "v": "first"}\n')
     run()
     (files / "1.json").write_text('{"id": 100, "v": "second"}\n{"id": 101, "v": "second"}\n')
     run()
     target.dataset().update({"v": "'theirs'"}, where="id = 101")
-    _forget_last(seen)
+    _forget_last(checkpoints)
     run()
     expected = [rows(range(99), "old"), rows([99], "first"), rows([100], "second"), rows([101], "theirs")]
     assert contents(target) == joined(*expected)
@@ -209,49 +216,51 @@ def writer(url: str, table: Table, on: dict[str, str]) -> TableWriter:
 
 @EITHER
 def test_write_whose_answer_got_lost_keeps_the_files_that_were_committed(
-    served: ServerProcess, target: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
+    shared_server: ServerProcess, target: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
 ) -> None:
     """Spark aborts a write whose commit raised: what a version names must not be deleted then."""
     new = rows(range(100, 110), "new")
-    ours = writer(served.url, target, on)
-    written = [ours.write(iter(new.to_batches()))]
+    table_writer = writer(shared_server.url, target, on)
+    written = [table_writer.write(iter(new.to_batches()))]
     commit = JobTable.commit
 
-    def lost(*arguments: Any, **given: Any) -> int:
-        commit(*arguments, **given)
+    def lost(*arguments: Any, **options: Any) -> int:
+        commit(*arguments, **options)
         raise ServiceUnavailableError("The server went away.")
 
     monkeypatch.setattr(JobTable, "commit", lost)
     with pytest.raises(ServiceUnavailableError):
-        ours.commit(written)
-    ours.abort(written)
+        table_writer.commit(written)
+    table_writer.abort(written)
     assert contents(target) == joined(rows(range(100), "old"), new)
 
 
 @EITHER
-def test_write_whose_task_failed_leaves_nothing(served: ServerProcess, target: Table, on: dict[str, str]) -> None:
-    ours = writer(served.url, target, on)
-    ours.abort([ours.write(iter(rows([1000], "new").to_batches())), None])
+def test_write_whose_task_failed_leaves_nothing(
+    shared_server: ServerProcess, target: Table, on: dict[str, str]
+) -> None:
+    table_writer = writer(shared_server.url, target, on)
+    table_writer.abort([table_writer.write(iter(rows([1000], "new").to_batches())), None])
     assert contents(target) == rows(range(100), "old")
     assert len(list((Path(target.location().uri) / "data").iterdir())) == 4
 
 
 @EITHER
 def test_stream_batch_that_two_drivers_commit_at_once_is_there_once(
-    served: ServerProcess, target: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
+    shared_server: ServerProcess, target: Table, monkeypatch: pytest.MonkeyPatch, on: dict[str, str]
 ) -> None:
     """A driver that was thought dead comes between: its batch has other rows, for the source gave others."""
-    theirs, ours = writer(served.url, target, on), writer(served.url, target, on)
+    first, second = writer(shared_server.url, target, on), writer(shared_server.url, target, on)
     new = rows(range(100, 110), "theirs")
-    written = [theirs.write(iter(new.to_batches()))]
-    late = [ours.write(iter(rows(range(110, 120), "ours").to_batches()))]
-    once, commit = iter([written]), JobTable.commit
+    first_messages = [first.write(iter(new.to_batches()))]
+    second_messages = [second.write(iter(rows(range(110, 120), "ours").to_batches()))]
+    commits, commit = iter([first_messages]), JobTable.commit
 
-    def overtaken(*arguments: Any, **given: Any) -> int:
-        for messages in once:
-            theirs.commit_batch(messages, "numbers", 0)
-        return commit(*arguments, **given)
+    def overtaken(*arguments: Any, **options: Any) -> int:
+        for messages in commits:
+            first.commit_batch(messages, "numbers", 0)
+        return commit(*arguments, **options)
 
     monkeypatch.setattr(JobTable, "commit", overtaken)
-    ours.commit_batch(late, "numbers", 0)
+    second.commit_batch(second_messages, "numbers", 0)
     assert contents(target) == joined(rows(range(100), "old"), new)

@@ -15,8 +15,8 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from tests.services.server import ServerProcess
-from tests.spark.toys import drivers, noted
-from tests.spark.watching import all_steps, transaction, wait_for
+from tests.spark.example_jobs import drivers, logged_steps
+from tests.spark.job_processes import all_steps, transaction, wait_for
 from tiltyard.model.privileges import Privilege
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.driver.lease import submit_job
@@ -43,9 +43,9 @@ def start_worker(server: ServerProcess, environ: dict[str, str]) -> Iterator[Sta
     started: list[subprocess.Popen[bytes]] = []
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
-        words = ["worker", "--root", str(server.root), "--jobs", "1", "--spark", "local[1]"]
-        given = {**os.environ, **environ, "TILTYARD_SPARK_CONF": json.dumps(CONF), **variables}
-        started.append(subprocess.Popen([sys.executable, "-m", "tiltyard", *words], env=given))
+        arguments = ["worker", "--root", str(server.root), "--jobs", "1", "--spark", "local[1]"]
+        variables_of_worker = {**os.environ, **environ, "TILTYARD_SPARK_CONF": json.dumps(CONF), **variables}
+        started.append(subprocess.Popen([sys.executable, "-m", "tiltyard", *arguments], env=variables_of_worker))
         return started[-1]
 
     yield start
@@ -63,7 +63,9 @@ def submitted(server: ServerProcess, folder: Path, **arguments: object) -> str:
 
 def ended(server: ServerProcess, job_id: str) -> str:
     """How a job ended, as soon as it has."""
-    return str(wait_for(lambda: (one := transaction(server, job_id).status) in ("Succeeded", "Failed") and one, 400))
+    return str(
+        wait_for(lambda: (status := transaction(server, job_id).status) in ("Succeeded", "Failed") and status, 400)
+    )
 
 
 def let_go(folder: Path) -> None:
@@ -72,13 +74,13 @@ def let_go(folder: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def toys(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process knows the toys, too."""
-    from tests.spark import toys
+def registered_example_jobs(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the example jobs in this process, too."""
+    from tests.spark import example_jobs
     from tiltyard.model.jobs import PIPELINE_JOBS, pipeline_jobs
 
     for name in ("toy", "toy_on_spark"):
-        monkeypatch.setitem(PIPELINE_JOBS, name, toys.__name__)
+        monkeypatch.setitem(PIPELINE_JOBS, name, example_jobs.__name__)
     pipeline_jobs.cache_clear()
 
 
@@ -93,10 +95,10 @@ def test_queued_job_that_no_driver_can_be_started_for_fails_and_the_next_one_run
 ) -> None:
     payload = {"arguments": {}, "table": [], "spark": {"spark.submit.pyFiles": "\0"}}
     with open_store(f"sqlite:///{server.root}/catalog.db") as store:
-        bad = store.create_transaction("toy", None, payload, {}).id
+        job_id = store.create_transaction("toy", None, payload, {}).id
     start_worker()
-    assert ended(server, bad) == "Failed"
-    assert "may not set the property" in (transaction(server, bad).properties or {})["error"]
+    assert ended(server, job_id) == "Failed"
+    assert "may not set the property" in (transaction(server, job_id).properties or {})["error"]
     assert ended(server, submitted(server, tmp_path)) == "Succeeded"
 
 
@@ -104,14 +106,14 @@ def test_queued_job_of_somebody_who_may_not_have_it_done_any_more_fails_before_a
     server: ServerProcess, start_worker: Start, tmp_path: Path
 ) -> None:
     asker = {"name": "ann", "groups": [], "method": "api key", "administrator": False}
-    given = {"folder": str(tmp_path)}
-    payload = {"arguments": given, "table": [], "spark": {}, "asker": asker, "wanted": int(Privilege.RUN_UDFS)}
+    arguments = {"folder": str(tmp_path)}
+    payload = {"arguments": arguments, "table": [], "spark": {}, "asker": asker, "wanted": int(Privilege.RUN_UDFS)}
     with open_store(f"sqlite:///{server.root}/catalog.db") as store:
         job_id = store.create_transaction("toy", None, payload, {}, requested_by="ann").id
     start_worker()
     assert ended(server, job_id) == "Failed"
     assert "ann, who submitted this job" in (transaction(server, job_id).properties or {})["error"]
-    assert noted(tmp_path) == []
+    assert logged_steps(tmp_path) == []
 
 
 @pytest.mark.extended
@@ -121,21 +123,21 @@ def test_submitted_jobs_run_in_one_warm_session_and_tell_of_spark(
 ) -> None:
     calls = OperationClient(connection(server.url))
     jobs = [submit_job(calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}).id for _ in range(2)]
-    own = submit_job(
+    with_properties = submit_job(
         calls, find_job("toy_on_spark"), {"folder": str(tmp_path)}, spark={"spark.sql.shuffle.partitions": "5"}
     )
     start_worker()
-    assert [ended(server, job) for job in [*jobs, own.id]] == ["Succeeded"] * 3
-    told = [transaction(server, job).properties or {} for job in [*jobs, own.id]]
-    assert [one["rows"] for one in told] == ["1000"] * 3
-    assert [one["shuffles"] for one in told] == ["3", "3", "5"]
+    assert [ended(server, job) for job in [*jobs, with_properties.id]] == ["Succeeded"] * 3
+    results = [transaction(server, job).properties or {} for job in [*jobs, with_properties.id]]
+    assert [result["rows"] for result in results] == ["1000"] * 3
+    assert [result["shuffles"] for result in results] == ["3", "3", "5"]
     # The first two ran in one application; the one with properties of its own was submitted by itself.
-    applications = [one["spark_application"] for one in told]
+    applications = [result["spark_application"] for result in results]
     assert applications[0] == applications[1] != applications[2]
     assert len(drivers(tmp_path)) == 2
-    with urllib.request.urlopen(told[0]["spark_ui"]) as page:
+    with urllib.request.urlopen(results[0]["spark_ui"]) as page:
         assert b"Spark" in page.read()
-    event_log = Path(told[2]["spark_event_log"].removeprefix("file://"))
+    event_log = Path(results[2]["spark_event_log"].removeprefix("file://"))
     assert event_log.is_dir() and list(event_log.glob("events_*"))
 
 
@@ -144,12 +146,12 @@ def test_submitted_job_whose_driver_is_killed_goes_on_in_another_and_ends_once(
 ) -> None:
     job_id = submitted(server, tmp_path, steps=12, hold=3)
     start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 3)
+    wait_for(lambda: len(logged_steps(tmp_path)) >= 3)
     (first,) = drivers(tmp_path)
     os.kill(first, signal.SIGKILL)
     let_go(tmp_path)
     assert ended(server, job_id) == "Succeeded"
-    steps = noted(tmp_path)
+    steps = logged_steps(tmp_path)
     assert sorted(set(steps)) == sorted(all_steps(12)) and len(steps) - len(set(steps)) <= 1
     assert len(drivers(tmp_path)) == 2
 
@@ -159,12 +161,12 @@ def test_submitted_job_whose_worker_is_killed_ends_once(
 ) -> None:
     job_id = submitted(server, tmp_path, steps=15, hold=2)
     worker = start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 2)
+    wait_for(lambda: len(logged_steps(tmp_path)) >= 2)
     worker.kill()
     let_go(tmp_path)
     start_worker()
     assert ended(server, job_id) == "Succeeded"
-    assert noted(tmp_path) == all_steps(15) and len(drivers(tmp_path)) == 1
+    assert logged_steps(tmp_path) == all_steps(15) and len(drivers(tmp_path)) == 1
 
 
 def test_submitted_job_whose_worker_and_driver_are_killed_is_taken_over_when_the_lease_ends(
@@ -172,13 +174,13 @@ def test_submitted_job_whose_worker_and_driver_are_killed_is_taken_over_when_the
 ) -> None:
     job_id = submitted(server, tmp_path, steps=12, hold=2)
     worker = start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 2)
+    wait_for(lambda: len(logged_steps(tmp_path)) >= 2)
     worker.kill()
     os.kill(*drivers(tmp_path), signal.SIGKILL)
     let_go(tmp_path)
     start_worker()
     assert ended(server, job_id) == "Succeeded"
-    steps = noted(tmp_path)
+    steps = logged_steps(tmp_path)
     assert sorted(set(steps)) == sorted(all_steps(12)) and len(steps) - len(set(steps)) <= 1
 
 
@@ -190,7 +192,7 @@ def test_submitted_jobs_and_two_workers_each_job_is_done_once(
     start_worker()
     for folder, job_id in jobs.items():
         assert ended(server, job_id) == "Succeeded"
-        assert noted(folder) == all_steps(5)
+        assert logged_steps(folder) == all_steps(5)
 
 
 def test_submitted_job_of_a_worker_that_stops_is_handed_to_the_next(
@@ -198,14 +200,14 @@ def test_submitted_job_of_a_worker_that_stops_is_handed_to_the_next(
 ) -> None:
     job_id = submitted(server, tmp_path, steps=40, hold=2)
     worker = start_worker()
-    wait_for(lambda: len(noted(tmp_path)) >= 2)
+    wait_for(lambda: len(logged_steps(tmp_path)) >= 2)
     worker.terminate()
     assert worker.wait(60) == 0
     assert transaction(server, job_id).status == "Queued"
     let_go(tmp_path)
     start_worker()
     assert ended(server, job_id) == "Succeeded"
-    assert sorted(noted(tmp_path)) == sorted(all_steps(40)) and len(drivers(tmp_path)) == 2
+    assert sorted(logged_steps(tmp_path)) == sorted(all_steps(40)) and len(drivers(tmp_path)) == 2
 
 
 def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
@@ -213,12 +215,12 @@ def test_submitted_job_that_is_canceled_stops_and_the_worker_goes_on(
 ) -> None:
     job_id = submitted(server, tmp_path / "one", steps=500, pause=0.05)
     start_worker()
-    wait_for(lambda: len(noted(tmp_path / "one")) >= 2)
+    wait_for(lambda: len(logged_steps(tmp_path / "one")) >= 2)
     action = {"setStatusAction": {"status": "Canceled"}}
     OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
-    last = len(noted(tmp_path / "one"))
+    last = len(logged_steps(tmp_path / "one"))
     assert ended(server, submitted(server, tmp_path / "two")) == "Succeeded"
-    assert "commit" not in noted(tmp_path / "one") and len(noted(tmp_path / "one")) - last <= 100
+    assert "commit" not in logged_steps(tmp_path / "one") and len(logged_steps(tmp_path / "one")) - last <= 100
     assert transaction(server, job_id).status == "Canceled"
 
 
@@ -229,16 +231,16 @@ def test_submitted_job_with_code_of_a_client_fails_where_that_is_off(
     job_id = submitted(server, tmp_path, udf="os:getcwd")
     assert ended(server, job_id) == "Failed"
     assert "setting 'udfs'" in (transaction(server, job_id).properties or {})["error"]
-    assert noted(tmp_path) == []
+    assert logged_steps(tmp_path) == []
 
 
 def test_worker_without_java_leaves_jobs_of_the_pipeline_to_others(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
     job_id = submitted(server, tmp_path)
-    words = [sys.executable, "-m", "tiltyard", "worker", "--root", str(server.root), "--spark", "local"]
+    command = [sys.executable, "-m", "tiltyard", "worker", "--root", str(server.root), "--spark", "local"]
     variables = {**os.environ, **environ, "JAVA_HOME": str(tmp_path / "no-java")}
-    worker = subprocess.Popen(words, env=variables, stderr=subprocess.PIPE, text=True)
+    worker = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
     assert worker.stderr is not None
     lines = []
     while not (lines and "works on" in lines[-1]):
@@ -289,23 +291,23 @@ def test_driver_whose_worker_was_killed_says_so_in_one_line(
     calls, owner = OperationClient(connection(server.url)), "driver-of-a-dead-worker"
     job_id = submit_job(calls, find_job("toy"), {"folder": str(tmp_path), "hold": 2}, owner=owner).id
     pipe, variables = subprocess.PIPE, {**os.environ, **environ}
-    words = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
-    driver = subprocess.Popen(words, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    command = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
+    driver = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert driver.stdin is not None and driver.stdout is not None and driver.stderr is not None
     driver.stdin.write(json.dumps({"uri": server.url}) + "\n" + json.dumps({"job": job_id, "owner": owner}) + "\n")
     driver.stdin.flush()
-    wait_for(lambda: len(noted(tmp_path)) >= 2)
+    wait_for(lambda: len(logged_steps(tmp_path)) >= 2)
     driver.stdout.close()  # as the end of its worker does
     driver.stdin.close()
     let_go(tmp_path)
-    said = driver.stderr.read()
+    log = driver.stderr.read()
     assert driver.wait(60) == 0 and transaction(server, job_id).status == "Succeeded"
-    assert "Traceback" not in said and "BrokenPipe" not in said
-    assert len([line for line in said.splitlines() if f"job {job_id} has ended, and the worker" in line]) == 1
+    assert "Traceback" not in log and "BrokenPipe" not in log
+    assert len([line for line in log.splitlines() if f"job {job_id} has ended, and the worker" in line]) == 1
 
 
 def test_driver_takes_no_orders_from_its_environment(server: ServerProcess) -> None:
-    given = {**os.environ, "TILTYARD_JOB_CATALOG": json.dumps({"uri": server.url})}
-    words = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
-    stopped = subprocess.run(words, check=False, env=given, input="", capture_output=True, text=True, timeout=120)
+    variables = {**os.environ, "TILTYARD_JOB_CATALOG": json.dumps({"uri": server.url})}
+    command = [sys.executable, "-m", "tiltyard.pipeline.driver.process"]
+    stopped = subprocess.run(command, check=False, env=variables, input="", capture_output=True, text=True, timeout=120)
     assert stopped.returncode == 1 and "TILTYARD_JOB_CATALOG_FILE" in stopped.stderr

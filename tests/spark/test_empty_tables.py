@@ -56,40 +56,40 @@ JOBS = {
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Where the commands are given."""
-    found = tmp_path_factory.mktemp("empty")
-    pq.write_table(ROWS, found / "rows.parquet")
-    pq.write_table(ROWS.slice(0, 0), found / "none.parquet")
-    (found / "words.py").write_text(UDF)
+    working_folder = tmp_path_factory.mktemp("empty")
+    pq.write_table(ROWS, working_folder / "rows.parquet")
+    pq.write_table(ROWS.slice(0, 0), working_folder / "none.parquet")
+    (working_folder / "words.py").write_text(UDF)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(found)
-        yield found
+        patch.chdir(working_folder)
+        yield working_folder
 
 
 @pytest.fixture
-def read(spark: SparkSession, served: ServerProcess) -> Callable[..., DataFrame]:
+def read(spark: SparkSession, shared_server: ServerProcess) -> Callable[..., DataFrame]:
     """Read a table, with a schema of the caller's own if there is one."""
 
     def call(name: str, schema: str | None = None, **options: str) -> DataFrame:
         reader = spark.read.schema(schema) if schema else spark.read
-        return reader.format("tiltyard").options(uri=served.url, table=name, **options).load()
+        return reader.format("tiltyard").options(uri=shared_server.url, table=name, **options).load()
 
     return call
 
 
-def emptied(served: ServerProcess, name: str, how: str) -> Table:
-    found = table(connection(served.url), name)
+def emptied(shared_server: ServerProcess, name: str, how: str) -> Table:
+    target = table(connection(shared_server.url), name)
     if how == "declared":
-        found.client.declare_table(upstream.DeclareTableRequest(id=found.id))
+        target.client.declare_table(upstream.DeclareTableRequest(id=target.id))
     else:
         rows = ROWS if how == "deleted" else ROWS.slice(0, 0)
-        lance.write_dataset(rows, namespace_client=found.client, table_id=found.id, mode="create")
+        lance.write_dataset(rows, namespace_client=target.client, table_id=target.id, mode="create")
     if how == "deleted":
-        found.dataset().delete("true")
-    return found
+        target.dataset().delete("true")
+    return target
 
 
-def command(served: ServerProcess, line: str) -> tuple[int, str, dict[str, str]]:
-    done = CliRunner().invoke(main, [*shlex.split(line), "--uri", served.url])
+def command(shared_server: ServerProcess, line: str) -> tuple[int, str, dict[str, str]]:
+    done = CliRunner().invoke(main, [*shlex.split(line), "--uri", shared_server.url])
     assert done.exception is None or isinstance(done.exception, SystemExit), (line, done.exc_info)
     figures = [text.partition(": ") for text in done.output.splitlines()]
     return done.exit_code, done.output, {name: value for name, _, value in figures}
@@ -97,107 +97,113 @@ def command(served: ServerProcess, line: str) -> tuple[int, str, dict[str, str]]
 
 @pytest.mark.parametrize("how", ["created", "deleted"])
 def test_read_of_an_empty_table_gives_no_rows_with_its_schema(
-    spark: SparkSession, served: ServerProcess, read: Any, fresh: Callable[[str], str], how: str
+    spark: SparkSession, shared_server: ServerProcess, read: Any, fresh: Callable[[str], str], how: str
 ) -> None:
     name = fresh("empty")
-    emptied(served, name, how)
-    asked: list[dict[str, str]] = [{}, {"filter": "id > 3"}, {"columns": "id,title"}, {"limit": "3"}]
-    asked.append({"vector": "[1, 2]", "vector_column": "v"})
-    for options in asked:
+    emptied(shared_server, name, how)
+    option_sets: list[dict[str, str]] = [{}, {"filter": "id > 3"}, {"columns": "id,title"}, {"limit": "3"}]
+    option_sets.append({"vector": "[1, 2]", "vector_column": "v"})
+    for options in option_sets:
         frame = read(name, **options)
         assert (frame.collect(), frame.count(), frame.columns[0]) == ([], 0, "id"), options
     assert spark.range(3).join(read(name, columns="id,title"), "id", "left").filter("title is null").count() == 3
     assert read(name).join(spark.range(3), "id").count() == 0
-    read(name).write.format("tiltyard").options(uri=served.url, table=f"{name}_copy").mode("append").save()
+    read(name).write.format("tiltyard").options(uri=shared_server.url, table=f"{name}_copy").mode("append").save()
     assert (read(f"{name}_copy").collect(), read(f"{name}_copy").columns) == ([], ROWS.column_names)
 
 
 def test_read_of_a_declared_table_says_so_or_gives_no_rows_of_the_columns_that_the_caller_says(
-    served: ServerProcess, read: Any, fresh: Callable[[str], str]
+    shared_server: ServerProcess, read: Any, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("declared")
-    emptied(served, name, "declared")
+    emptied(shared_server, name, "declared")
     assert read(name, "id long, title string").collect() == []
     with pytest.raises(PySparkException, match=f"{name} is only declared, and has no columns yet"):
         read(name)
     for line in JOBS:
         if "parquet" in line:
             continue
-        status, output, _ = command(served, "job " + line.format(name))
+        status, output, _ = command(shared_server, "job " + line.format(name))
         assert (status, "is only declared" in output, output.count("\n")) == (1, True, 1), output
 
 
 def test_stream_over_an_empty_table_goes_on_with_the_first_rows(
-    spark: SparkSession, served: ServerProcess, fresh: Callable[[str], str], tmp_path: Path
+    spark: SparkSession, shared_server: ServerProcess, fresh: Callable[[str], str], tmp_path: Path
 ) -> None:
     for how in ("declared", "deleted"):
         name = fresh("streamed")
-        found, here = emptied(served, name, how), tmp_path / how
+        target, checkpoints = emptied(shared_server, name, how), tmp_path / how
 
-        def run(name: str = name, here: Path = here) -> int:
-            source = spark.readStream.schema("id long").format("tiltyard").options(uri=served.url, table=name).load()
-            out = source.writeStream.format("json").option("checkpointLocation", str(here / "seen"))
-            out.trigger(availableNow=True).start(str(here / "out")).awaitTermination()
-            return spark.read.schema("id long").json(str(here / "out")).count() if (here / "out").exists() else 0
+        def run(name: str = name, checkpoint_folder: Path = checkpoints) -> int:
+            source = (
+                spark.readStream.schema("id long").format("tiltyard").options(uri=shared_server.url, table=name).load()
+            )
+            out = source.writeStream.format("json").option("checkpointLocation", str(checkpoint_folder / "seen"))
+            out.trigger(availableNow=True).start(str(checkpoint_folder / "out")).awaitTermination()
+            return (
+                spark.read.schema("id long").json(str(checkpoint_folder / "out")).count()
+                if (checkpoint_folder / "out").exists()
+                else 0
+            )
 
         assert run() == 0, how
         pq.write_table(ROWS.select(["id"]), "ids.parquet")
         nulls = "" if how == "declared" else " --null title --null st --null v"
-        assert command(served, f"job ingest ids.parquet {name} --mode append{nulls}")[0] == 0, how
+        assert command(shared_server, f"job ingest ids.parquet {name} --mode append{nulls}")[0] == 0, how
         assert run() == 5, how
-        assert found.dataset().count_rows() == 5
+        assert target.dataset().count_rows() == 5
 
 
 @pytest.mark.parametrize("how", ["created", "deleted"])
 def test_jobs_on_an_empty_table_do_what_there_is_to_do(
-    served: ServerProcess, spark: SparkSession, fresh: Callable[[str], str], how: str
+    shared_server: ServerProcess, spark: SparkSession, fresh: Callable[[str], str], how: str
 ) -> None:
     name = fresh("jobs")
-    found = emptied(served, name, how)
-    for line, wanted in JOBS.items():
-        status, output, figures = command(served, "job " + line.format(name))
-        assert (status, {key: figures.get(key) for key in wanted}) == (0, wanted), (line, output)
+    target = emptied(shared_server, name, how)
+    for line, expected in JOBS.items():
+        status, output, figures = command(shared_server, "job " + line.format(name))
+        assert (status, {key: figures.get(key) for key in expected}) == (0, expected), (line, output)
     assert pq.read_table(f"{name}_out").schema.names == ["id", "title"]
     assert pq.read_table(f"{name}_few").schema.equals(ROWS.schema)
-    assert {one.name: one.num_rows_indexed for one in found.dataset().describe_indices()} == {
+    assert {index.name: index.num_rows_indexed for index in target.dataset().describe_indices()} == {
         "id_idx": 5, "bits": 5, "title_idx": 5, "st.y_idx": 5, "v_idx": 5, "pq": 0,
     }  # fmt: skip
-    assert found.dataset().to_table(filter="id = 3")["title"].to_pylist() == ["film 3"]
+    assert target.dataset().to_table(filter="id = 3")["title"].to_pylist() == ["film 3"]
 
 
 def test_index_within_a_struct_of_an_empty_table_is_told_to_wait(
-    served: ServerProcess, spark: SparkSession, fresh: Callable[[str], str]
+    shared_server: ServerProcess, spark: SparkSession, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("waits")
-    found = emptied(served, name, "created")
-    status, output, _ = command(served, f"job index {name} st.x BTREE")
+    target = emptied(shared_server, name, "created")
+    status, output, _ = command(shared_server, f"job index {name} st.x BTREE")
     assert (status, "st.x, which is within a struct, needs rows" in output) == (1, True), output
-    assert found.dataset().describe_indices() == []
+    assert target.dataset().describe_indices() == []
 
 
 def test_pipeline_over_an_empty_table_publishes_empty_tables_with_their_indexes(
-    spark: SparkSession, served: ServerProcess, read: Any, fresh: Callable[[str], str], tmp_path: Path
+    spark: SparkSession, shared_server: ServerProcess, read: Any, fresh: Callable[[str], str], tmp_path: Path
 ) -> None:
-    source, made, again, files = (fresh(stem) for stem in ("source", "made", "again", "files"))
-    emptied(served, source, "deleted")
+    source, first, second, files = (fresh(stem) for stem in ("source", "made", "again", "files"))
+    emptied(shared_server, source, "deleted")
     plan = tmp_path / "plan.yaml"
     plan.write_text(f"""
 reads: {{src: {source}}}
 tables:
-  {made}:
+  {first}:
     sql: SELECT id, title FROM src
     indexes:
       - {{column: id, type: BTREE}}
       - {{column: title, type: FTS}}
-  {again}:
-    sql: SELECT id, upper(title) AS loud FROM {made}
+  {second}:
+    sql: SELECT id, upper(title) AS loud FROM {first}
   {files}:
     files: {Path("none.parquet").resolve()}
     indexes:
       - {{column: id, type: BITMAP}}
 """)
-    status, output, _ = command(served, f"pipeline run {plan}")
+    status, output, _ = command(shared_server, f"pipeline run {plan}")
     assert status == 0, output
-    assert (read(made).collect(), read(again).columns, read(files).count()) == ([], ["id", "loud"], 0)
-    named = {one.name for one in table(connection(served.url), made).dataset().describe_indices()}
+    assert (read(first).collect(), read(second).columns, read(files).count()) == ([], ["id", "loud"], 0)
+    named = {index.name for index in table(connection(shared_server.url), first).dataset().describe_indices()}
     assert named == {"id_idx", "title_idx"}

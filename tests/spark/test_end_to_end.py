@@ -20,8 +20,8 @@ import pytest
 from pyspark import cloudpickle
 
 from tests.services.server import ServerProcess
+from tests.spark.job_processes import transaction, wait_for
 from tests.spark.views import spec, words
-from tests.spark.watching import transaction, wait_for
 from tiltyard.pipeline.catalog_client import connection, table
 
 IMAGE = "registry.example/functions:1"
@@ -44,11 +44,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) ->
 
 def succeeded(server: ServerProcess, job_id: str) -> dict[str, str]:
     """A job's properties, after it has ended well."""
-    seen: Any = wait_for(
-        lambda: (one := transaction(server, job_id)).status in ("Succeeded", "Failed", "Canceled") and one, 200
+    last: Any = wait_for(
+        lambda: (latest := transaction(server, job_id)).status in ("Succeeded", "Failed", "Canceled") and latest, 200
     )
-    assert seen.status == "Succeeded", seen.properties
-    return dict(seen.properties)
+    assert last.status == "Succeeded", last.properties
+    return dict(last.properties)
 
 
 def rows(server: ServerProcess, name: str) -> pa.Table:
@@ -57,9 +57,9 @@ def rows(server: ServerProcess, name: str) -> pa.Table:
     return dataset.to_table().sort_by("id")
 
 
-def job(server: ServerProcess, *words: str) -> str:
+def job(server: ServerProcess, *arguments: str) -> str:
     """What `tiltyard job …` printed."""
-    command = [sys.executable, "-m", "tiltyard", "job", *words, "--uri", server.url]
+    command = [sys.executable, "-m", "tiltyard", "job", *arguments, "--uri", server.url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -75,8 +75,8 @@ def test_ingest_that_is_submitted_is_run_by_the_server_and_every_row_is_there(
     job_id = job(server, "ingest", str(tmp_path), name, "--submit")
     assert "status: Succeeded" in job(server, "wait", job_id)
     assert rows(server, name).equals(data)
-    told = succeeded(server, job_id)
-    assert told["rows"] == "5000" and told["spark_application"].startswith("local-")
+    properties = succeeded(server, job_id)
+    assert properties["rows"] == "5000" and properties["spark_application"].startswith("local-")
 
 
 def test_index_of_a_large_table_by_lancedb_is_built_by_the_job(
@@ -84,18 +84,20 @@ def test_index_of_a_large_table_by_lancedb_is_built_by_the_job(
 ) -> None:
     name = fresh("large")
     database = lancedb.connect("db://tests", api_key="none", host_override=server.url)
-    made = database.create_table(name, pa.table({"id": range(200), "text": ["a fox"] * 200}))
-    made.create_scalar_index("id", index_type="BTREE", wait_timeout=None)
+    films = database.create_table(name, pa.table({"id": range(200), "text": ["a fox"] * 200}))
+    films.create_scalar_index("id", index_type="BTREE", wait_timeout=None)
     client = generated.ApiClient(generated.Configuration(host=server.url))
     (order,) = [
-        one.index_uuid
-        for one in generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
+        listed.index_uuid
+        for listed in generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
     ]
-    made.wait_for_index(["id_idx"], timedelta(seconds=200))  # until no row is left out: its commit is not its job's end
+    films.wait_for_index(
+        ["id_idx"], timedelta(seconds=200)
+    )  # until no row is left out: its commit is not its job's end
     (index,) = generated.IndexApi(client).list_table_indices(name, generated.ListTableIndicesRequest()).indexes
     assert (index.status, index.index_name, index.num_indexed_rows) == ("done", "id_idx", 200)
     assert transaction(server, order).properties["kind"] == "index"  # type: ignore[index]  # a job has some
-    assert made.search().where("id = 77").to_list()[0]["id"] == 77
+    assert films.search().where("id = 77").to_list()[0]["id"] == 77
 
 
 def test_virtual_column_by_the_generated_client_is_filled_by_its_code(
@@ -121,8 +123,8 @@ def test_virtual_column_by_the_generated_client_is_filled_by_its_code(
     entry = {"name": "double", "virtual_column": virtual}
     api.alter_table_add_columns(name, generated.AlterTableAddColumnsRequest.from_dict({"new_columns": [entry]}))
     assert rows(server, name)["double"].null_count == 40
-    asked = generated.AlterTableBackfillColumnsRequest(column="double")
-    succeeded(server, api.alter_table_backfill_columns(name, asked).job_id)
+    request = generated.AlterTableBackfillColumnsRequest(column="double")
+    succeeded(server, api.alter_table_backfill_columns(name, request).job_id)
     assert rows(server, name)["double"].to_pylist() == [number * 2 for number in range(40)]
 
 
@@ -138,23 +140,23 @@ def test_view_by_the_generated_client_is_filled_refreshed_and_tells_what_it_was_
         api = generated.MaterializedViewApi(generated.ApiClient(generated.Configuration(host=server.url)))
         if first == 1:
             schema = pa.schema([("id", pa.int64()), ("word", pa.string()), ("number", pa.int64())])
-            asked = {
+            fields = {
                 "kind": "chunker",
                 "source_query": f"SELECT id, text FROM {source}",
                 "output_schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
                 "udtf_spec": spec("chunker", words, ["id", "text"]),
                 "with_no_data": False,
             }
-            made = api.create_materialized_view(view, generated.CreateMaterializedViewRequest.from_dict(asked))
-            told = succeeded(server, str(made.job_id))
+            created = api.create_materialized_view(view, generated.CreateMaterializedViewRequest.from_dict(fields))
+            figures = succeeded(server, str(created.job_id))
         else:
             request = generated.RefreshMaterializedViewRequest()
             ordered = api.refresh_materialized_view(view, refresh_materialized_view_request=request)
-            told = succeeded(server, ordered.job_id)
-        assert (told["mode"], told["rows"]) == ("full" if first == 1 else "incremental", "20")
-    wanted = [(number, word) for number in range(1, 21) for word in ("one", "two")]
-    found = rows(server, view).sort_by([("id", "ascending"), ("number", "ascending")])
-    assert list(zip(found["id"].to_pylist(), found["word"].to_pylist(), strict=True)) == wanted
+            figures = succeeded(server, ordered.job_id)
+        assert (figures["mode"], figures["rows"]) == ("full" if first == 1 else "incremental", "20")
+    expected = [(number, word) for number in range(1, 21) for word in ("one", "two")]
+    contents = rows(server, view).sort_by([("id", "ascending"), ("number", "ascending")])
+    assert list(zip(contents["id"].to_pylist(), contents["word"].to_pylist(), strict=True)) == expected
     tables = generated.TableApi(generated.ApiClient(generated.Configuration(host=server.url)))
     described = tables.describe_table(view, generated.DescribeTableRequest(), load_detailed_metadata=True)
     assert json.loads(described.properties["tiltyard.view.sources"]) == {source: 2}

@@ -38,11 +38,11 @@ def films(catalog: CatalogConnection, tmp_path_factory: pytest.TempPathFactory) 
     pq.write_table(rows, folder / "films.parquet")
     (folder / "words.py").write_text(CODE)
     (folder / "pretty.json").write_text('[\n  {\n    "id": 1\n  }\n]\n')
-    found = table(catalog, NAME)
-    lance.write_dataset(rows, namespace_client=found.client, table_id=found.id)
+    target = table(catalog, NAME)
+    lance.write_dataset(rows, namespace_client=target.client, table_id=target.id)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        yield found.dataset()
+        yield target.dataset()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_job_that_is_asked_for_wrongly_says_so_in_a_sentence_and_changes_nothing
 
 
 def test_job_on_a_server_that_is_not_there_says_so_soon(spark: SparkSession, films: lance.LanceDataset) -> None:
-    words = ["job", "export", NAME, "out", "--uri", "http://127.0.0.1:9"]
-    done = CliRunner().invoke(main, words)
+    arguments = ["job", "export", NAME, "out", "--uri", "http://127.0.0.1:9"]
+    done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, "http://127.0.0.1:9 did not answer" in done.output) == (1, True), done.output

@@ -39,9 +39,9 @@ ROWS = pa.table(
 @pytest.fixture
 def films(catalog: CatalogConnection, fresh: Callable[[str], str]) -> str:
     """A table of ten fragments."""
-    found = table_of(catalog, fresh("films"))
-    lance.write_dataset(ROWS, namespace_client=found.client, table_id=found.id, max_rows_per_file=10)
-    return str(found)
+    target = table_of(catalog, fresh("films"))
+    lance.write_dataset(ROWS, namespace_client=target.client, table_id=target.id, max_rows_per_file=10)
+    return str(target)
 
 
 class Appending(LocalRun):
@@ -58,8 +58,8 @@ class Appending(LocalRun):
 def test_export_to_parquet_is_the_rows_of_one_version(
     spark: SparkSession, catalog: CatalogConnection, films: str, tmp_path: Path
 ) -> None:
-    run, found = Appending(), table_of(catalog, films)
-    run.append = lambda: lance.write_dataset(ROWS, namespace_client=found.client, table_id=found.id, mode="append")
+    run, source = Appending(), table_of(catalog, films)
+    run.append = lambda: lance.write_dataset(ROWS, namespace_client=source.client, table_id=source.id, mode="append")
     figures = export(run, catalog, spark, films, str(tmp_path / "out"), rows_per_file=40)
     assert (figures["rows"], figures["files"], figures["version"]) == (100, 3, 1)
     assert pq.read_table(tmp_path / "out") == ROWS
@@ -82,18 +82,18 @@ def test_export_of_some_rows_and_columns_by_tag_is_those(
 
 
 def test_export_and_ingest_on_an_object_store_bring_back_the_rows(
-    spark: SparkSession, served: ServerProcess, films: str, fresh: Callable[[str], str]
+    spark: SparkSession, shared_server: ServerProcess, films: str, fresh: Callable[[str], str]
 ) -> None:
     with s3_server() as objects:
         folder = f"{objects.new_bucket('lake')}/films"
-        where = connection(served.url, storage=objects.options)
-        export(LocalRun(), where, spark, films, folder, rows_per_file=40)
+        catalog = connection(shared_server.url, storage=objects.options)
+        export(LocalRun(), catalog, spark, films, folder, rows_per_file=40)
         assert [file.path for file in list_files(folder, objects.options)] == [
             f"{folder}/part-0000{number}.parquet" for number in range(3)
         ]
         with open_file(f"{folder}/_SUCCESS", objects.options) as file:
             assert json.loads(file.read())["rows"] == 100
         name = fresh("back")
-        ingest(LocalRun(), where, spark, f"{folder}/*.parquet", name)
-    back = table_of(where, name).dataset().to_table()
+        ingest(LocalRun(), catalog, spark, f"{folder}/*.parquet", name)
+    back = table_of(catalog, name).dataset().to_table()
     assert back.schema == ROWS.schema and back.to_pylist() == ROWS.to_pylist()

@@ -51,29 +51,29 @@ def name(fresh: Fresh) -> str:
 
 
 @pytest.fixture
-def found(catalog: CatalogConnection, name: str) -> Table:
+def target(catalog: CatalogConnection, name: str) -> Table:
     """A table of four fragments."""
-    made = table(catalog, name)
-    client = made.client
-    lance.write_dataset(rows(range(ROWS)), namespace_client=client, table_id=made.id, max_rows_per_file=300)
-    return made
+    target = table(catalog, name)
+    client = target.client
+    lance.write_dataset(rows(range(ROWS)), namespace_client=client, table_id=target.id, max_rows_per_file=300)
+    return target
 
 
-def described(found: Table, name: str) -> Any:
-    return next(one for one in found.dataset().describe_indices() if one.name == name)
+def described(target: Table, name: str) -> Any:
+    return next(entry for entry in target.dataset().describe_indices() if entry.name == name)
 
 
 def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
-    plain = found.dataset().to_table()
+    plain = target.dataset().to_table()
     plain = plain.append_column("a.b", plain["kind"])
     inside = pa.StructArray.from_arrays(
         [plain[column].combine_chunks() for column in plain.column_names], plain.column_names
     )
     nested = table(catalog, f"{name}_nested")
-    given = {"namespace_client": nested.client, "table_id": nested.id, "max_rows_per_file": 300}
-    lance.write_dataset(pa.table({"st": inside}), **given)
+    options = {"namespace_client": nested.client, "table_id": nested.id, "max_rows_per_file": 300}
+    lance.write_dataset(pa.table({"st": inside}), **options)
     vectors = {"num_partitions": "2"}
     for column, kind, parameters in (
         ("st.id", "BTREE", {}),
@@ -86,7 +86,7 @@ def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
         figures = index(LocalRun(), catalog, spark, str(nested), column, kind, name=kind, parameters=parameters)
         assert figures["rows"] == ROWS, column
     dataset = nested.dataset()
-    assert {one.name: one.field_names for one in dataset.describe_indices()} == {
+    assert {entry.name: entry.field_names for entry in dataset.describe_indices()} == {
         "BTREE": ["st.id"],
         "FTS": ["st.text"],
         "BITMAP": ["st.kind"],
@@ -114,7 +114,7 @@ def test_index_within_a_struct_is_built_by_its_path_and_answers_queries(
 def test_index_of_scalars_answers_like_none(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     column: str,
@@ -122,17 +122,17 @@ def test_index_of_scalars_answers_like_none(
     condition: str,
 ) -> None:
     monkeypatch.setattr(segments, "MAX_ROWS_IN_DRIVER", 0)
-    expected = found.dataset().to_table(filter=condition).sort_by("id")
+    expected = target.dataset().to_table(filter=condition).sort_by("id")
     figures = index(LocalRun(), catalog, spark, name, column, kind)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)
-    there = found.dataset()
-    assert "Index" in there.scanner(filter=condition).explain_plan(verbose=True)
-    assert there.to_table(filter=condition).sort_by("id").equals(expected)
+    dataset = target.dataset()
+    assert "Index" in dataset.scanner(filter=condition).explain_plan(verbose=True)
+    assert dataset.to_table(filter=condition).sort_by("id").equals(expected)
 
 
-def test_index_of_text_finds_words(spark: SparkSession, catalog: CatalogConnection, found: Table, name: str) -> None:
+def test_index_of_text_finds_words(spark: SparkSession, catalog: CatalogConnection, target: Table, name: str) -> None:
     index(LocalRun(), catalog, spark, name, "text", "FTS", parameters={"with_position": "true", "language": "English"})
-    hits = found.dataset().to_table(full_text_query="word17", columns=["id"])
+    hits = target.dataset().to_table(full_text_query="word17", columns=["id"])
     assert sorted(hits["id"].to_pylist()) == [number for number in range(ROWS) if number % 40 == 17]
 
 
@@ -148,30 +148,30 @@ def test_index_of_text_finds_words(spark: SparkSession, catalog: CatalogConnecti
     ],
 )
 def test_index_of_vectors_finds_the_nearest(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str, kind: str, parameters: dict[str, str]
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str, kind: str, parameters: dict[str, str]
 ) -> None:
     figures = index(LocalRun(), catalog, spark, name, "vector", kind, parameters=parameters)
     assert figures["rows"] == ROWS
-    assert described(found, "vector_idx").index_type == kind
-    there = found.dataset()
-    vectors = there.to_table(columns=["id", "vector"], limit=20)
+    assert described(target, "vector_idx").index_type == kind
+    dataset = target.dataset()
+    vectors = dataset.to_table(columns=["id", "vector"], limit=20)
     hits = 0
     for number, vector in zip(vectors["id"].to_pylist(), vectors["vector"].to_pylist(), strict=True):
         nearest = {"column": "vector", "q": vector, "k": 10, "nprobes": 4, "refine_factor": 10}
-        hits += number in there.to_table(nearest=nearest, columns=["id"])["id"].to_pylist()
+        hits += number in dataset.to_table(nearest=nearest, columns=["id"])["id"].to_pylist()
     assert hits >= 19
 
 
 def test_index_that_is_there_is_replaced_only_if_told(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
-    before = described(found, "id_idx").segments[0].uuid
+    before = described(target, "id_idx").segments[0].uuid
     with pytest.raises(InvalidInputError, match="--replace"):
         index(LocalRun(), catalog, spark, name, "id", "BTREE")
     run = LocalRun()
     first = index(run, catalog, spark, name, "id", "BTREE", replace=True)
-    after = described(found, "id_idx").segments
+    after = described(target, "id_idx").segments
     assert len(after) == 1
     assert after[0].uuid != before
     assert index(run, catalog, spark, name, "id", "BTREE", replace=True) == first  # taken up by another driver
@@ -183,35 +183,35 @@ def test_index_that_is_there_is_replaced_only_if_told(
 def test_index_beside_another_writer_is_whole(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     writer: str,
 ) -> None:
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
-        "append": lambda there: there.insert(rows(range(5000, 5010))),
-        "delete": lambda there: there.delete("id < 10"),
-        "compact": lambda there: there.optimize.compact_files(),
+        "append": lambda dataset: dataset.insert(rows(range(5000, 5010))),
+        "delete": lambda dataset: dataset.delete("id < 10"),
+        "compact": lambda dataset: dataset.optimize.compact_files(),
     }
-    once = iter([writers[writer]])
+    writes = iter([writers[writer]])
     commit = indexing._commit_segments
 
     def late(*arguments: Any) -> bool:
-        for write in once:
-            write(found.dataset())
+        for write in writes:
+            write(target.dataset())
         return commit(*arguments)
 
     monkeypatch.setattr(indexing, "_commit_segments", late)
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
     for number, expected in ((5, writer != "delete"), (700, True), (5005, writer == "append")):
-        assert found.dataset().count_rows(f"id = {number}") == int(expected)
+        assert target.dataset().count_rows(f"id = {number}") == int(expected)
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["threads", "tasks"])
 def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     here: bool,
@@ -219,81 +219,81 @@ def test_optimize_puts_fragments_together_and_brings_rows_into_indexes(
     if not here:
         monkeypatch.setattr(optimizing, "MAX_BYTES_IN_DRIVER", 0)
     index(LocalRun(), catalog, spark, name, "id", "BTREE")
-    found.dataset().insert(rows(range(ROWS, ROWS + 100)))
-    found.dataset().delete("id < 50")
-    expected = found.dataset().to_table().sort_by("id")
+    target.dataset().insert(rows(range(ROWS, ROWS + 100)))
+    target.dataset().delete("id < 50")
+    expected = target.dataset().to_table().sort_by("id")
     figures = optimize(LocalRun(), catalog, spark, name)
     assert (figures["fragments_removed"], figures["fragments_added"]) == (5, 1)
-    there = found.dataset()
-    assert there.to_table().sort_by("id").equals(expected)
-    assert [one.metadata.num_deletions for one in there.get_fragments()] == [0]
-    assert described(found, "id_idx").num_rows_indexed == there.count_rows() == ROWS + 50
-    again = optimize(LocalRun(), catalog, spark, name)
-    assert (again["fragments_removed"], again["indexes"], again["version"]) == (0, 0, figures["version"])
+    dataset = target.dataset()
+    assert dataset.to_table().sort_by("id").equals(expected)
+    assert [fragment.metadata.num_deletions for fragment in dataset.get_fragments()] == [0]
+    assert described(target, "id_idx").num_rows_indexed == dataset.count_rows() == ROWS + 50
+    repeated = optimize(LocalRun(), catalog, spark, name)
+    assert (repeated["fragments_removed"], repeated["indexes"], repeated["version"]) == (0, 0, figures["version"])
 
 
 @pytest.mark.parametrize("writer", ["append", "delete", "index"])
 def test_optimize_beside_another_writer_loses_nothing(
     spark: SparkSession,
     catalog: CatalogConnection,
-    found: Table,
+    target: Table,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     writer: str,
 ) -> None:
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
-        "append": lambda there: there.insert(rows(range(5000, 5010))),
-        "delete": lambda there: there.delete("id < 10"),
-        "index": lambda there: there.create_scalar_index("id", "BTREE"),
+        "append": lambda dataset: dataset.insert(rows(range(5000, 5010))),
+        "delete": lambda dataset: dataset.delete("id < 10"),
+        "index": lambda dataset: dataset.create_scalar_index("id", "BTREE"),
     }
-    once = iter([writers[writer]])
+    writes = iter([writers[writer]])
     tasks = optimizing.run_tasks
 
     def late(*arguments: Any, **options: Any) -> Any:
         done = tasks(*arguments, **options)
-        for write in once:
-            write(found.dataset())
+        for write in writes:
+            write(target.dataset())
         return done
 
     monkeypatch.setattr(optimizing, "run_tasks", late)
     figures = optimize(LocalRun(), catalog, spark, name)
     assert figures["fragments_removed"] == 4
-    ids = sorted(found.dataset().to_table(columns=["id"])["id"].to_pylist())
+    ids = sorted(target.dataset().to_table(columns=["id"])["id"].to_pylist())
     expected = {"append": [*range(ROWS), *range(5000, 5010)], "delete": [*range(10, ROWS)], "index": [*range(ROWS)]}
     assert ids == expected[writer]
-    assert found.dataset().count_rows("id = 77") == 1
+    assert target.dataset().count_rows("id = 77") == 1
 
 
 def test_optimize_while_another_job_changes_the_table_leaves_the_fragments_alone(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
     calls = OperationClient(catalog)
-    asked = {"table": name, "column": "id"}
+    arguments = {"table": name, "column": "id"}
     running = calls.call(
-        "SubmitJob", name="backfill", table=found.id, arguments=asked, owner="test", lease_millis=60_000
+        "SubmitJob", name="backfill", table=target.id, arguments=arguments, owner="test", lease_millis=60_000
     )
     figures = optimize(LocalRun(), catalog, spark, name)
     assert figures["compaction"] == f"left out: backfill {running['job']['id']} runs"
-    assert len(found.dataset().get_fragments()) == 4
+    assert len(target.dataset().get_fragments()) == 4
 
 
 def test_optimize_sees_the_job_that_changes_its_table_on_a_later_page(spark: SparkSession, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, environ={"TILTYARD_MAX_PAGE_SIZE": "1"})
-    where = connection(server.url)
+    catalog = connection(server.url)
     for name in ("one", "two"):
-        lance.write_dataset(rows(range(10)), namespace_client=where.client(), table_id=[name])
-        asked = {"table": name, "column": "id"}
-        OperationClient(where).call(
-            "SubmitJob", name="backfill", table=[name], arguments=asked, owner=name, lease_millis=60_000
+        lance.write_dataset(rows(range(10)), namespace_client=catalog.client(), table_id=[name])
+        arguments = {"table": name, "column": "id"}
+        OperationClient(catalog).call(
+            "SubmitJob", name="backfill", table=[name], arguments=arguments, owner=name, lease_millis=60_000
         )
-    told = [optimize(LocalRun(), where, spark, name, indexes=False)["compaction"] for name in ("one", "two")]
-    assert all(str(one).startswith("left out: backfill") for one in told)
+    compactions = [optimize(LocalRun(), catalog, spark, name, indexes=False)["compaction"] for name in ("one", "two")]
+    assert all(str(compaction).startswith("left out: backfill") for compaction in compactions)
     server.stop()
 
 
 def test_optimize_with_days_to_keep_asks_gc(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, name: str
+    spark: SparkSession, catalog: CatalogConnection, target: Table, name: str
 ) -> None:
     figures = optimize(LocalRun(), catalog, spark, name, keep_versions_days=7)
     assert figures["gc"]
-    assert found.dataset().count_rows() == ROWS
+    assert target.dataset().count_rows() == ROWS

@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from tiltyard.pipeline.indexes.checkpoint import IndexCheckpoint
+from tiltyard.pipeline.indexes.segments import IndexCheckpoint
 from tiltyard.pipeline.indexes.tasks import IndexModel
 from tiltyard.pipeline.runs import LocalRun
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation

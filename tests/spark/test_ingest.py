@@ -126,13 +126,13 @@ def test_ingest_files_that_differ_are_looked_at_in_tasks_and_bridged_or_named(
     assert stored(catalog, name).to_pylist() == expected
     (tmp_path / "year=2015").mkdir()
     pq.write_table(pa.table({"id": ["x"]}), tmp_path / "year=2015" / "1.parquet")
-    other = fresh("differ")
+    second_name = fresh("differ")
     with pytest.raises(
         InvalidInputError, match=r"Column 'id' is string in .*year=2015/1.parquet and int.* in .*year=2013"
     ):
-        put(tmp_path, other)
+        put(tmp_path, second_name)
     with pytest.raises(TableNotFoundError):
-        table_of(catalog, other).describe()
+        table_of(catalog, second_name).describe()
 
 
 def test_ingest_text_is_told_with_the_types_that_were_guessed_and_added_in_those_of_the_table(
@@ -175,8 +175,8 @@ def test_ingest_image_folder_with_metadata_is_images_and_rejects(
     assert stored(catalog, name).to_pylist() == [
         {**line, "image": bytes([number]) * 10} for number, line in enumerate(lines[:3])
     ]
-    [bad] = [json.loads(line) for file in (tmp_path / "bad").iterdir() for line in file.read_text().splitlines()]
-    assert bad["row"]["file_name"] == "3.png" and "cannot be read" in bad["reason"]
+    [rejected] = [json.loads(line) for file in (tmp_path / "bad").iterdir() for line in file.read_text().splitlines()]
+    assert rejected["row"]["file_name"] == "3.png" and "cannot be read" in rejected["reason"]
 
 
 def test_ingest_csv_with_invalid_rows_writes_rejects_with_the_reason(
@@ -231,8 +231,10 @@ def test_ingest_append_maps_and_casts_to_the_table(
     name = fresh("append")
     pq.write_table(rows(10), tmp_path / "first.parquet")
     put(tmp_path / "first.parquet", name)
-    other = pa.table({"number": pa.array([10, 11], pa.int16()), "vector": [[10.0, 0.5], [11.0, 0.5]], "more": [1, 2]})
-    pq.write_table(other, tmp_path / "second.parquet")
+    appended = pa.table(
+        {"number": pa.array([10, 11], pa.int16()), "vector": [[10.0, 0.5], [11.0, 0.5]], "more": [1, 2]}
+    )
+    pq.write_table(appended, tmp_path / "second.parquet")
     options = {"mode": "append", "select": ["number", "vector"], "rename": {"number": "id"}}
     with pytest.raises(InvalidInputError, match="no column 'text'"):
         put(tmp_path / "second.parquet", name, **options)

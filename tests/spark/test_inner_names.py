@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 def named(key: str, value: str, item: str) -> pa.Schema:
     """The same columns, with other names inside of them."""
-    words = pa.map_(pa.field(key, pa.string(), nullable=False), pa.field(value, pa.int32()))
-    listed = pa.list_(
+    word_map = pa.map_(pa.field(key, pa.string(), nullable=False), pa.field(value, pa.int32()))
+    item_list = pa.list_(
         pa.field(item, pa.map_(pa.field(key, pa.string(), nullable=False), pa.field(value, pa.float64())))
     )
-    inside = pa.struct([pa.field("tags", pa.list_(pa.field(item, pa.string()))), pa.field("words", words)])
-    return pa.schema([("id", pa.int64()), ("words", words), ("listed", listed), ("inside", inside)])
+    inside = pa.struct([pa.field("tags", pa.list_(pa.field(item, pa.string()))), pa.field("words", word_map)])
+    return pa.schema([("id", pa.int64()), ("words", word_map), ("listed", item_list), ("inside", inside)])
 
 
 def rows(ids: range, schema: pa.Schema) -> pa.Table:
-    words = [[(f"word {n}", n), ("all", 1)] if n % 3 else None for n in ids]
+    maps = [[(f"word {n}", n), ("all", 1)] if n % 3 else None for n in ids]
     columns = {
         "id": list(ids),
-        "words": words,
+        "words": maps,
         "listed": [[[("half", n / 2)], None, []] for n in ids],
-        "inside": [{"tags": ["a", None], "words": given} for given in words],
+        "inside": [{"tags": ["a", None], "words": value} for value in maps],
     }
     return pa.table(columns, schema=schema)
 
@@ -68,7 +68,7 @@ def made(
 
 @pytest.mark.parametrize("how", ["job", "parquet", "memory"])
 def test_table_with_maps_takes_appends_and_upserts_of_any_file(
-    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, made: Any, tmp_path: Path, how: str
+    spark: SparkSession, shared_server: ServerProcess, catalog: CatalogConnection, made: Any, tmp_path: Path, how: str
 ) -> None:
     target = made(how)
     path, name = str(tmp_path / "more.parquet"), str(target)
@@ -79,9 +79,9 @@ def test_table_with_maps_takes_appends_and_upserts_of_any_file(
         assert (figures["updated"], figures["inserted"]) == (10, 0), schema
     pq.write_table(rows(range(20, 25), OTHERS), path)
     assert upsert(LocalRun(), catalog, spark, path, name, on=["id"])["inserted"] == 5
-    frame = spark.read.format("tiltyard").options(uri=served.url, table=name).load()
+    frame = spark.read.format("tiltyard").options(uri=shared_server.url, table=name).load()
     frame.filter("id < 5").selectExpr("id + 25 as id", "words", "listed", "inside").write.format("tiltyard").options(
-        uri=served.url, table=name
+        uri=shared_server.url, table=name
     ).mode("append").save()
     stored = target.dataset().to_table().sort_by("id")
     expected = rows(range(25), ARROWS).to_pylist() + [

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.services.server import ServerProcess
-from tests.spark.toys import drivers, noted
-from tests.spark.watching import all_steps, job_commands, transaction, wait_for
+from tests.spark.example_jobs import drivers, logged_steps
+from tests.spark.job_processes import all_steps, job_commands, transaction, wait_for
 from tiltyard.pipeline.catalog_client import connection
 from tiltyard.pipeline.operation_client import OperationClient
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> Iterator[ServerProcess]:
-    """A server that has the toys, too."""
+    """Start a server that has the example jobs, too."""
     running = ServerProcess(tmp_path_factory.mktemp("root"), environ=environ)
     yield running
     running.stop()
@@ -34,7 +34,7 @@ def command(server: ServerProcess, environ: dict[str, str]) -> Iterator[Callable
         yield start
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, str]:
+def figures_of(process: subprocess.Popen[str]) -> dict[str, str]:
     """What a command printed, after it ended well."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -43,7 +43,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, str]:
 
 def running_job(server: ServerProcess, folder: Path) -> str:
     """The id of the job that works in a folder, once it is at work."""
-    wait_for(lambda: len(noted(folder)) >= 2)
+    wait_for(lambda: len(logged_steps(folder)) >= 2)
     jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Running")["jobs"]
     return next(str(job["id"]) for job in jobs if job["arguments"]["folder"] == str(folder))
 
@@ -51,13 +51,13 @@ def running_job(server: ServerProcess, folder: Path) -> str:
 def test_job_run_here_is_a_transaction_that_succeeded_with_its_figures(
     server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    figures = told(command("toy", str(tmp_path), "--steps", "3"))
+    figures = figures_of(command("toy", str(tmp_path), "--steps", "3"))
     assert (figures["rows"], figures["progress"]) == ("3", "1.0000")
-    seen = transaction(server, figures["job"])
-    assert seen.status == "Succeeded"
-    assert seen.properties is not None
-    assert {"kind": "toy", "rows": "3", "rows_total": "3", "eta_seconds": "0"}.items() <= seen.properties.items()
-    assert noted(tmp_path) == all_steps(3)
+    job = transaction(server, figures["job"])
+    assert job.status == "Succeeded"
+    assert job.properties is not None
+    assert {"kind": "toy", "rows": "3", "rows_total": "3", "eta_seconds": "0"}.items() <= job.properties.items()
+    assert logged_steps(tmp_path) == all_steps(3)
 
 
 def test_job_run_on_a_catalog_in_process_is_known_to_it(
@@ -65,15 +65,15 @@ def test_job_run_on_a_catalog_in_process_is_known_to_it(
 ) -> None:
     root = tmp_path / "catalog"
     root.mkdir()
-    figures = told(command("toy", str(tmp_path), "--uri", str(root)))
-    shown = told(command("show", figures["job"], "--uri", str(root)))
-    assert (shown["status"], shown["rows"], noted(tmp_path)) == ("Succeeded", "5", all_steps(5))
+    figures = figures_of(command("toy", str(tmp_path), "--uri", str(root)))
+    described = figures_of(command("show", figures["job"], "--uri", str(root)))
+    assert (described["status"], described["rows"], logged_steps(tmp_path)) == ("Succeeded", "5", all_steps(5))
 
 
 def test_job_untracked_is_no_transaction(
     server: ServerProcess, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    assert told(command("toy", str(tmp_path), "--untracked")) == {"rows": "5"}
+    assert figures_of(command("toy", str(tmp_path), "--untracked")) == {"rows": "5"}
     jobs = OperationClient(connection(server.url)).call("ListJobs")["jobs"]
     assert str(tmp_path) not in [job["arguments"]["folder"] for job in jobs]
 
@@ -85,12 +85,14 @@ def test_job_that_is_canceled_stops_within_a_second_and_commits_nothing(
     job_id = running_job(server, tmp_path)
     action = {"setStatusAction": {"status": "Canceled"}}
     OperationClient(connection(server.url)).call("AlterTransaction", id=[job_id], actions=[action])
-    began = time.monotonic()
-    last = len(noted(tmp_path))
+    canceled_at = time.monotonic()
+    last = len(logged_steps(tmp_path))
     _, err = process.communicate(timeout=120)
     assert (process.returncode, "was canceled" in err) == (130, True)
-    assert "commit" not in noted(tmp_path) and len(noted(tmp_path)) - last <= 100  # a quiet second's are 20
-    assert time.monotonic() - began < 20  # all of them would take 25 at least
+    assert (
+        "commit" not in logged_steps(tmp_path) and len(logged_steps(tmp_path)) - last <= 100
+    )  # a quiet second's are 20
+    assert time.monotonic() - canceled_at < 20  # all of them would take 25 at least
     assert transaction(server, job_id).status == "Canceled"
 
 
@@ -102,7 +104,7 @@ def test_job_that_is_interrupted_is_canceled(
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
     assert transaction(server, job_id).status == "Canceled"
-    assert "commit" not in noted(tmp_path)
+    assert "commit" not in logged_steps(tmp_path)
 
 
 def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_that_waits(
@@ -115,7 +117,17 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
         folder = tmp_path / moment.replace(" ", "_")
         folder.mkdir()
         job = "toy_on_spark" if moment in on_spark else "toy"
-        line = [sys.executable, "-m", "tests.spark.interrupted", moment, "job", job, str(folder), "--uri", server.url]
+        line = [
+            sys.executable,
+            "-m",
+            "tests.spark.breakpoint_process",
+            moment,
+            "job",
+            job,
+            str(folder),
+            "--uri",
+            server.url,
+        ]
         pipe = subprocess.PIPE
         with subprocess.Popen(line, env={**os.environ, **environ}, stdout=pipe, stderr=pipe, text=True) as process:
             assert process.stdout is not None
@@ -124,9 +136,9 @@ def test_job_that_is_interrupted_at_any_moment_ends_with_130_and_leaves_no_job_t
             _, err = process.communicate(timeout=120)
         assert (process.returncode, "Traceback" in err, "tiltyard: " in err) == (130, False, True), (moment, err)
         jobs = OperationClient(connection(server.url)).call("ListJobs", name=job)["jobs"]
-        left = [one["status"] for one in jobs if one["arguments"].get("folder") == str(folder)]
-        assert left == (["Canceled"] if moment.startswith("request") else []), moment
-        assert "commit" not in noted(folder), moment
+        statuses = [entry["status"] for entry in jobs if entry["arguments"].get("folder") == str(folder)]
+        assert statuses == (["Canceled"] if moment.startswith("request") else []), moment
+        assert "commit" not in logged_steps(folder), moment
 
 
 def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
@@ -136,16 +148,16 @@ def test_job_whose_driver_was_killed_is_resumed_without_doing_anything_twice(
     job_id = running_job(server, tmp_path)
     process.kill()
     process.wait()
-    done = len(noted(tmp_path))
+    done = len(logged_steps(tmp_path))
     (tmp_path / "go").touch()
     assert transaction(server, job_id).status == "Running"
-    figures = told(command("resume", job_id))
-    steps = noted(tmp_path)
+    figures = figures_of(command("resume", job_id))
+    steps = logged_steps(tmp_path)
     # A step that was done and not yet kept when its driver died may be done again: it is the only one.
     assert sorted(set(steps)) == sorted(all_steps(8)) and len(steps) - len(set(steps)) <= 1
     assert (figures["rows"], steps[-1], 2 <= done < 8) == ("8", "commit", True)
-    seen = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
-    assert (seen["status"], seen["attempts"], len(drivers(tmp_path))) == ("Succeeded", 2, 2)
+    job = OperationClient(connection(server.url)).call("DescribeJob", id=[job_id])["job"]
+    assert (job["status"], job["attempts"], len(drivers(tmp_path))) == ("Succeeded", 2, 2)
 
 
 def test_job_whose_server_is_killed_and_replaced_goes_on(
@@ -156,8 +168,8 @@ def test_job_whose_server_is_killed_and_replaced_goes_on(
     server.kill()
     (tmp_path / "go").touch()  # while there is no server to keep what it does
     server.start()
-    assert told(process)["rows"] == "12"
-    assert noted(tmp_path) == all_steps(12)
+    assert figures_of(process)["rows"] == "12"
+    assert logged_steps(tmp_path) == all_steps(12)
     assert transaction(server, job_id).status == "Succeeded"
 
 
@@ -170,9 +182,9 @@ def test_job_that_fails_says_why_and_can_be_resumed(
     jobs = OperationClient(connection(server.url)).call("ListJobs", name="toy", status="Failed")["jobs"]
     failed = next(job for job in jobs if job["arguments"]["folder"] == str(tmp_path))
     assert failed["error"] == "The toy is broken: take another."
-    again = command("resume", failed["id"])
-    again.communicate(timeout=120)
-    assert again.returncode == 1 and noted(tmp_path) == all_steps(5)[:-1]
+    resumed = command("resume", failed["id"])
+    resumed.communicate(timeout=120)
+    assert resumed.returncode == 1 and logged_steps(tmp_path) == all_steps(5)[:-1]
 
 
 def test_job_list_wait_show_and_cancel_tell_what_the_catalog_knows(
@@ -181,12 +193,12 @@ def test_job_list_wait_show_and_cancel_tell_what_the_catalog_knows(
     queued = command("toy", str(tmp_path), "--submit")
     job_id = queued.communicate(timeout=120)[0].strip()
     assert transaction(server, job_id).status == "Queued"
-    assert told(command("cancel", job_id)) == {job_id: "Canceled"}
-    listed = command("list", "--status", "canceled").communicate(timeout=120)[0]
-    assert job_id in listed and "toy" in listed
+    assert figures_of(command("cancel", job_id)) == {job_id: "Canceled"}
+    output = command("list", "--status", "canceled").communicate(timeout=120)[0]
+    assert job_id in output and "toy" in output
     waiting = command("wait", job_id)
-    shown, _ = waiting.communicate(timeout=120)
-    assert waiting.returncode == 1 and "status: Canceled" in shown
+    description, _ = waiting.communicate(timeout=120)
+    assert waiting.returncode == 1 and "status: Canceled" in description
     ended = command("resume", job_id)
     assert "nothing to resume" in ended.communicate(timeout=120)[1]
 
@@ -194,10 +206,10 @@ def test_job_list_wait_show_and_cancel_tell_what_the_catalog_knows(
 def test_job_without_java_is_one_sentence_and_no_transaction(
     server: ServerProcess, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    words = ["job", "toy_on_spark", str(tmp_path), "--uri", server.url]
+    arguments = ["job", "toy_on_spark", str(tmp_path), "--uri", server.url]
     variables = {**os.environ, **environ, "JAVA_HOME": str(tmp_path / "no-java")}
     done = subprocess.run(
-        [sys.executable, "-m", "tiltyard", *words], env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tiltyard", *arguments], env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and done.stderr.startswith("tiltyard: Spark needs Java 17 or newer")
     assert done.stderr.count("\n") == 1

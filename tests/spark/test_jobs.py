@@ -23,7 +23,7 @@ SEEN: dict[str, Any] = {}
 
 def tell(
     run: Run,
-    where: Any,
+    catalog: Any,
     spark: None,
     source: Annotated[str, "Where from."],
     table: Annotated[str, "Where to."],
@@ -44,7 +44,7 @@ def tell(
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A job `tell` that needs no session, and what it was given."""
     monkeypatch.setitem(PIPELINE_JOBS, "tell", __name__)
     job("tell", spark=False)(tell)
@@ -54,15 +54,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     pipeline_jobs.cache_clear()
 
 
-def test_find_job_with_a_name_that_none_has_says_which_there_are(told: dict[str, Any]) -> None:
+def test_find_job_with_a_name_that_none_has_says_which_there_are(received: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=r"no job 'tale': choose one of .*tell"):
         find_job("tale")
 
 
-def test_checked_without_optional_arguments_fills_defaults(told: dict[str, Any]) -> None:
-    found = find_job("tell").validate({"source": "here", "table": "library$films"})
-    assert found["on"] == [] and found["rename"] == {} and found["mode"] == "create" and found["limit"] is None
-    assert find_job("tell").table(found) == ["library", "films"]
+def test_checked_without_optional_arguments_fills_defaults(received: dict[str, Any]) -> None:
+    arguments = find_job("tell").validate({"source": "here", "table": "library$films"})
+    assert (
+        arguments["on"] == []
+        and arguments["rename"] == {}
+        and arguments["mode"] == "create"
+        and arguments["limit"] is None
+    )
+    assert find_job("tell").table(arguments) == ["library", "films"]
 
 
 @pytest.mark.parametrize(
@@ -75,17 +80,17 @@ def test_checked_without_optional_arguments_fills_defaults(told: dict[str, Any])
     ],
 )
 def test_checked_with_arguments_that_do_not_fit_names_the_one(
-    told: dict[str, Any], arguments: dict[str, Any], named: str
+    received: dict[str, Any], arguments: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=named):
         find_job("tell").validate(arguments)
 
 
-def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], tmp_path: Any) -> None:
-    given = ["--on", "id", "--on", "year", "--rename", "a=b=c", "--mode", "append", "--limit", "3", "--strict"]
-    done = CliRunner().invoke(main, ["job", "tell", "here", "films", *given, "--untracked", "--uri", str(tmp_path)])
+def test_job_command_hands_its_arguments_to_the_function(received: dict[str, Any], tmp_path: Any) -> None:
+    options = ["--on", "id", "--on", "year", "--rename", "a=b=c", "--mode", "append", "--limit", "3", "--strict"]
+    done = CliRunner().invoke(main, ["job", "tell", "here", "films", *options, "--untracked", "--uri", str(tmp_path)])
     assert (done.exit_code, done.output) == (0, "rows: 7\n")
-    assert told == {
+    assert received == {
         "source": "here",
         "table": "films",
         "on": ["id", "year"],
@@ -97,7 +102,7 @@ def test_job_command_hands_its_arguments_to_the_function(told: dict[str, Any], t
     }
 
 
-def test_job_command_help_is_the_functions_docstring(told: dict[str, Any]) -> None:
+def test_job_command_help_is_the_functions_docstring(received: dict[str, Any]) -> None:
     done = CliRunner().invoke(main, ["job", "tell", "--help"])
     assert "Nothing more." in done.output and "Keys." in done.output and "[create|append]" in done.output
 

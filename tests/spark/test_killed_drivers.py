@@ -36,50 +36,50 @@ VECTORS: Mapping[str, Any] = {"column": "vector", "type": "IVF_FLAT", "parameter
 
 
 @pytest.fixture
-def found(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
+def target(catalog: CatalogConnection, fresh: Callable[[str], str]) -> Table:
     """A table of four fragments."""
-    made = table(catalog, fresh("resumed"))
-    options = {"namespace_client": made.client, "table_id": made.id, "max_rows_per_file": ROWS_PER_SEGMENT}
+    target = table(catalog, fresh("resumed"))
+    options = {"namespace_client": target.client, "table_id": target.id, "max_rows_per_file": ROWS_PER_SEGMENT}
     lance.write_dataset(rows(range(ROWS)), **options)
-    return made
+    return target
 
 
-class NotingRun(CatalogRun):
-    """Notes what it keeps: the catalog forgets parts with the job's end."""
+class RecordingRun(CatalogRun):
+    """Records the checkpoints that it saves: the catalog deletes them when the job ends."""
 
-    noted: dict[str, str]
+    saved: dict[str, str]
 
     def save_checkpoint(self, key: str, value: str) -> None:
-        """Keep a part."""
+        """Save a checkpoint."""
         super().save_checkpoint(key, value)
-        self.noted[key] = value
+        self.saved[key] = value
 
 
-def killed(server: ServerProcess, environ: dict[str, str], found: Table, job: str, prefix: str, **asked: Any) -> str:
+def killed(server: ServerProcess, environ: dict[str, str], target: Table, job: str, prefix: str, **options: Any) -> str:
     """The id of a job on a table whose driver was killed after two parts whose keys begin with `prefix`."""
-    arguments = {"table": found.path[0], **asked}
-    job_id = submit_job(OperationClient(found.connection), find_job(job), arguments).id
-    words = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, "2"]
-    assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+    arguments = {"table": target.path[0], **options}
+    job_id = submit_job(OperationClient(target.connection), find_job(job), arguments).id
+    command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, prefix, "2"]
+    assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     return job_id
 
 
-def resumed(found: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Drive a job to its end: its figures, the parts that were there, and those that were kept now."""
-    calls, owner = OperationClient(found.connection), new_owner()
-    told = claim_job(calls, job_id, owner, LEASE_MS)
-    run = NotingRun(calls, told, owner)
-    run.noted, before = {}, dict(run.checkpoints())
-    job = find_job(told.name)
-    arguments = job.validate(told.arguments)
-    figures = drive_job(run, lambda: job.function(run, found.connection, spark, **arguments))
+def resumed(target: Table, spark: SparkSession, job_id: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Drive a job to its end; return its figures, the checkpoints from before, and those that were saved now."""
+    calls, owner = OperationClient(target.connection), new_owner()
+    claimed = claim_job(calls, job_id, owner, LEASE_MS)
+    run = RecordingRun(calls, claimed, owner)
+    run.saved, before = {}, dict(run.checkpoints())
+    job = find_job(claimed.name)
+    arguments = job.validate(claimed.arguments)
+    figures = drive_job(run, lambda: job.function(run, target.connection, spark, **arguments))
     assert figures is not None
-    assert told.attempts == 2
-    return figures, before, run.noted
+    assert claimed.attempts == 2
+    return figures, before, run.saved
 
 
 def fragments_of(parts: Iterable[str]) -> list[list[int]]:
-    """The fragments of segments, as they were kept."""
+    """Return the fragments of saved segments."""
     return sorted(sorted(map(int, json.loads(text)["seen"])) for text in parts)
 
 
@@ -88,60 +88,64 @@ def saved_segments(parts: Mapping[str, str]) -> list[str]:
 
 
 def test_index_whose_driver_was_killed_builds_only_what_is_left(
-    served: ServerProcess,
+    shared_server: ServerProcess,
     environ: dict[str, str],
     spark: SparkSession,
-    found: Table,
+    target: Table,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job_id = killed(served, environ, found, "index", "segment-", **VECTORS)
+    job_id = killed(shared_server, environ, target, "index", "segment-", **VECTORS)
     monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
-    figures, before, after = resumed(found, spark, job_id)
+    figures, before, after = resumed(target, spark, job_id)
     assert "model" in before and "model" not in after
-    once = fragments_of(saved_segments(before)) + [one for one in fragments_of(saved_segments(after)) if len(one) == 1]
-    assert sorted(once) == [[0], [1], [2], [3]]
+    single_fragments = fragments_of(saved_segments(before)) + [
+        fragments for fragments in fragments_of(saved_segments(after)) if len(fragments) == 1
+    ]
+    assert sorted(single_fragments) == [[0], [1], [2], [3]]
     assert (figures["rows"], figures["segments"]) == (str(ROWS), "1")
     nearest = {"column": "vector", "q": [0.5] * DIMENSION, "k": 10, "nprobes": 2}
-    ids = [found.dataset().to_table(nearest={**nearest, "use_index": use})["id"] for use in (True, False)]
+    ids = [target.dataset().to_table(nearest={**nearest, "use_index": use})["id"] for use in (True, False)]
     assert ids[0] == ids[1]
 
 
 def test_optimize_whose_driver_was_killed_rewrites_only_what_is_left(
-    served: ServerProcess, environ: dict[str, str], spark: SparkSession, found: Table
+    shared_server: ServerProcess, environ: dict[str, str], spark: SparkSession, target: Table
 ) -> None:
-    found.dataset().delete("id % 5 = 0")
-    expected = found.dataset().to_table().sort_by("id")
-    asked = {"rows_per_fragment": 100}  # fragments are rewritten one by one, for the rows deleted
-    job_id = killed(served, environ, found, "optimize", "compacted-", **asked)
-    assert found.dataset().to_table().sort_by("id").equals(expected)
-    figures, before, after = resumed(found, spark, job_id)
+    target.dataset().delete("id % 5 = 0")
+    expected = target.dataset().to_table().sort_by("id")
+    options = {"rows_per_fragment": 100}  # fragments are rewritten one by one, for the rows deleted
+    job_id = killed(shared_server, environ, target, "optimize", "compacted-", **options)
+    assert target.dataset().to_table().sort_by("id").equals(expected)
+    figures, before, after = resumed(target, spark, job_id)
     assert (len(before), len(before.keys() | after.keys()), before.keys() & after.keys()) == (2, 4, set())
     assert figures["fragments_removed"] == "4"
-    there = found.dataset()
-    assert [one.metadata.num_deletions for one in there.get_fragments()] == [0] * len(there.get_fragments())
-    assert there.to_table().sort_by("id").equals(expected)
+    dataset = target.dataset()
+    assert [fragment.metadata.num_deletions for fragment in dataset.get_fragments()] == [0] * len(
+        dataset.get_fragments()
+    )
+    assert dataset.to_table().sort_by("id").equals(expected)
 
 
 def test_index_beside_a_compaction_builds_only_what_was_replaced(
-    spark: SparkSession, catalog: CatalogConnection, found: Table, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, catalog: CatalogConnection, target: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "ROWS_PER_SEGMENT", ROWS_PER_SEGMENT)
     commit = indexing._commit_segments
-    once = iter([None])
+    compactions = iter([None])
 
     def late(*arguments: Any) -> bool:
-        for _ in once:  # the first two fragments become one
-            dataset = found.dataset()
+        for _ in compactions:  # the first two fragments become one
+            dataset = target.dataset()
             plan = Compaction.plan(dataset, {"target_rows_per_fragment": 2 * ROWS_PER_SEGMENT})
             Compaction.commit(dataset, [plan.tasks[0].execute(dataset)])
         return commit(*arguments)
 
     monkeypatch.setattr(indexing, "_commit_segments", late)
     run = LocalRun()
-    figures = index(run, catalog, spark, found.path[0], **VECTORS)
+    figures = index(run, catalog, spark, target.path[0], **VECTORS)
     assert (figures["rows"], figures["segments"]) == (ROWS, 1)
-    built = [one for one in fragments_of(saved_segments(run.checkpoints())) if len(one) == 1]
+    built = [fragments for fragments in fragments_of(saved_segments(run.checkpoints())) if len(fragments) == 1]
     assert built[:4] == [[0], [1], [2], [3]]
     assert len(built) == 5
-    folder = Path(found.dataset().uri.removeprefix("file://"))
+    folder = Path(target.dataset().uri.removeprefix("file://"))
     assert not list(folder.glob("_indices/*/centroids.lance"))

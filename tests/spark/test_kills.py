@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.services.server import ServerProcess
-from tests.spark.watching import job_commands, transaction, wait_for
+from tests.spark.job_processes import job_commands, transaction, wait_for
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import connection, table
 from tiltyard.pipeline.operation_client import OperationClient
@@ -84,9 +84,9 @@ def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_
     tmp_path: Path,
 ) -> None:
     for name in ("shelf", "films"):
-        found = table(server.url, name)
+        target = table(server.url, name)
         old = rows(range(900, 1100), "old") if name == "shelf" else rows(range(1000), "film")
-        lance.write_dataset(old, namespace_client=found.client, table_id=found.id, max_rows_per_file=250)
+        lance.write_dataset(old, namespace_client=target.client, table_id=target.id, max_rows_per_file=250)
     source, code = tmp_path / "source", tmp_path / "own.py"
     source.mkdir()
     code.write_text(CODE.format(folder=str(tmp_path)))
@@ -97,8 +97,8 @@ def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_
     filling = command(
         "backfill", "films", "twice", "--udf", f"{code}:doubled", "--inputs", "id", "--type", "int64"
     )  # each holds in mid-job
-    told = tmp_path / "rows"
-    wait_for(lambda: told.exists() and "500" in told.read_text() and (tmp_path / "filling").exists(), 200)
+    counted = tmp_path / "rows"
+    wait_for(lambda: counted.exists() and "500" in counted.read_text() and (tmp_path / "filling").exists(), 200)
     upsert_id, backfill_id = running(server, "upsert"), running(server, "backfill")
     wait_for(lambda: OperationClient(connection(server.url)).call("ListJobParts", id=[upsert_id])["parts"])
     server.kill()
@@ -114,5 +114,5 @@ def test_upsert_and_backfill_whose_server_is_killed_and_a_driver_leave_each_row_
     assert stored(server, "shelf") == pa.concat_tables([rows(range(1000), "new"), rows(range(1000, 1100), "old")])
     twice = pa.array([2 * number for number in range(1000)], pa.int64())
     assert stored(server, "films") == rows(range(1000), "film").append_column("twice", twice)
-    assert [transaction(server, one).status for one in (upsert_id, backfill_id)] == ["Succeeded"] * 2
+    assert [transaction(server, job_id).status for job_id in (upsert_id, backfill_id)] == ["Succeeded"] * 2
     assert table(server.url, "shelf").dataset().version == 2

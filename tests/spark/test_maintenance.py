@@ -17,8 +17,8 @@ from tiltyard.pipeline.optimize.maintenance import Thresholds, queue_needed_jobs
 
 
 @pytest.fixture
-def calls(served: ServerProcess) -> OperationClient:
-    return OperationClient(connection(served.url))
+def calls(shared_server: ServerProcess) -> OperationClient:
+    return OperationClient(connection(shared_server.url))
 
 
 def write(calls: OperationClient, name: str, times: int) -> None:
@@ -42,23 +42,23 @@ def test_maintain_finds_small_fragments_and_queues_optimize_once(
     (queued,) = queue_needed_jobs(calls, [many, few], thresholds)
     job = calls.call("DescribeJob", id=[queued.job_id])["job"]
     assert (job["name"], job["table"], job["properties"]["why"]) == ("optimize", [many], "4 small fragments")
-    (again,) = queue_needed_jobs(calls, [many, few], thresholds)
-    assert again.was_queued and again.job_id == queued.job_id
+    (repeated,) = queue_needed_jobs(calls, [many, few], thresholds)
+    assert repeated.was_queued and repeated.job_id == queued.job_id
     everything = [needed.table for needed in queue_needed_jobs(calls, [], thresholds)]
     assert many in everything and few not in everything
 
 
 def test_maintain_command_without_anything_to_do_says_so(
-    served: ServerProcess, calls: OperationClient, fresh: Callable[[str], str]
+    shared_server: ServerProcess, calls: OperationClient, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("fine")
     write(calls, name, 1)
-    words = [sys.executable, "-m", "tiltyard", "maintain", name, "--uri", served.url]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=180)
+    command = [sys.executable, "-m", "tiltyard", "maintain", name, "--uri", shared_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert (done.returncode, done.stdout) == (0, "No table needs a job.\n")
 
 
-def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(served: ServerProcess) -> None:
-    words = [sys.executable, "-m", "tiltyard", "maintain", "nowhere", "--uri", served.url]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=180)
+def test_maintain_command_of_a_table_that_is_not_there_is_one_sentence(shared_server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "tiltyard", "maintain", "nowhere", "--uri", shared_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert (done.returncode, done.stdout) == (1, "") and "nowhere" in done.stderr

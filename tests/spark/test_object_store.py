@@ -68,8 +68,8 @@ def test_ingest_data_source_and_jobs_on_an_object_store_leave_every_row_as_it_sh
     )
     for part in range(2):
         pq.write_table(rows(part * 50, 50, "old"), f"lake/source/{part}.parquet", filesystem=bucket)
-    where = connection(server.url, storage=objects.options)
-    assert ingest(LocalRun(), where, spark, f"{lake}/source", "films")["rows"] == 100
+    catalog = connection(server.url, storage=objects.options)
+    assert ingest(LocalRun(), catalog, spark, f"{lake}/source", "films")["rows"] == 100
 
     options = {"uri": server.url, "table": "films"} | {
         f"storage.{key}": value for key, value in objects.options.items()
@@ -87,17 +87,17 @@ def test_ingest_data_source_and_jobs_on_an_object_store_leave_every_row_as_it_sh
     write(100, 10, "appended")
     write(90, 15, "upserted", on="id")
     pq.write_table(rows(108, 4, "by the job"), tmp_path / "changed.parquet")
-    upsert(LocalRun(), where, spark, str(tmp_path / "changed.parquet"), "films", on=["id"])
-    asked = {"udf": "tests.spark.functions:doubled", "inputs": ["id"], "type": "int64"}
-    backfill(LocalRun(), where, spark, "films", "twice", **asked)
-    index(LocalRun(), where, spark, "films", "id", "BTREE")
+    upsert(LocalRun(), catalog, spark, str(tmp_path / "changed.parquet"), "films", on=["id"])
+    arguments = {"udf": "tests.spark.functions:doubled", "inputs": ["id"], "type": "int64"}
+    backfill(LocalRun(), catalog, spark, "films", "twice", **arguments)
+    index(LocalRun(), catalog, spark, "films", "id", "BTREE")
 
     expected = pa.concat_tables(
         [rows(0, 90, "old"), rows(90, 15, "upserted"), rows(105, 3, "appended"), rows(108, 4, "by the job")]
     )
     expected = expected.append_column("twice", pa.array([2 * number for number in range(112)], pa.int64()))
-    location = table(where, "films").location()
-    found = lance.dataset(location.uri, storage_options=objects.options)
+    location = table(catalog, "films").location()
+    dataset = lance.dataset(location.uri, storage_options=objects.options)
     assert location.uri.startswith(f"{lake}/tables/")
-    assert found.to_table().sort_by("id") == expected
-    assert found.to_table(filter="id = 95") == expected.slice(95, 1)
+    assert dataset.to_table().sort_by("id") == expected
+    assert dataset.to_table(filter="id = 95") == expected.slice(95, 1)

@@ -20,7 +20,7 @@ from tests.services.server import ServerProcess
 from tiltyard.cli import main
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.plans import job, publication
-from tiltyard.pipeline.plans.plan_file import read_plan
+from tiltyard.pipeline.plans.plan import read_plan
 from tiltyard.pipeline.runs import LocalRun
 
 if TYPE_CHECKING:
@@ -104,10 +104,14 @@ def names(fresh: Callable[[str], str]) -> tuple[str, str]:
 
 
 def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_one_transaction(
-    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, tmp_path: Path, names: tuple[str, str]
+    spark: SparkSession,
+    shared_server: ServerProcess,
+    catalog: CatalogConnection,
+    tmp_path: Path,
+    names: tuple[str, str],
 ) -> None:
     file = write_pipeline_file(tmp_path, names)
-    done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
+    done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", shared_server.url], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     check_tables(catalog, names, 40)
     versions = json.loads(done.output.split("versions: ")[1].splitlines()[0])
@@ -117,7 +121,7 @@ def test_pipeline_run_of_a_yaml_file_publishes_all_tables_indexed_and_tagged_in_
     assert nearest["word"].to_pylist() == ["document"]
 
     write_pipeline_file(tmp_path, names, first=40, mode="append")
-    done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", served.url], catch_exceptions=False)
+    done = CliRunner().invoke(main, ["pipeline", "run", str(file), "--uri", shared_server.url], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     documents = open_table(catalog, names[0])
     assert documents.count_rows() == 80 and documents.describe_indices()[0].num_rows_indexed == 80
@@ -131,8 +135,8 @@ def test_pipeline_whose_last_table_fails_a_check_publishes_nothing_and_leaves_no
     file.write_text(file.read_text().replace("udf: embed.py:embed", 'udf: embed.py:embed\n    check: ["rows >= 1000"]'))
     with pytest.raises(InvalidInputError, match=rf"{names[1]}: Nothing was published: rows >= 1000: 120 rows"):
         run_here(LocalRun(), catalog, spark, file)
-    there = catalog.client().list_tables(upstream.ListTablesRequest(id=[])).tables
-    assert not set(names) & set(there)
+    tables = catalog.client().list_tables(upstream.ListTablesRequest(id=[])).tables
+    assert not set(names) & set(tables)
 
 
 def test_pipeline_that_failed_and_is_resumed_commits_no_file_that_was_deleted(
@@ -158,10 +162,10 @@ def test_pipeline_that_loses_a_commit_publishes_on_top_of_the_others(
     file = write_pipeline_file(tmp_path, names)
     run_here(LocalRun(), catalog, spark, file)
     file = write_pipeline_file(tmp_path, names, first=40, mode="append")
-    build, others = publication._build_index, iter([1])
+    build, commits = publication._build_index, iter([1])
 
     def overtaken(*arguments: Any) -> None:
-        if next(others, None):
+        if next(commits, None):
             more = pa.table({"id": [1000], "body": ["somebody else's"]})
             lance.write_dataset(more, namespace_client=catalog.client(), table_id=[names[0]], mode="append")
         build(*arguments)

@@ -63,24 +63,24 @@ def test_figures_without_a_total_tell_no_progress() -> None:
 
 
 def test_job_command_on_a_terminal_shows_a_bar(environ: dict[str, str], tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    words = ["job", "toy", str(tmp_path), "--steps", "4", "--hold", "2", "--untracked", "--uri", str(tmp_path)]
+    terminal, process_side = pty.openpty()
+    arguments = ["job", "toy", str(tmp_path), "--steps", "4", "--hold", "2", "--untracked", "--uri", str(tmp_path)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tiltyard", *words],
+        [sys.executable, "-m", "tiltyard", *arguments],
         env={**os.environ, **environ, "TERM": "xterm"},
         stdout=subprocess.PIPE,
-        stderr=theirs,
+        stderr=process_side,
     )
-    os.close(theirs)
-    shown = b""
-    while process.poll() is None or select.select([ours], [], [], 0)[0]:
-        if select.select([ours], [], [], 0.1)[0]:
+    os.close(process_side)
+    output = b""
+    while process.poll() is None or select.select([terminal], [], [], 0)[0]:
+        if select.select([terminal], [], [], 0.1)[0]:
             try:
-                shown += os.read(ours, 4096)
+                output += os.read(terminal, 4096)
             except OSError:  # the other side has closed it: that is how a terminal ends
                 break
-        if b"50%" in shown and b"rows 2" in shown:
+        if b"50%" in output and b"rows 2" in output:
             (tmp_path / "go").touch()
-    os.close(ours)
+    os.close(terminal)
     assert process.communicate(timeout=60)[0] == b"rows: 4\n"
-    assert b"toy" in shown and b"100%" in shown
+    assert b"toy" in output and b"100%" in output

@@ -29,7 +29,7 @@ COUNTS = pa.schema([("id", pa.int64()), ("rows", pa.int64())])
 @pytest.fixture
 def refreshed(spark: SparkSession, catalog: CatalogConnection) -> Refreshed:
     """Refreshes a view here; its figures."""
-    return lambda name, **given: refresh(LocalRun(), catalog, spark, name, **given)
+    return lambda name, **options: refresh(LocalRun(), catalog, spark, name, **options)
 
 
 def dataset(catalog: CatalogConnection, name: str) -> lance.LanceDataset:
@@ -39,8 +39,8 @@ def dataset(catalog: CatalogConnection, name: str) -> lance.LanceDataset:
 def even(first: int, end: int) -> pa.Table:
     """What the query below makes of rows."""
     rows = numbers(first, end)
-    kept = rows.filter(pa.array(number % 2 == 0 for number in range(first, end)))
-    return kept.set_column(1, "text", pc.utf8_upper(kept["text"]))
+    even_rows = rows.filter(pa.array(number % 2 == 0 for number in range(first, end)))
+    return even_rows.set_column(1, "text", pc.utf8_upper(even_rows["text"]))
 
 
 def films(catalog: CatalogConnection, fresh: Fresh, rows: int = 100) -> tuple[str, str]:
@@ -66,8 +66,8 @@ def test_refresh_after_appends_adds_their_rows_alone_in_one_commit(
     assert (second["mode"], second["rows"], second["version"]) == ("incremental", 10, 3)
     assert json.loads(second["sources"]) == {source: 3}
     assert contents(catalog, view).equals(even(0, 120))
-    again = refreshed(view)
-    assert (again["mode"], again["version"], dataset(catalog, view).version) == ("unchanged", 3, 3)
+    repeated = refreshed(view)
+    assert (repeated["mode"], repeated["version"], dataset(catalog, view).version) == ("unchanged", 3, 3)
 
 
 @pytest.mark.parametrize("change", ["delete", "update", "drop column", "overwrite"])
@@ -76,23 +76,23 @@ def test_refresh_after_rows_changed_makes_all_anew_and_says_why(
 ) -> None:
     source, view = films(catalog, fresh)
     refreshed(view)
-    wanted = even(0, 100)
+    expected = even(0, 100)
     changed = dataset(catalog, source)
     if change == "delete":
         changed.delete("id < 50")
-        wanted = even(50, 100)
+        expected = even(50, 100)
     elif change == "update":
         changed.update({"text": "'x'"}, where="id = 0")
-        wanted = wanted.set_column(1, "text", pa.array(["X", *wanted["text"].to_pylist()[1:]]))
+        expected = expected.set_column(1, "text", pa.array(["X", *expected["text"].to_pylist()[1:]]))
     elif change == "overwrite":
         write(catalog, source, numbers(7, 9), "overwrite")
-        wanted = even(7, 9)
+        expected = even(7, 9)
     else:
         changed.add_columns({"more": "id + 1"})
     figures = refreshed(view)
     assert figures["mode"] == "full"
     assert source in figures["reason"]
-    assert contents(catalog, view).equals(wanted)
+    assert contents(catalog, view).equals(expected)
     assert refreshed(view)["mode"] == "unchanged"
 
 
@@ -135,9 +135,9 @@ def test_refresh_of_a_query_that_needs_all_rows_is_full_and_is_what_spark_says(
     write(catalog, source, numbers(10, 20), "append")
     assert refreshed(view)["mode"] == "full"
     spark.createDataFrame(numbers(0, 20).to_pandas()).createOrReplaceTempView(source)
-    wanted = [(row["id"], row["rows"]) for row in spark.sql(query.format(source)).collect()]
-    found = contents(catalog, view)
-    assert sorted(zip(found["id"].to_pylist(), found["rows"].to_pylist(), strict=True)) == sorted(wanted)
+    expected = [(row["id"], row["rows"]) for row in spark.sql(query.format(source)).collect()]
+    result = contents(catalog, view)
+    assert sorted(zip(result["id"].to_pylist(), result["rows"].to_pylist(), strict=True)) == sorted(expected)
     assert refreshed(view)["mode"] == "unchanged"
 
 
@@ -159,15 +159,15 @@ def test_refresh_of_a_query_that_needs_all_rows_is_full_and_is_what_spark_says(
 def test_refresh_of_several_tables_row_by_row_adds_the_new_rows_of_each(
     catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed, query: str
 ) -> None:
-    one, other, view = fresh("one"), fresh("other"), fresh("view")
-    write(catalog, one, numbers(0, 10))
-    write(catalog, other, numbers(100, 110))
-    create_view(catalog, view, query.format(one, other))
+    first, second, view = fresh("one"), fresh("other"), fresh("view")
+    write(catalog, first, numbers(0, 10))
+    write(catalog, second, numbers(100, 110))
+    create_view(catalog, view, query.format(first, second))
     refreshed(view)
-    write(catalog, one, numbers(10, 20), "append")
+    write(catalog, first, numbers(10, 20), "append")
     assert refreshed(view)["mode"] == "incremental"
-    write(catalog, other, numbers(110, 115), "append")
-    write(catalog, one, numbers(20, 30), "append")
+    write(catalog, second, numbers(110, 115), "append")
+    write(catalog, first, numbers(20, 30), "append")
     figures = refreshed(view)
     assert (figures["mode"], figures["rows"]) == ("incremental", 15)
     assert contents(catalog, view).equals(pa.concat_tables([numbers(0, 30), numbers(100, 115)]).combine_chunks())
@@ -189,10 +189,10 @@ def test_refresh_keeps_types_and_vectors_and_reads_only_columns_that_are_needed(
     write(catalog, source, pa.table(rows, schema))
     create_view(catalog, view, f"SELECT seen, vector, id FROM {source}", schema.remove(3))
     refreshed(view)
-    found = dataset(catalog, view).to_table()
-    assert found.schema.equals(schema.remove(3), check_metadata=False)
-    assert found.equals(pa.table(rows, schema).drop_columns(["unread"]).cast(found.schema))
-    assert found.schema.field("vector").metadata == {b"unit": b"1"}
+    result = dataset(catalog, view).to_table()
+    assert result.schema.equals(schema.remove(3), check_metadata=False)
+    assert result.equals(pa.table(rows, schema).drop_columns(["unread"]).cast(result.schema))
+    assert result.schema.field("vector").metadata == {b"unit": b"1"}
 
 
 def test_refresh_full_keeps_indexes_of_the_view(catalog: CatalogConnection, fresh: Fresh, refreshed: Refreshed) -> None:

@@ -13,7 +13,7 @@ from lance_namespace import DescribeTableRequest
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError
 
 from tests.services.server import ServerProcess
-from tests.spark.sent import clients_imported, recorded
+from tests.spark.task_payloads import clients_imported, recorded
 from tests.spark.views import contents, create_view, failing, numbers, spec, totals, whole, words, write
 from tiltyard.model.jobs import UDFS_VARIABLE
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection
@@ -41,7 +41,7 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogConnectio
 @pytest.fixture
 def refreshed(spark: SparkSession, coded: CatalogConnection) -> Refreshed:
     """Refreshes a view here; its figures."""
-    return lambda name, **given: refresh(LocalRun(), coded, spark, name, **given)
+    return lambda name, **options: refresh(LocalRun(), coded, spark, name, **options)
 
 
 def test_refresh_with_code_sends_workers_nothing_that_imports_the_client(
@@ -94,8 +94,8 @@ def test_refresh_of_a_chunker_of_whole_batches(coded: CatalogConnection, fresh: 
     code = spec("chunker", whole, ["text"], batch=True)
     create_view(coded, view, f"SELECT * FROM {source} WHERE id > 1", WORDS, kind="chunker", udtf_spec=code)
     refreshed(view)
-    wanted = [{"id": n, "word": f"row {n}", "number": location} for n in range(2, 5) for location in (0, 1)]
-    assert rows_of(coded, view) == wanted
+    expected = [{"id": n, "word": f"row {n}", "number": location} for n in range(2, 5) for location in (0, 1)]
+    assert rows_of(coded, view) == expected
 
 
 def test_refresh_with_an_output_limit_caps_the_view_and_later_makes_up_for_it(
@@ -103,9 +103,9 @@ def test_refresh_with_an_output_limit_caps_the_view_and_later_makes_up_for_it(
 ) -> None:
     source, view = chunked(coded, fresh)
     assert refreshed(view, output_limit=7)["rows"] == 7
-    found = rows_of(coded, view)
-    assert len(found) == 7
-    assert all(row in two_words(0, 20) for row in found)
+    result = rows_of(coded, view)
+    assert len(result) == 7
+    assert all(row in two_words(0, 20) for row in result)
     assert refreshed(view, output_limit=7)["mode"] == "unchanged"
     assert "cut at its output limit" in refreshed(view)["reason"]
     assert rows_of(coded, view) == two_words(0, 20)
@@ -165,6 +165,6 @@ def test_refresh_of_a_view_remembers_what_it_was_made_of(
     source, view = chunked(coded, fresh)
     write(coded, source, numbers(20, 25), "append")
     refreshed(view)
-    asked = {"id": [view], "load_detailed_metadata": True}
-    told = coded.client().describe_table(DescribeTableRequest(**asked)).properties
-    assert json.loads(told["tiltyard.view.sources"]) == {source: 2}
+    fields = {"id": [view], "load_detailed_metadata": True}
+    properties = coded.client().describe_table(DescribeTableRequest(**fields)).properties
+    assert json.loads(properties["tiltyard.view.sources"]) == {source: 2}

@@ -16,9 +16,9 @@ import lance_namespace as upstream
 import pytest
 
 from tests.services.server import ServerProcess
+from tests.spark.job_processes import wait_for
 from tests.spark.killed_driver import ROWS_PER_PART
 from tests.spark.views import contents, create_view, dying, held, numbers, spec, write
-from tests.spark.watching import wait_for
 from tiltyard.pipeline.catalog_client import CatalogConnection, connection, table
 from tiltyard.pipeline.driver.lease import CatalogRun, claim_job, drive_job, new_owner, submit_job
 from tiltyard.pipeline.jobs import find_job
@@ -56,47 +56,47 @@ def of_three_fragments(catalog: CatalogConnection, fresh: Fresh, query: str, **c
     return source, view
 
 
-def asked(catalog: CatalogConnection, view: str) -> str:
+def queue_refresh(catalog: CatalogConnection, view: str) -> str:
     """The id of a refresh that upstream's own operation has queued."""
     request = upstream.RefreshMaterializedViewRequest(id=[view])
     return str(catalog.client().refresh_materialized_view(request).job_id)
 
 
-class Noting(CatalogRun):
-    """Notes which parts it makes."""
+class RecordingRun(CatalogRun):
+    """Records the keys of the checkpoints that it saves."""
 
-    noted: list[str]
+    saved: list[str]
 
     def save_checkpoint(self, key: str, value: str) -> None:
-        """Keep a part."""
+        """Save a checkpoint."""
         super().save_checkpoint(key, value)
-        self.noted.append(key)
+        self.saved.append(key)
 
 
-def driven(catalog: CatalogConnection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
-    """Drive a job here to its end: its figures, and what was kept meanwhile."""
+def drive(catalog: CatalogConnection, spark: SparkSession, job_id: str) -> tuple[dict[str, str] | None, list[str]]:
+    """Drive a job in this process to its end; return its figures, and the keys of checkpoints saved meanwhile."""
     calls, owner = OperationClient(catalog), new_owner()
-    told = claim_job(calls, job_id, owner)
-    run = Noting(calls, told, owner)
-    run.noted = []
-    return drive_job(run, lambda: told.execute(run, catalog, spark)), run.noted
+    claimed = claim_job(calls, job_id, owner)
+    run = RecordingRun(calls, claimed, owner)
+    run.saved = []
+    return drive_job(run, lambda: claimed.execute(run, catalog, spark)), run.saved
 
 
 def test_refresh_whose_driver_was_killed_makes_only_the_parts_that_are_left(
     spark: SparkSession, server: ServerProcess, killable: CatalogConnection, environ: dict[str, str], fresh: Fresh
 ) -> None:
     source, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}")
-    job_id = asked(killable, view)
-    words = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, "part-", "2"]
-    assert subprocess.run(words, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
+    job_id = queue_refresh(killable, view)
+    command = [sys.executable, "-m", "tests.spark.killed_driver", server.url, job_id, "part-", "2"]
+    assert subprocess.run(command, env={**os.environ, **environ}, check=False).returncode == -signal.SIGKILL
     assert table(killable, view).dataset().version == 1
     write(killable, source, numbers(1000, 1001), "append")  # after the versions that the killed one has pinned
-    figures, kept = driven(killable, spark, job_id)
+    figures, saved = drive(killable, spark, job_id)
     assert figures is not None
-    assert [key for key in kept if key.startswith("part-")] == ["part-1-2"]
+    assert [key for key in saved if key.startswith("part-")] == ["part-1-2"]
     assert (figures["rows"], figures["parts"], figures["version"]) == (str(3 * ROWS_PER_PART), "3", "2")
     assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))
-    figures, _ = driven(killable, spark, asked(killable, view))
+    figures, _ = drive(killable, spark, queue_refresh(killable, view))
     assert (figures or {})["mode"] == "incremental"
     assert contents(killable, view)["id"].to_pylist() == [*range(3 * ROWS_PER_PART), 1000]
 
@@ -116,9 +116,9 @@ def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_th
 ) -> None:
     code = spec("chunker", partial(held, str(tmp_path)), ["id", "text"])
     _, view = of_three_fragments(killable, fresh, "SELECT id, text FROM {}", kind="chunker", udtf_spec=code)
-    job_id = asked(killable, view)
+    job_id = queue_refresh(killable, view)
     ended: list[Any] = []
-    driver = threading.Thread(target=lambda: ended.append(driven(killable, spark, job_id)[0]))
+    driver = threading.Thread(target=lambda: ended.append(drive(killable, spark, job_id)[0]))
     driver.start()
     wait_for((tmp_path / "at").exists)
     action = {"setStatusAction": {"status": "Canceled"}}
@@ -126,7 +126,7 @@ def test_refresh_that_is_canceled_in_the_catalog_stops_and_the_next_one_makes_th
     driver.join(60)
     assert (driver.is_alive(), ended, table(killable, view).dataset().version) == (False, [None], 1)
     (tmp_path / "go").touch()
-    own = submit_job(OperationClient(killable), find_job("refresh"), {"table": view}).id
-    figures, _ = driven(killable, spark, own)
+    job_of_caller = submit_job(OperationClient(killable), find_job("refresh"), {"table": view}).id
+    figures, _ = drive(killable, spark, job_of_caller)
     assert (figures or {})["mode"] == "full"
     assert contents(killable, view).equals(numbers(0, 3 * ROWS_PER_PART))

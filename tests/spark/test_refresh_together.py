@@ -88,7 +88,7 @@ def test_refreshes_at_once_make_one_commit_for_each_change(
     for change in range(2):
         with ThreadPoolExecutor(3) as pool:
             figures = list(pool.map(lambda _: refresh(LocalRun(), catalog, spark, view), range(3)))
-        assert sorted(one["mode"] != "unchanged" for one in figures) == [False, False, True]
+        assert sorted(figure["mode"] != "unchanged" for figure in figures) == [False, False, True]
         assert dataset(catalog, view).version == 2 + change
         assert contents(catalog, view).equals(numbers(0, 30 + change * 5))
         write(catalog, source_of(catalog, view), numbers(30, 35), "append")
@@ -108,8 +108,8 @@ def test_refresh_that_is_resumed_makes_only_what_is_left_of_the_versions_it_bega
     figures = refresh(run, catalog, spark, view)
     assert (run.parts, figures["rows"], figures["version"]) == (3, 30, 2)
     assert contents(catalog, view).equals(numbers(0, 30))
-    again = refresh(run, catalog, spark, view)  # as if the driver had died before it could tell
-    assert (run.parts, again["version"], dataset(catalog, view).version) == (3, 2, 2)
+    resumed = refresh(run, catalog, spark, view)  # as if the driver had died before it could tell
+    assert (run.parts, resumed["version"], dataset(catalog, view).version) == (3, 2, 2)
 
 
 def test_refresh_whose_view_others_write_meanwhile_begins_again(

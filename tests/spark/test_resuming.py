@@ -98,8 +98,8 @@ def work(
     def call(run: LocalRun, function: str) -> Any:
         return job(run, catalog, spark, str(source), str(target), udf=f"{code}:{function}", **options)
 
-    left = [rows(ROWS // 2, "old").slice(ROWS // 2)] if request.param == "upsert" else []
-    call.expected = pa.concat_tables([rows(0, "new"), *left])  # type: ignore[attr-defined]  # a fixture of three parts
+    unchanged = [rows(ROWS // 2, "old").slice(ROWS // 2)] if request.param == "upsert" else []
+    call.expected = pa.concat_tables([rows(0, "new"), *unchanged])  # type: ignore[attr-defined]  # a fixture of three parts
     call.table = target  # type: ignore[attr-defined]  # the same
     return call
 
@@ -128,10 +128,12 @@ def test_run_that_was_stopped_and_is_resumed_goes_on_with_its_files(work: Any, t
         work(run, "waiting")
     (tmp_path / "mended").touch()
     # As the next driver has it: the same run, what it kept, and no cancel.
-    again = LocalRun(run.id, _checkpoints=dict(run.checkpoints()))
-    kept = [key for key in run.checkpoints() if key.startswith("share-")]
-    assert work(again, "waiting")["rows"] == ROWS
-    assert {key: again.checkpoints()[key] for key in kept} == {key: run.checkpoints()[key] for key in kept}
+    resumed = LocalRun(run.id, _checkpoints=dict(run.checkpoints()))
+    checkpoints = [key for key in run.checkpoints() if key.startswith("share-")]
+    assert work(resumed, "waiting")["rows"] == ROWS
+    assert {key: resumed.checkpoints()[key] for key in checkpoints} == {
+        key: run.checkpoints()[key] for key in checkpoints
+    }
     check(work)
 
 

@@ -54,9 +54,9 @@ def types_table(catalog: CatalogConnection, fresh: Fresh) -> str:
 
 
 @pytest.fixture
-def frame(spark: SparkSession, served: ServerProcess, types_table: str) -> DataFrame:
+def frame(spark: SparkSession, shared_server: ServerProcess, types_table: str) -> DataFrame:
     """Read that table in Spark."""
-    return spark.read.format("tiltyard").options(uri=served.url, table=types_table).load()
+    return spark.read.format("tiltyard").options(uri=shared_server.url, table=types_table).load()
 
 
 @pytest.mark.parametrize("kind", ["feather", "parquet", "lance"])
@@ -82,10 +82,10 @@ def test_write_frame_keeps_every_type_and_value(catalog: CatalogConnection, fram
 
 
 def test_data_source_read_and_write_keep_every_type_and_value(
-    served: ServerProcess, catalog: CatalogConnection, frame: DataFrame, fresh: Fresh
+    shared_server: ServerProcess, catalog: CatalogConnection, frame: DataFrame, fresh: Fresh
 ) -> None:
     name = fresh("types")
-    frame.write.format("tiltyard").options(uri=served.url, table=name).mode("append").save()
+    frame.write.format("tiltyard").options(uri=shared_server.url, table=name).mode("append").save()
     assert_same(plain(catalog, name), every_type())
 
 
@@ -120,12 +120,12 @@ def test_ingest_of_a_type_that_lance_lacks_names_the_column_and_makes_no_table(
 
 @pytest.mark.parametrize("way", ["frame", "source"])
 def test_write_of_a_type_that_arrow_lacks_names_the_column_and_makes_no_table(
-    spark: SparkSession, served: ServerProcess, catalog: CatalogConnection, fresh: Fresh, way: str
+    spark: SparkSession, shared_server: ServerProcess, catalog: CatalogConnection, fresh: Fresh, way: str
 ) -> None:
-    name, odd = fresh("odd"), spark.sql("SELECT 1 AS n, make_ym_interval(1, 2) AS odd_one")
-    writer = odd.write.format("tiltyard").options(uri=served.url, table=name).mode("append")
+    name, intervals = fresh("odd"), spark.sql("SELECT 1 AS n, make_ym_interval(1, 2) AS odd_one")
+    writer = intervals.write.format("tiltyard").options(uri=shared_server.url, table=name).mode("append")
     writes = {
-        "frame": lambda: write_frame(LocalRun(), odd, table_of(catalog, name), WriteOptions()),
+        "frame": lambda: write_frame(LocalRun(), intervals, table_of(catalog, name), WriteOptions()),
         "source": writer.save,
     }
     with pytest.raises((InvalidInputError, PySparkException), match="Column 'odd_one' is interval year to month"):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.sent import Sent, clients_imported, recorded
+from tests.spark.task_payloads import Sent, clients_imported, recorded
 from tiltyard.pipeline.catalog_client import CatalogConnection, table
 from tiltyard.pipeline.delete import job as deleting
 from tiltyard.pipeline.indexes import segments
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """What Spark is sent from now on: functions and their payloads. Everything runs in tasks."""
-    found = recorded(monkeypatch)
+    payloads = recorded(monkeypatch)
     for module, limits in (
         (upserting, ("MAX_BYTES_IN_DRIVER", "MAX_ROWS_IN_DRIVER")),
         (deleting, ("MAX_ROWS_IN_DRIVER",)),
@@ -36,7 +36,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     ):
         for limit in limits:
             monkeypatch.setattr(module, limit, 0)
-    return found
+    return payloads
 
 
 def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
@@ -48,10 +48,10 @@ def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
 ) -> None:
     name, source, out = fresh("light"), str(tmp_path / "source.parquet"), str(tmp_path / "out")
     pq.write_table(pa.table({"id": range(600), "v": [float(n) for n in range(600)]}), source)
-    found = table(catalog, name)
+    target = table(catalog, name)
     rows = pq.read_table(source)
-    lance.write_dataset(rows.slice(0, 500), namespace_client=found.client, table_id=found.id, max_rows_per_file=250)
-    given: list[tuple[str, dict[str, Any]]] = [
+    lance.write_dataset(rows.slice(0, 500), namespace_client=target.client, table_id=target.id, max_rows_per_file=250)
+    jobs: list[tuple[str, dict[str, Any]]] = [
         ("ingest", {"source": source, "table": fresh("light")}),
         ("optimize", {"table": name, "indexes": False}),
         ("upsert", {"source": source, "table": name, "on": ["id"]}),
@@ -61,7 +61,7 @@ def test_tasks_of_jobs_that_are_sent_to_workers_import_no_namespace_client(
         ("index", {"table": name, "column": "id", "type": "BTREE"}),
         ("export", {"table": name, "destination": out}),
     ]  # fmt: skip
-    for job, arguments in given:
+    for job, arguments in jobs:
         before = len(sent)
         registered = find_job(job)
         registered.function(LocalRun(), catalog, spark, **registered.validate(arguments))

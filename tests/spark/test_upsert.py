@@ -30,22 +30,22 @@ Fresh = Callable[[str], str]
 
 def rows(ids: range | list[int], value: str) -> pa.Table:
     """Rows of (id, half, v); the key may be `id`, or `id` and `half`."""
-    found = list(ids)
-    return pa.table({"id": found, "half": ["ab"[i % 2] for i in found], "v": [value] * len(found)})
+    keys = list(ids)
+    return pa.table({"id": keys, "half": ["ab"[i % 2] for i in keys], "v": [value] * len(keys)})
 
 
-def made(catalog: CatalogConnection, name: str, ids: range) -> Table:
+def create_table(catalog: CatalogConnection, name: str, ids: range) -> Table:
     """A table of several fragments."""
-    found = table(catalog, name)
-    lance.write_dataset(rows(ids, "old"), namespace_client=found.client, table_id=found.id, max_rows_per_file=300)
-    return found
+    target = table(catalog, name)
+    lance.write_dataset(rows(ids, "old"), namespace_client=target.client, table_id=target.id, max_rows_per_file=300)
+    return target
 
 
-def contents(found: Table) -> dict[int, str]:
+def contents(target: Table) -> dict[int, str]:
     """All rows; fails if an id is there twice."""
-    there = found.dataset().to_table().to_pydict()
-    assert len(set(there["id"])) == len(there["id"])
-    return dict(zip(there["id"], there["v"], strict=True))
+    columns = target.dataset().to_table().to_pydict()
+    assert len(set(columns["id"])) == len(columns["id"])
+    return dict(zip(columns["id"], columns["v"], strict=True))
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, on: list[str]
 ) -> None:
-    found = made(catalog, name, range(1000))
+    target = create_table(catalog, name, range(1000))
     pq.write_table(rows(range(900, 1100), "new"), tmp_path / "changed.parquet", row_group_size=50)
     figures = upsert(LocalRun(), catalog, spark, str(tmp_path), name, on=on)
     assert figures == {"version": 2, "rows": 200, "updated": 100, "inserted": 100, "replaced": 100}
     expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
-    assert contents(found) == expected
-    assert lance.dataset(found.location().uri).to_table().num_rows == 1100
+    assert contents(target) == expected
+    assert lance.dataset(target.location().uri).to_table().num_rows == 1100
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -80,36 +80,36 @@ def test_upsert_old_and_new_keys_replaces_and_adds_in_one_commit(
 def test_upsert_of_keys_that_the_table_has_more_than_once_counts_each_key_once(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, on: list[str]
 ) -> None:
-    found = made(catalog, name, range(400))
-    lance.write_dataset(rows(range(100), "twin"), namespace_client=found.client, table_id=found.id, mode="append")
+    target = create_table(catalog, name, range(400))
+    lance.write_dataset(rows(range(100), "twin"), namespace_client=target.client, table_id=target.id, mode="append")
     twice = [*range(50), *range(50)]
-    lance.write_dataset(rows(twice, "twin"), namespace_client=found.client, table_id=found.id, mode="append")
+    lance.write_dataset(rows(twice, "twin"), namespace_client=target.client, table_id=target.id, mode="append")
     pq.write_table(rows(range(25, 425), "new"), tmp_path / "changed.parquet", row_group_size=50)
     figures = upsert(LocalRun(), catalog, spark, str(tmp_path), name, on=on)
     replaced = 375 + 75 + 2 * 25  # of the table, of the first twins, of the second
     assert figures == {"version": 4, "rows": 400, "updated": 375, "inserted": 25, "replaced": replaced}
-    assert found.dataset().count_rows() == 400 + 100 + 100 - replaced + 400
+    assert target.dataset().count_rows() == 400 + 100 + 100 - replaced + 400
 
 
 def test_upsert_of_a_relative_path_means_the_drivers_folder(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upserting, "MAX_BYTES_IN_DRIVER", 0)  # tasks have another working directory
-    found = made(catalog, name, range(10))
+    target = create_table(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "changed.parquet")
     monkeypatch.chdir(tmp_path)
     upsert(LocalRun(), catalog, spark, "changed.parquet", name, on=["id"])
-    assert contents(found) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
+    assert contents(target) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
 
 
 def test_upsert_all_rows_of_a_fragment_removes_it(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
-    found = made(catalog, name, range(600))
+    target = create_table(catalog, name, range(600))
     pq.write_table(rows(range(600), "new"), tmp_path / "all.parquet")
     upsert(LocalRun(), catalog, spark, str(tmp_path / "all.parquet"), name, on=["id"])
-    assert contents(found) == dict.fromkeys(range(600), "new")
-    assert len(found.dataset().get_fragments()) == 1
+    assert contents(target) == dict.fromkeys(range(600), "new")
+    assert len(target.dataset().get_fragments()) == 1
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -132,24 +132,24 @@ def test_upsert_of_what_cannot_be_changes_nothing_and_leaves_nothing(
     on: list[str],
     reason: str,
 ) -> None:
-    found = made(catalog, name, range(10))
+    target = create_table(catalog, name, range(10))
     pq.write_table(source, tmp_path / "bad.parquet")
     with pytest.raises(InvalidInputError, match=reason):
         upsert(LocalRun(), catalog, spark, str(tmp_path / "bad.parquet"), name, on=on)
-    assert contents(found) == dict.fromkeys(range(10), "old")
-    assert len(list((Path(found.location().uri) / "data").iterdir())) == 1
+    assert contents(target) == dict.fromkeys(range(10), "old")
+    assert len(list((Path(target.location().uri) / "data").iterdir())) == 1
 
 
 def test_upsert_canceled_changes_nothing(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
-    found = made(catalog, name, range(10))
+    target = create_table(catalog, name, range(10))
     pq.write_table(rows(range(10), "new"), tmp_path / "new.parquet")
     run = LocalRun()
     run.canceled.set()
     with pytest.raises(RunCanceledError):
         upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    assert found.dataset().version == 1
+    assert target.dataset().version == 1
 
 
 class StoppingRun(LocalRun):
@@ -164,14 +164,14 @@ class StoppingRun(LocalRun):
 def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
-    found = made(catalog, name, range(10))
+    target = create_table(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
     stopped = StoppingRun()
     with pytest.raises(RunCanceledError):
         upsert(stopped, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    data = Path(found.location().uri) / "data"
-    left = set(data.iterdir())
-    assert len(left) == 2
+    data = Path(target.location().uri) / "data"
+    files_left = set(data.iterdir())
+    assert len(files_left) == 2
     upsert(
         LocalRun(stopped.id, _checkpoints=dict(stopped.checkpoints())),
         catalog,
@@ -180,20 +180,20 @@ def test_upsert_stopped_while_keys_are_looked_up_goes_on_with_its_files(
         name,
         on=["id"],
     )
-    assert contents(found) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
-    assert set(data.iterdir()) == left
+    assert contents(target) == dict.fromkeys(range(5), "old") | dict.fromkeys(range(5, 15), "new")
+    assert set(data.iterdir()) == files_left
 
 
 def test_upsert_run_again_after_its_commit_is_done_once(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
-    found = made(catalog, name, range(10))
+    target = create_table(catalog, name, range(10))
     pq.write_table(rows(range(5, 15), "new"), tmp_path / "new.parquet")
     run = LocalRun()
     first = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    again = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    assert again == first
-    assert found.dataset().version == 2
+    repeated = upsert(run, catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
+    assert repeated == first
+    assert target.dataset().version == 2
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def beside(work: Callable[[int], Any]) -> Iterator[None]:
 def test_upsert_several_of_the_same_new_keys_at_once_inserts_each_once(
     spark: SparkSession, catalog: CatalogConnection, name: str, tmp_path: Path
 ) -> None:
-    found = made(catalog, name, range(100))
+    target = create_table(catalog, name, range(100))
     for number in range(4):
         pq.write_table(rows(range(90, 150), f"of {number}"), tmp_path / f"{number}.parquet")
 
@@ -228,15 +228,15 @@ def test_upsert_several_of_the_same_new_keys_at_once_inserts_each_once(
         return int(str(upsert(LocalRun(), catalog, spark, source, name, on=["id"])["inserted"]))
 
     def append(number: int) -> None:
-        found.dataset().insert(rows([10_000 + number], "appended"))
+        target.dataset().insert(rows([10_000 + number], "appended"))
 
     with beside(append), ThreadPoolExecutor(4) as pool:
         inserted = sorted(pool.map(one, range(4)))
     assert inserted == [0, 0, 0, 50]
-    there = contents(found)
-    assert {key: there[key] for key in range(90)} == dict.fromkeys(range(90), "old")
-    assert len({there[key] for key in range(90, 150)}) == 1
-    assert all(value == "appended" for key, value in there.items() if key >= 10_000)
+    stored = contents(target)
+    assert {key: stored[key] for key in range(90)} == dict.fromkeys(range(90), "old")
+    assert len({stored[key] for key in range(90, 150)}) == 1
+    assert all(value == "appended" for key, value in stored.items() if key >= 10_000)
 
 
 @pytest.mark.parametrize("writer", ["append", "delete", "update", "merge", "compact"])
@@ -248,20 +248,20 @@ def test_upsert_overtaken_by_another_writer_keeps_both(
     writer: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = made(catalog, name, range(1000))
+    target = create_table(catalog, name, range(1000))
     pq.write_table(rows(range(900, 1100), "new"), tmp_path / "new.parquet")
     expected = dict.fromkeys(range(900), "old") | dict.fromkeys(range(900, 1100), "new")
     writers: dict[str, Callable[[lance.LanceDataset], Any]] = {
-        "append": lambda there: there.insert(rows([1050, 5000], "theirs")),
-        "delete": lambda there: there.delete("id = 950 or id = 3"),
-        "update": lambda there: there.update({"v": "'theirs'"}, where="id = 950 or id = 3"),
-        "merge": lambda there: (
-            there.merge_insert("id")
+        "append": lambda dataset: dataset.insert(rows([1050, 5000], "theirs")),
+        "delete": lambda dataset: dataset.delete("id = 950 or id = 3"),
+        "update": lambda dataset: dataset.update({"v": "'theirs'"}, where="id = 950 or id = 3"),
+        "merge": lambda dataset: (
+            dataset.merge_insert("id")
             .when_matched_update_all()
             .when_not_matched_insert_all()
             .execute(rows([3, 950, 1050, 5000], "theirs"))
         ),
-        "compact": lambda there: there.optimize.compact_files(),
+        "compact": lambda dataset: dataset.optimize.compact_files(),
     }
     changes = {
         "append": {5000: "theirs"},
@@ -270,26 +270,26 @@ def test_upsert_overtaken_by_another_writer_keeps_both(
         "merge": {3: "theirs", 5000: "theirs"},
         "compact": {},
     }
-    once = iter([writers[writer]])
+    writes = iter([writers[writer]])
     commit = JobTable.commit
 
     def late(*arguments: Any, **options: Any) -> int:
-        for write in once:
-            write(found.dataset())
+        for write in writes:
+            write(target.dataset())
         return commit(*arguments, **options)
 
     monkeypatch.setattr(JobTable, "commit", late)
     upsert(LocalRun(), catalog, spark, str(tmp_path / "new.parquet"), name, on=["id"])
-    there = contents(found)
-    wanted = {key: value for key, value in (expected | changes[writer]).items() if value is not None}
-    assert there == wanted
+    dataset = contents(target)
+    expected_values = {key: value for key, value in (expected | changes[writer]).items() if value is not None}
+    assert dataset == expected_values
 
 
 def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: CatalogConnection, name: str) -> None:
-    found = made(catalog, name, range(1000))
+    target = create_table(catalog, name, range(1000))
     figures = delete(LocalRun(), catalog, spark, name, where="id >= 250 and id < 650")
     assert figures == {"version": 2, "rows": 400}
-    assert contents(found) == dict.fromkeys([*range(250), *range(650, 1000)], "old")
+    assert contents(target) == dict.fromkeys([*range(250), *range(650, 1000)], "old")
     assert delete(LocalRun(), catalog, spark, name, where="id = 300") == {"version": 2, "rows": 0}
     with pytest.raises(InvalidInputError, match="not a condition"):
         delete(LocalRun(), catalog, spark, name, where="nothing = 1")
@@ -298,15 +298,17 @@ def test_delete_by_a_condition_goes_in_one_commit(spark: SparkSession, catalog: 
 def test_delete_beside_writers_leaves_none_that_was_there(
     spark: SparkSession, catalog: CatalogConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = made(catalog, name, range(1000))
-    once = iter([lambda there: there.insert(rows([2000, 1], "theirs")), lambda there: there.delete("id = 700")])
+    target = create_table(catalog, name, range(1000))
+    writes = iter(
+        [lambda dataset: dataset.insert(rows([2000, 1], "theirs")), lambda dataset: dataset.delete("id = 700")]
+    )
     commit = JobTable.commit
 
     def late(*arguments: Any, **options: Any) -> int:
-        for write in once:
-            write(found.dataset())
+        for write in writes:
+            write(target.dataset())
         return commit(*arguments, **options)
 
     monkeypatch.setattr(JobTable, "commit", late)
     assert delete(LocalRun(), catalog, spark, name, where="id < 500")["rows"] == 501
-    assert contents(found) == dict.fromkeys([*range(500, 700), *range(701, 1000)], "old") | {2000: "theirs"}
+    assert contents(target) == dict.fromkeys([*range(500, 700), *range(701, 1000)], "old") | {2000: "theirs"}

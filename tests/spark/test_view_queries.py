@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from tiltyard.pipeline.datasource.fragment_frames import read_frame
+from tiltyard.pipeline.datasource.dataframes import read_frame
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection, TableLocation
-from tiltyard.pipeline.views.query_analysis import analyze_query, check_reads_only, needed_columns, why_not_incremental
+from tiltyard.pipeline.views.planning import analyze_query, check_reads_only, needed_columns, why_not_incremental
 from tiltyard.pipeline.writing.fragments import FragmentRows
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ NOWHERE = FragmentRows(TableLocation("/nowhere", {}, CatalogConnection("rest", (
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
     """A session with two tables that are never read."""
-    own = isolate_session(spark)
+    isolated = isolate_session(spark)
     for name in ("films", "shop$orders"):
-        read_frame(own, SCHEMA, [NOWHERE]).createOrReplaceTempView(f"`{name}`")
-    return own
+        read_frame(isolated, SCHEMA, [NOWHERE]).createOrReplaceTempView(f"`{name}`")
+    return isolated
 
 
 @pytest.mark.parametrize(

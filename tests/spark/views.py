@@ -34,16 +34,18 @@ def numbers(first: int, end: int) -> pa.Table:
 
 def create_view(catalog: CatalogConnection, name: str, query: str, schema: pa.Schema = SCHEMA, **fields: Any) -> None:
     """A view, by upstream's own operation."""
-    given = {"kind": "query", "source_query": query, **fields}
+    definition = {"kind": "query", "source_query": query, **fields}
     output = base64.b64encode(schema.serialize().to_pybytes()).decode()
-    catalog.client().create_materialized_view(CreateMaterializedViewRequest(id=[name], output_schema=output, **given))
+    catalog.client().create_materialized_view(
+        CreateMaterializedViewRequest(id=[name], output_schema=output, **definition)
+    )
 
 
 def spec(kind: str, function: Callable[..., Any], inputs: list[str] | None, **fields: Any) -> dict[str, Any]:
     """The udtf_spec of a function, in the envelope that Lance's clients send."""
     envelope = json.dumps({f"{kind}_payload": base64.b64encode(cloudpickle.dumps(function)).decode()}).encode()
-    told = {"kind": kind, "udtf_name": "f", "udtf_version": "1", "input_columns": inputs, **fields}
-    return {**told, "udtf": base64.b64encode(envelope).decode(), "udtf_sha": hashlib.sha256(envelope).hexdigest()}
+    definition = {"kind": kind, "udtf_name": "f", "udtf_version": "1", "input_columns": inputs, **fields}
+    return {**definition, "udtf": base64.b64encode(envelope).decode(), "udtf_sha": hashlib.sha256(envelope).hexdigest()}
 
 
 def contents(catalog: CatalogConnection, name: str, key: str = "id") -> pa.Table:
@@ -60,8 +62,8 @@ def words(id: int, text: str) -> Any:  # noqa: A002  # the column's name
 def whole(text: pa.Array, __source_row_id: pa.Array) -> pa.RecordBatch:
     """A chunker of whole batches: each text twice."""
     rows = [number for number in __source_row_id.to_pylist() for _ in range(2)]
-    made = {"__source_row_id": rows, "word": text.take(pa.array(rows)), "number": [0, 1] * len(text)}
-    return pa.RecordBatch.from_pydict(made)
+    columns = {"__source_row_id": rows, "word": text.take(pa.array(rows)), "number": [0, 1] * len(text)}
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def failing(text: str) -> Any:

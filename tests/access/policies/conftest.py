@@ -22,8 +22,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             for role, member in (("auditors", "tess"), ("others", "ann")):
                 good(send(admin, operations()["CreateRole"], {"role": role}))
                 good(send(admin, operations()["AddRoleMember"], {"role": role, "member": member}))
-            for who in ("ann", "tess", "olga"):
-                granted = {"object_kind": "namespace", "id": ["hr"], "grantee": who, "privileges": ["all"]}
+            for name in ("ann", "tess", "olga"):
+                granted = {"object_kind": "namespace", "id": ["hr"], "grantee": name, "privileges": ["all"]}
                 good(send(admin, operations()["GrantPrivileges"], granted))
         yield running
 

@@ -77,9 +77,9 @@ def test_older_versions_tags_and_branches_are_refused(ann: httpx.Client, admin: 
     good(call(admin, "UpdateTable", predicate="id = 4", updates=[["team", "'blue'"]]))
     latest = call(ann, "DescribeTable", load_detailed_metadata=True).json()["version"]
     assert ids(ann, version=latest) == [1, 2]
-    for where in ({"version": 1}, {"branch": "side"}):
-        refused(call(ann, "QueryTable", k=9, **where))
-        refused(call(ann, "CountTableRows", **where))
+    for version in ({"version": 1}, {"branch": "side"}):
+        refused(call(ann, "QueryTable", k=9, **version))
+        refused(call(ann, "CountTableRows", **version))
     refused(call(ann, "DeleteFromTable", predicate="true", branch="side"))
     refused(call(ann, "UpdateTable", updates=[["note", "'x'"]], branch="side"))
 
@@ -118,8 +118,8 @@ def test_update_from_or_of_a_masked_column_is_refused(ann: httpx.Client) -> None
 
 
 def test_update_of_a_column_that_a_mask_looks_at_is_refused(ann: httpx.Client, admin: httpx.Client) -> None:
-    shown = {"column": "ssn", "mask": "expression", "expression": "coalesce(nullif(note, 'open'), ssn)"}
-    good(call(admin, "SetTablePolicy", name="masks", masks=[shown]))
+    mask = {"column": "ssn", "mask": "expression", "expression": "coalesce(nullif(note, 'open'), ssn)"}
+    good(call(admin, "SetTablePolicy", name="masks", masks=[mask]))
     assert "decides who sees what" in refused(call(ann, "UpdateTable", updates=[["note", "'open'"]]))
     refused(call(ann, "UpdateTable", updates=[["NOTE", "'open'"]]), 400)
     assert {row["ssn"] for row in rows(ann)} == {"likes tea", "likes rum"}
@@ -222,9 +222,9 @@ def test_lancedb_client_sees_the_narrowed_table(secured: Secured, admin: httpx.C
 
 def test_pylance_namespace_client_sees_the_narrowed_table(secured: Secured, admin: httpx.Client) -> None:
     client = lance_namespace.connect("rest", {"uri": secured.url, "header.x-api-key": secured.keys["ann"]})
-    asked = lance_namespace.QueryTableRequest(id=TABLE, k=10, vector={}, columns={"column_names": ["id", "pay"]})
-    answer: Any = client.query_table(asked)
-    found = pa.ipc.open_file(io.BytesIO(getattr(answer, "data", answer))).read_all()
-    assert found.to_pylist() == [{"id": 1, "pay": None}, {"id": 2, "pay": None}]
+    request = lance_namespace.QueryTableRequest(id=TABLE, k=10, vector={}, columns={"column_names": ["id", "pay"]})
+    response: Any = client.query_table(request)
+    table = pa.ipc.open_file(io.BytesIO(getattr(response, "data", response))).read_all()
+    assert table.to_pylist() == [{"id": 1, "pay": None}, {"id": 2, "pay": None}]
     counted: Any = client.count_table_rows(lance_namespace.CountTableRowsRequest(id=TABLE))
     assert getattr(counted, "count", counted) == 2

@@ -13,11 +13,11 @@ from tests.services.secured import Secured
 
 
 def test_query_without_anything_gives_visible_rows_and_masked_columns(ann: httpx.Client) -> None:
-    found = rows(ann)
-    assert [row["id"] for row in found] == [1, 2]
-    assert [row["ssn"] for row in found] == ["***1", "***2"]
-    assert [row["pay"] for row in found] == [None, None]
-    assert list(found[0]) == ["id", "team", "name", "ssn", "pay", "note", "place", "seen"]
+    visible = rows(ann)
+    assert [row["id"] for row in visible] == [1, 2]
+    assert [row["ssn"] for row in visible] == ["***1", "***2"]
+    assert [row["pay"] for row in visible] == [None, None]
+    assert list(visible[0]) == ["id", "team", "name", "ssn", "pay", "note", "place", "seen"]
     assert rows(ann, columns={"column_names": ["pay", "id"]}) == [{"pay": None, "id": 1}, {"pay": None, "id": 2}]
     assert rows(ann, columns={"column_names": ["pay"]}, k=1) == [{"pay": None}]
 

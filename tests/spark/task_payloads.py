@@ -1,4 +1,4 @@
-"""What Spark's Python workers are sent, and what they have to import for it."""
+"""Record the payloads that Spark's Python workers are sent, and what these import."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ for function, payloads in pickle.load(open(sys.argv[1], "rb")):
         pickle.loads(payload)
     print(sorted(name for name in sys.modules if name.startswith("lance_namespace")))
 """
-"""Loads what a worker is sent, in a process that has imported nothing yet."""
+"""Load payloads in a process that has imported nothing yet."""
 
 Sent = list[tuple[bytes, tuple[bytes, ...]]]
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """What is sent from now on: functions and their payloads; those of partitions have none."""
-    found: Sent = []
+    """Record what is sent from now on: functions and their payloads; those of partitions have none."""
+    payloads_sent: Sent = []
     of_payloads, of_partitions = spark_tasks._payload_worker, spark_tasks._partition_worker
 
     def with_payloads(work: Any, payloads: tuple[bytes, ...], variables: Mapping[str, str]) -> Any:
         function = of_payloads(work, payloads, variables)
-        found.append((cloudpickle.dumps(function), payloads))
+        payloads_sent.append((cloudpickle.dumps(function), payloads))
         return function
 
     def on_partition(work: Any, variables: Mapping[str, str]) -> Any:
         function = of_partitions(work, variables)
-        found.append((cloudpickle.dumps(function), ()))
+        payloads_sent.append((cloudpickle.dumps(function), ()))
         return function
 
     monkeypatch.setattr(spark_tasks, "_payload_worker", with_payloads)
     monkeypatch.setattr(spark_tasks, "_partition_worker", on_partition)
-    return found
+    return payloads_sent
 
 
 def clients_imported(sent: Sent, folder: Path) -> list[str]:
-    """The modules of the namespace client that a worker has imported after each, as it prints them."""
+    """Return the modules of the namespace client that a worker has imported after each payload, as it prints them."""
     dumped = folder / "sent"
     dumped.write_bytes(cloudpickle.dumps(sent))
-    told = subprocess.run([sys.executable, "-c", LOADING, dumped], capture_output=True, text=True, check=True)
-    return told.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", LOADING, dumped], capture_output=True, text=True, check=True)
+    return process.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Run `tiltyard`, print `there` at a moment that the first argument names, and wait a little for a signal.
+"""Run `tiltyard` with a breakpoint that the first argument names: print `there`, and wait a little for a signal.
 
 `import NAME` is when the import of that module begins, `start` when a process is started (Java), `request NUMBER` when
 so many requests have been sent.

@@ -1,4 +1,4 @@
-"""What a client of Spark Connect does: jobs, and the data source both ways. Prints what it found, as JSON."""
+"""Run jobs and the data source through Spark Connect, and print the results as JSON."""
 
 from __future__ import annotations
 
@@ -24,36 +24,43 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Go through all of it."""
+    """Run all steps."""
     parser = argparse.ArgumentParser()
     for name in ("remote", "uri", "source", "changed"):
         parser.add_argument(name)
-    given = parser.parse_args()
-    spark, where = spark_session(remote=given.remote), connection(given.uri)
-    figures = ingest(LocalRun(), where, spark, given.source, "films")
-    asked = {"udf": "tests.spark.functions:doubled", "inputs": ["id"], "type": "int64"}
-    backfill(LocalRun(), where, spark, "films", "twice", **asked)
+    options = parser.parse_args()
+    spark, catalog = spark_session(remote=options.remote), connection(options.uri)
+    figures = ingest(LocalRun(), catalog, spark, options.source, "films")
+    backfill_options = {"udf": "tests.spark.functions:doubled", "inputs": ["id"], "type": "int64"}
+    backfill(LocalRun(), catalog, spark, "films", "twice", **backfill_options)
     upsert(
-        LocalRun(), where, spark, given.changed, "films", on=["id"], null=["twice"], udf="tests.spark.connected:same"
+        LocalRun(),
+        catalog,
+        spark,
+        options.changed,
+        "films",
+        on=["id"],
+        null=["twice"],
+        udf="tests.spark.connect_client:same",
     )
-    films = spark.read.format("tiltyard").options(uri=given.uri, table="films").load()
+    films = spark.read.format("tiltyard").options(uri=options.uri, table="films").load()
     frame = films.filter("id < 10")
-    write_frame(LocalRun(), frame, table(where, "few"), WriteOptions())
-    again = frame.selectExpr("id + 5 as id", "upper(v) as v", "twice")
-    again.write.format("tiltyard").options(uri=given.uri, table="few", on="id").mode("append").save()
-    told = {"connect": is_connect(spark), "slots": task_slots(spark), "rows": figures["rows"], "count": films.count()}
-    told["canceled_after"] = canceled_after(spark)
-    sys.stdout.write(json.dumps(told) + "\n")
+    write_frame(LocalRun(), frame, table(catalog, "few"), WriteOptions())
+    changed = frame.selectExpr("id + 5 as id", "upper(v) as v", "twice")
+    changed.write.format("tiltyard").options(uri=options.uri, table="few", on="id").mode("append").save()
+    result = {"connect": is_connect(spark), "slots": task_slots(spark), "rows": figures["rows"], "count": films.count()}
+    result["canceled_after"] = canceled_after(spark)
+    sys.stdout.write(json.dumps(result) + "\n")
     spark.stop()
 
 
 def same(rows: object) -> object:
-    """The rows: with a function, an upsert's source is read on Spark."""
+    """Return the rows: with a function, an upsert's source is read on Spark."""
     return rows
 
 
 def canceled_after(spark: SparkSession) -> float:
-    """How many seconds tasks that would sleep for a minute go on after their run was canceled."""
+    """Return for how many seconds tasks that would sleep for a minute go on after their run was canceled."""
     run, canceled = LocalRun(), [0.0]
 
     def cancel() -> None:

@@ -1,4 +1,4 @@
-"""Functions that jobs run on a cluster: they write down who ran them, wait to be let go, and die once."""
+"""Functions that jobs run on a cluster: they log their executor, wait for a file, and die once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 FOLDER = "TILTYARD_TEST_FOLDER"
-"""The variable that names where to write down."""
+"""The variable that names the folder of the log."""
 
 
-def _note(what: str) -> list[str]:
-    """Write down an executor's folder and what it does; who did the same so far."""
+def _note(action: str) -> list[str]:
+    """Log an executor's folder and its action; return the executors that have logged this action so far."""
     folder = Path(os.environ[FOLDER])
     with (folder / "notes").open("a") as file:
-        file.write(f"{Path.cwd()} {what}\n")
-    return [line.split(" ", 1)[0] for line in notes(folder) if line.endswith(f" {what}")]
+        file.write(f"{Path.cwd()} {action}\n")
+    return [line.split(" ", 1)[0] for line in notes(folder) if line.endswith(f" {action}")]
 
 
 def notes(folder: Path) -> list[str]:
-    """All that was written down: an executor's folder and what it did."""
+    """Return all lines of the log: an executor's folder and its action."""
     file = folder / "notes"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -37,19 +37,19 @@ def _until(done: Path) -> None:
 
 
 def passed_by(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows. The task with the row 0 stands still at first, until a copy of it has overtaken it."""
+    """Return the rows; the task with row 0 waits until a speculative copy of it has started."""
     first = rows["id"][0].as_py()
-    others = _note(f"ingest {first}")
+    hosts = _note(f"ingest {first}")
     if first == 0:
         copied = Path(os.environ[FOLDER]) / "copied"
-        if len(others) > 1:
+        if len(hosts) > 1:
             copied.touch()
         _until(copied)
     return rows
 
 
 def held(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows, from the last third only once the file `go` is there."""
+    """Return the rows; those of the last third only once the file `go` exists."""
     _note(f"held {rows['id'][0].as_py()}")
     if rows["id"][0].as_py() >= 2000:
         _until(Path(os.environ[FOLDER]) / "go")
@@ -57,7 +57,7 @@ def held(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def doubled(rows: pa.RecordBatch) -> pa.Array:
-    """Twice the first column; the first worker to be asked is killed."""
+    """Double the first column; the first worker is killed."""
     if len(_note("double")) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return pc.multiply(rows.column(0), 2)

@@ -1,4 +1,4 @@
-"""Jobs that do little, and write down what they do; installed beside the real ones, as another package would be."""
+"""Example jobs that log their steps to a file, installed beside the real ones as another package's would be."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tiltyard.pipeline.runs import Run
 
 
 def install(folder: Path) -> None:
-    """Make `folder`, once it is on the path, a place where a package with these jobs is installed."""
-    about = folder / "toys-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[tiltyard.jobs]\ntoy = {__name__}\ntoy_on_spark = {__name__}\n")
+    """Write the metadata of an installed package with these jobs into `folder`, which belongs on the import path."""
+    metadata = folder / "example_jobs-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: example-jobs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[tiltyard.jobs]\ntoy = {__name__}\ntoy_on_spark = {__name__}\n")
 
 
 @job("toy", spark=False)
 def toy(
     run: Run,
-    where: Any,
+    catalog: Any,
     spark: None,
     folder: Annotated[str, "Where to write down what is done."],
     *,
@@ -36,7 +36,7 @@ def toy(
     broken: Annotated[bool, "Whether it fails at its end."] = False,
     udf: Annotated[str | None, "Code of the client's; it is not run."] = None,
 ) -> Mapping[str, object]:
-    """Go through steps, each once whoever drives, then commit."""
+    """Go through steps, each once in all drivers together, then commit."""
     log = Path(folder)
     run.progress(rows=len(run.checkpoints()), rows_total=steps)
     for step in range(steps):
@@ -47,39 +47,39 @@ def toy(
             time.sleep(0.01)
         time.sleep(pause)
         run.check()
-        _note(log, f"step {step}")
+        _log(log, f"step {step}")
         run.save_checkpoint(str(step), "{}")
         run.progress(rows=step + 1)
     if broken:
         raise InvalidInputError("The toy is broken: take another.")
     run.check()
-    _note(log, "commit")
+    _log(log, "commit")
     return {"rows": steps}
 
 
 @job("toy_on_spark")
 def toy_on_spark(
-    run: Run, where: Any, spark: Any, folder: Annotated[str, "Where to write down what is done."]
+    run: Run, catalog: Any, spark: Any, folder: Annotated[str, "Where to write down what is done."]
 ) -> Mapping[str, object]:
     """Count on Spark."""
     run.check()
     rows = spark.range(1_000).count()
-    _note(Path(folder), f"application {spark.sparkContext.applicationId}")
+    _log(Path(folder), f"application {spark.sparkContext.applicationId}")
     return {"rows": rows, "shuffles": spark.conf.get("spark.sql.shuffle.partitions")}
 
 
-def _note(log: Path, text: str) -> None:
+def _log(log: Path, text: str) -> None:
     with (log / "log").open("a") as file:
         file.write(f"{os.getpid()} {text}\n")
 
 
-def noted(folder: Path) -> list[str]:
-    """What was done, in order, without who did it."""
+def logged_steps(folder: Path) -> list[str]:
+    """Return the logged steps in order, without their processes."""
     log = folder / "log"
     return [line.split(" ", 1)[1] for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def drivers(folder: Path) -> set[int]:
-    """The processes that did it."""
+    """Return the processes that logged steps."""
     log = folder / "log"
     return {int(line.split()[0]) for line in log.read_text().splitlines()} if log.exists() else set()

@@ -21,8 +21,7 @@ from lance_namespace.errors import ConcurrentModificationError, InvalidInputErro
 from tiltyard.model.index_types import IndexType, check_parameters, parse_index_type
 from tiltyard.model.spec import models
 from tiltyard.pipeline import catalog_client
-from tiltyard.pipeline.indexes.checkpoint import IndexCheckpoint
-from tiltyard.pipeline.indexes.segments import build_segments, commit_empty_index
+from tiltyard.pipeline.indexes.segments import IndexCheckpoint, build_segments, commit_empty_index
 from tiltyard.pipeline.indexes.tasks import IndexSpec, block_size
 from tiltyard.pipeline.jobs import job
 from tiltyard.pipeline.runs import Run

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 TABLE_ROWS = "MapInArrow"
-"""The node of a table's rows, as `datasource.fragment_frames.read_frame` creates it."""
+"""The node of a table's rows, as `datasource.dataframes.read_frame` creates it."""
 
 
 def class_name(node: Any) -> str:

@@ -28,11 +28,14 @@ from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import isolate_session
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError
-from tiltyard.pipeline.views.planning import RefreshOptions, RefreshPlan, decide, split_into_parts
-from tiltyard.pipeline.views.query_analysis import (
+from tiltyard.pipeline.views.planning import (
+    RefreshOptions,
+    RefreshPlan,
     analyze_query,
     check_reads_only,
+    decide,
     needed_columns,
+    split_into_parts,
     why_not_incremental,
 )
 from tiltyard.pipeline.views.row_writer import ViewWriter, register_schemas, truncate

@@ -17,16 +17,14 @@ import pyarrow as pa
 from lance_namespace.errors import InvalidInputError
 
 from tiltyard.model.view_definitions import ViewDefinition, ViewKind
-from tiltyard.pipeline.datasource.dataframes import write_partitions
-from tiltyard.pipeline.datasource.fragment_frames import plan_version_scan, read_frame
+from tiltyard.pipeline.datasource.dataframes import plan_version_scan, read_frame, write_partitions
 from tiltyard.pipeline.datasource.spark_types import arrow_schema
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import quote_identifier
 from tiltyard.pipeline.sources.casts import ColumnMapping, ColumnSelection, map_to_table, select_columns
 from tiltyard.pipeline.spark_tasks import run_partitions, run_tasks
 from tiltyard.pipeline.user_functions import PickledFunction
-from tiltyard.pipeline.views.planning import Part
-from tiltyard.pipeline.views.query_analysis import analyze_query
+from tiltyard.pipeline.views.planning import Part, analyze_query
 from tiltyard.pipeline.views.sources import SourceTable
 from tiltyard.pipeline.views.tasks import Chunker, TableFunction, rewrite_first_rows, write_groups
 from tiltyard.pipeline.writing.fragments import FragmentRows, FragmentTarget, parse_fragments

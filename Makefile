@@ -56,7 +56,7 @@ advisories: $(DEV) ## Ask the public advisories about every locked package (need
 	$(BIN)/uv tool run pip-audit --requirement requirements-dev.lock --require-hashes --disable-pip
 
 soak: $(DEV) services ## Kill servers under 16 writers for a while, and judge what is left (SECONDS=600 SEED=7).
-	$(BIN)/python -m tests.faults.history --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(DEV) ## Measure against the reference server; the table goes to bench/RESULTS.md.
 	$(BIN)/python -m bench

@@ -106,8 +106,8 @@ def check_unchanged(installation: Installation, wire: Wire, before: set[str]) ->
     assert wire.good(wire.table(["t"], "describe", query={"load_detailed_metadata": "true"}))["version"] == 1
     assert wire.table(["t"], "count_rows").text == "100"
     assert wire.table(["new"], "exists").status_code == 404
-    seen = wire.good(wire.table(["d"], "describe", query={"check_declared": "true"}))
-    assert seen["is_only_declared"] is True
+    description = wire.good(wire.table(["d"], "describe", query={"check_declared": "true"}))
+    assert description["is_only_declared"] is True
     wait_until(lambda: not installation.sql("SELECT location FROM doomed_folders"), "no folder waits for its deletion")
 
 
@@ -137,9 +137,9 @@ def test_upload_that_ends_early_by_its_own_framing_is_400(
         connection.sendall(
             head(path, "Transfer-Encoding: chunked") + (chunk(body[:end]) if end else b"") + b"0\r\n\r\n"
         )
-        answer = read_response(connection)
-    assert answer.status == 400, answer
-    answer.check_error()
+        response = read_response(connection)
+    assert response.status == 400, response
+    response.check_error()
     check_unchanged(installation, wire, before)
 
 
@@ -154,8 +154,8 @@ def test_upload_with_a_broken_chunk_changes_nothing(
         connection.sendall(
             head(path, "Transfer-Encoding: chunked") + chunk(body[:end]) + b"no length\r\n" + body[end:][:99]
         )
-        answer = read_response(connection)
-    assert answer.status in (0, 400), answer
+        response = read_response(connection)
+    assert response.status in (0, 400), response
     check_unchanged(installation, wire, before)
 
 
@@ -188,11 +188,11 @@ def test_upload_followed_by_a_request_on_its_connection_answers_both(
     server = small_installation.start()
     wire = talk(server)
     wire.good(wire.table(["t"], "create", stream(ROWS)))
-    other = stream(LARGE.rename_columns(["id", "other"]), 20_000)
-    answers = {"/v1/table/new/create?mode=overwrite": 200, "/v1/table/t/insert": 400, "/v1/table/none/insert": 404}
+    renamed = stream(LARGE.rename_columns(["id", "other"]), 20_000)
+    statuses = {"/v1/table/new/create?mode=overwrite": 200, "/v1/table/t/insert": 400, "/v1/table/none/insert": 404}
     with connect(server.url) as connection:
-        for path, status in [*answers.items()] * 2:
-            connection.sendall(framed(path, other, framing))
+        for path, status in [*statuses.items()] * 2:
+            connection.sendall(framed(path, renamed, framing))
             assert read_response(connection).status == status
             connection.sendall(COUNT)
             assert read_response(connection).body == b"100"

@@ -45,10 +45,10 @@ def test_server_killed_in_an_upload_leaves_no_table_and_no_version(installation:
     server.kill()
     server.start()
     installation.wait_until_swept()
-    again = talk(server)
-    assert again.table(["new"], "exists").status_code == 404
-    assert again.table(["t"], "count_rows").text == "100"
-    assert again.good(again.table(["new"], "create", stream(ROWS)))["version"] == 1
+    client = talk(server)
+    assert client.table(["new"], "exists").status_code == 404
+    assert client.table(["t"], "count_rows").text == "100"
+    assert client.good(client.table(["new"], "create", stream(ROWS)))["version"] == 1
 
 
 def test_server_killed_between_mark_and_delete_deletes_after_its_restart(
@@ -66,14 +66,14 @@ def test_server_killed_between_mark_and_delete_deletes_after_its_restart(
     assert len(installation.folders()) == 6
     server.kill()
     after = installation.start()
-    again = talk(after)
+    client = talk(after)
     [transaction] = dropped["transaction_id"]
     wait_until(
-        lambda: again.good(again.call("transaction", [transaction], "describe"))["status"] == "Succeeded",
+        lambda: client.good(client.call("transaction", [transaction], "describe"))["status"] == "Succeeded",
         "the deletion is done",
     )
     installation.wait_until_swept()
-    assert again.table(["kept"], "count_rows").text == "100"
+    assert client.table(["kept"], "count_rows").text == "100"
 
 
 @pytest.mark.parametrize("kind", [{"index_type": "IVF_PQ", "num_partitions": 64, "num_sub_vectors": 16}])
@@ -96,12 +96,12 @@ def test_worker_killed_while_it_builds_an_index_is_followed_by_the_next(
     held.unlink()
     server.start()
     installation.expire_leases()
-    again = talk(server)
+    client = talk(server)
     wait_until(lambda: installation.sql(status)[0][0] not in ("Queued", "Running"), "the build has ended")
     assert installation.sql(status) == [("Succeeded", 2)]
-    [index] = again.good(again.table(["t"], "index/list"))["indexes"]
+    [index] = client.good(client.table(["t"], "index/list"))["indexes"]
     assert index["index_name"] == "near"
-    assert again.good(again.table(["t"], "index/near/stats"))["num_indexed_rows"] == 40_000
+    assert client.good(client.table(["t"], "index/near/stats"))["num_indexed_rows"] == 40_000
 
 
 @dataclass

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.history.clients import Batches, Client, Generated, Lancedb, Pylance, outcome_of, wait_until_readable
-from tests.faults.history.ground import Ground
-from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, digest_of, load, now
-from tests.faults.history.run import TABLES, begin, verdict
-from tests.faults.history.writer_process import HOT
+from tests.faults.soak.clients import Batches, Client, Generated, Lancedb, Pylance, outcome_of, wait_until_readable
+from tests.faults.soak.environment import Environment
+from tests.faults.soak.journal import Attempt, Journal, Kind, Outcome, digest_of, load, now
+from tests.faults.soak.run import TABLES, check_storage, create_tables
+from tests.faults.soak.writer_process import HOT
 from tests.services.lossy import wait_for
 from tests.services.postgres import postgres_server
 from tests.services.warm import warm_servers
@@ -79,13 +79,13 @@ def attempt_once(url: str, journal: Journal, name: str, write: Write) -> Outcome
     return ended.outcome
 
 
-def arm_once_reached(held: Path, armed: Path) -> None:
+def arm_once_reached(hold: Path, armed: Path) -> None:
     """Wait until a server is held, have it killed further on, and let it go."""
-    reached = held.with_name(f"{held.name}.reached")
+    reached = hold.with_name(f"{hold.name}.reached")
     wait_for(reached.exists)
     reached.unlink()
     armed.touch()
-    held.unlink()
+    hold.unlink()
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.extended)])
@@ -104,17 +104,17 @@ def test_server_killed_at_a_point_keeps_every_promise(
 ) -> None:
     armed, journals = tmp_path / "armed", tmp_path / "journals"
     journals.mkdir()
-    held = tmp_path / "held"
+    hold = tmp_path / "held"
     faults = f"{point}=kill@{armed}"
     if point is Point.BEFORE_ANSWER:  # many requests pass it: the one is meant that has just committed
-        faults += f",{Point.AFTER_FINALIZE}=hold@{held}"
+        faults += f",{Point.AFTER_FINALIZE}=hold@{hold}"
     with warm_servers(tmp_path, 1, tmp_path / "root", *databases(), environ={"TILTYARD_FAULT": faults}) as (server,):
-        locations = begin(Ground([server]), journals)
+        locations = create_tables(Environment([server]), journals)
         journal = Journal(journals / "writes.jsonl")
         for name, write in WRITES.items():
             if point is Point.BEFORE_ANSWER:
-                held.touch()
-                arming = threading.Thread(target=arm_once_reached, args=(held, armed))
+                hold.touch()
+                arming = threading.Thread(target=arm_once_reached, args=(hold, armed))
                 arming.start()
             else:
                 armed.touch()
@@ -124,7 +124,7 @@ def test_server_killed_at_a_point_keeps_every_promise(
             server.start()
             wait_until_readable(server.url, list(write.keys))
         journal.close()
-        report = verdict(Ground([server]), load(journals), locations)
+        report = check_storage(Environment([server]), load(journals), locations)
     assert not report.complaints, str(report)
     done = 0 if point is Point.BEFORE_RECORD else 1
     batches = dict.fromkeys(WRITES["batch"].keys, done)

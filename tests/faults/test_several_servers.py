@@ -24,32 +24,32 @@ Talk = Callable[[ServerProcess], Wire]
 
 
 def test_servers_on_one_catalog_see_each_others_commits_at_once(installation: Installation, talk: Talk) -> None:
-    one, other = (talk(installation.start()) for _ in range(2))
-    one.good(one.namespace(["n"], "create", {"properties": {"a": "b"}}))
-    assert other.good(other.namespace(["n"], "describe"))["properties"] == {"a": "b"}
-    one.good(one.table(["n", "t"], "create", stream(ROWS)))
+    first, second = (talk(installation.start()) for _ in range(2))
+    first.good(first.namespace(["n"], "create", {"properties": {"a": "b"}}))
+    assert second.good(second.namespace(["n"], "describe"))["properties"] == {"a": "b"}
+    first.good(first.table(["n", "t"], "create", stream(ROWS)))
     for turn in range(10):
-        writer, reader = (one, other) if turn % 2 else (other, one)
+        writer, reader = (first, second) if turn % 2 else (second, first)
         assert reader.table(["n", "t"], "count_rows").text == str(100 * (turn + 1))
         version = writer.good(writer.table(["n", "t"], "insert", stream(ROWS)))["version"]
         description = reader.good(reader.table(["n", "t"], "describe", query={"load_detailed_metadata": "true"}))
         assert description["version"] == version
         assert reader.table(["n", "t"], "count_rows").text == str(100 * (turn + 2))
-    other.good(other.table(["n", "t"], "rename", {"new_table_name": "u"}))
-    assert one.table(["n", "t"], "exists").status_code == 404
-    assert one.table(["n", "u"], "count_rows").text == "1100"
-    one.good(one.table(["n", "u"], "drop"))
-    assert other.table(["n", "u"], "count_rows").status_code == 404
-    other.good(other.table(["n", "u"], "create", stream(ROWS)))
-    assert one.table(["n", "u"], "count_rows").text == "100"
+    second.good(second.table(["n", "t"], "rename", {"new_table_name": "u"}))
+    assert first.table(["n", "t"], "exists").status_code == 404
+    assert first.table(["n", "u"], "count_rows").text == "1100"
+    first.good(first.table(["n", "u"], "drop"))
+    assert second.table(["n", "u"], "count_rows").status_code == 404
+    second.good(second.table(["n", "u"], "create", stream(ROWS)))
+    assert first.table(["n", "u"], "count_rows").text == "100"
 
 
 def test_servers_that_share_a_secret_take_each_others_page_tokens(installation: Installation, talk: Talk) -> None:
-    one, other = (talk(installation.start()) for _ in range(2))
+    first, second = (talk(installation.start()) for _ in range(2))
     for name in "abc":
-        one.good(one.namespace([name], "create"))
-    page = one.good(one.namespace([], "list", method="GET", query={"limit": 1}))
-    following = other.good(other.namespace([], "list", method="GET", query={"page_token": page["page_token"]}))
+        first.good(first.namespace([name], "create"))
+    page = first.good(first.namespace([], "list", method="GET", query={"limit": 1}))
+    following = second.good(second.namespace([], "list", method="GET", query={"page_token": page["page_token"]}))
     assert page["namespaces"] + following["namespaces"] == ["a", "b", "c"]
 
 
@@ -106,9 +106,9 @@ def test_connections_come_to_a_process_that_was_stuck_when_they_were_opened(inst
     def ask() -> None:
         for client in clients:
             client.request("GET", "/health/live")
-            answer = client.getresponse()
-            answer.read()
-            assert answer.status == 200
+            response = client.getresponse()
+            response.read()
+            assert response.status == 200
 
     def spread() -> list[int]:
         return sorted(connections_of(process, address.port) for process in server.workers)

@@ -55,9 +55,9 @@ def test_stopping_server_does_not_wait_for_stalled_uploads(small_installation: I
         connection.close()
     server.start()
     small_installation.wait_until_swept()
-    again = talk(server)
-    assert again.table(["t"], "count_rows").text == "100"
-    assert again.table(["new"], "exists").status_code == 404
+    client = talk(server)
+    assert client.table(["t"], "count_rows").text == "100"
+    assert client.table(["new"], "exists").status_code == 404
 
 
 def test_stopping_server_finishes_running_queries(small_installation: Installation, talk: Talk) -> None:

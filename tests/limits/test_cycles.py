@@ -61,14 +61,14 @@ def url(tmp_path: Path) -> Iterator[str]:
 @contextmanager
 def left_to_the_collector() -> Iterator[Counter[str]]:
     """What of requests is in cycles at the end of the block, by type."""
-    found = Counter[str]()
+    types = Counter[str]()
     gc.collect()
     gc.disable()
     try:
-        yield found
+        yield types
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        found.update(type(one).__name__ for one in gc.garbage if isinstance(one, OF_ONE_REQUEST))
+        types.update(type(item).__name__ for item in gc.garbage if isinstance(item, OF_ONE_REQUEST))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -78,43 +78,43 @@ def left_to_the_collector() -> Iterator[Counter[str]]:
 def test_reads_leave_no_cycles(url: str) -> None:
     client = lance_namespace.connect("rest", {"uri": url})
     table = lancedb.connect("db://d", api_key="k", host_override=url).create_table("t", pa.table({"id": range(100)}))
-    with left_to_the_collector() as left:
+    with left_to_the_collector() as cycles:
         for _ in range(TIMES):
             client.describe_table(DescribeTableRequest(id=["t"]))
             client.list_tables(ListTablesRequest(id=[]))
             assert table.search().where("id = 7").limit(2).to_arrow().num_rows == 1
             with pytest.raises(TableNotFoundError):
                 client.describe_table(DescribeTableRequest(id=["missing"]))
-    assert not left
+    assert not cycles
 
 
 def test_refused_writes_leave_no_cycles(url: str) -> None:
     table = lancedb.connect("db://d", api_key="k", host_override=url).create_table("t", pa.table({"id": range(100)}))
-    wrong, other = b"no Arrow at all", stream(pa.table({"name": ["a"]}))
+    not_arrow, other_columns = b"no Arrow at all", stream(pa.table({"name": ["a"]}))
     large = stream(pa.table({"name": ["a" * IN_MEMORY * 2]}))
-    with Wire(url) as wire, left_to_the_collector() as left:
+    with Wire(url) as wire, left_to_the_collector() as cycles:
         for _ in range(TIMES):
-            for body in (wrong, other, large):
+            for body in (not_arrow, other_columns, large):
                 assert wire.call("table", ["t"], "insert", body).status_code == 400
-            assert wire.call("table", ["missing"], "insert", other).status_code == 404
-            assert wire.call("table", ["t"], "merge_insert", other, query={"on": "name"}).status_code == 400
+            assert wire.call("table", ["missing"], "insert", other_columns).status_code == 404
+            assert wire.call("table", ["t"], "merge_insert", other_columns, query={"on": "name"}).status_code == 400
             assert wire.call("table", ["t"], "query", {"k": 1, "filter": "no such ("}).status_code == 400
             assert wire.call("table", ["t"], "version/create", {"version": 2, "manifest_path": "x"}).status_code == 400
             assert wire.call("table", ["t"], "delete", {"predicate": "missing = 1"}).status_code == 404
-            assert wire.call("table", ["t"], "create", other).status_code == 409
+            assert wire.call("table", ["t"], "create", other_columns).status_code == 409
     assert table.count_rows() == 100
-    assert not left
+    assert not cycles
 
 
 def test_writes_leave_no_cycles(url: str) -> None:
     database = lancedb.connect("db://d", api_key="k", host_override=url)
     table = database.create_table("t", pa.table({"id": range(100)}))
     large = pa.table({"id": pa.array(range(IN_MEMORY // 8 + 1000))})
-    with left_to_the_collector() as left:
+    with left_to_the_collector() as cycles:
         for number in range(TIMES):
             table.add(pa.table({"id": [1000 + number]}))
             table.delete(f"id = {number}")
         for _ in range(3):
             table.add(large)
     assert table.count_rows() == 100 + 3 * large.num_rows
-    assert not left
+    assert not cycles

@@ -44,8 +44,8 @@ def work(wire: Wire) -> None:
     wire.good(wire.table(table, "describe", query={"load_detailed_metadata": "true"}))
     wire.good(wire.table(table, "tags/create", {"tag": "a", "version": 1}))
     assert wire.table(table, "count_rows").text == "299"
-    found = wire.table(table, "query", {"k": 10, "vector": {"single_vector": []}, "filter": "id < 100"})
-    assert found.status_code == 200
+    rows = wire.table(table, "query", {"k": 10, "vector": {"single_vector": []}, "filter": "id < 100"})
+    assert rows.status_code == 200
     assert wire.http.get("/metrics").status_code == 200
     wait_until(
         lambda: wire.good(wire.call("transaction", [build], "describe"))["status"] == "Succeeded", "the index is built"
@@ -56,24 +56,24 @@ def work(wire: Wire) -> None:
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_server_imports_nothing_that_it_has_no_use_for(tmp_path: Path, workers: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(WATCH)
-    seen = tmp_path / "seen"
-    environ = {"PYTHONPATH": str(tmp_path), "WATCHED": str(seen)}
+    modules_file = tmp_path / "seen"
+    environ = {"PYTHONPATH": str(tmp_path), "WATCHED": str(modules_file)}
     server = ServerProcess(tmp_path / "root", "--workers", workers, environ=environ)
     with Wire(server.url) as wire:
         work(wire)
     assert server.stop() == 0
-    assert not seen.exists(), seen.read_text()[-4000:]
+    assert not modules_file.exists(), modules_file.read_text()[-4000:]
 
 
 def test_process_that_builds_an_index_imports_nothing_that_it_has_no_use_for(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WATCH)
-    seen = tmp_path / "seen"
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "WATCHED": str(seen)}
+    modules_file = tmp_path / "seen"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "WATCHED": str(modules_file)}
     done = subprocess.run(
         COMMAND, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ, timeout=120, check=False
     )
     assert "JSONDecodeError" in done.stderr  # it had imported all, and wanted an order
-    assert not seen.exists(), seen.read_text()[-4000:]
+    assert not modules_file.exists(), modules_file.read_text()[-4000:]
 
 
 LAZY = """

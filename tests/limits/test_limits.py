@@ -38,19 +38,19 @@ def limited(root: Path, **settings: Any) -> Iterator[httpx.Client]:
 
 
 def fill(client: httpx.Client, rows: int = 60_000) -> None:
-    made = client.post("/v1/table/t/create", content=stream(ROWS.slice(0, rows), most_rows=2000))
-    assert made.status_code == 200, made.text
+    response = client.post("/v1/table/t/create", content=stream(ROWS.slice(0, rows), most_rows=2000))
+    assert response.status_code == 200, response.text
 
 
-def refusal(answer: httpx.Response) -> tuple[int, int]:
-    return answer.status_code, check_error(answer)
+def refusal(response: httpx.Response) -> tuple[int, int]:
+    return response.status_code, check_error(response)
 
 
 def test_rate_limit_answers_429_and_a_client_that_waits_as_told_goes_on(tmp_path: Path) -> None:
     with limited(tmp_path, rate_limit=5, rate_burst=1) as client:
-        answers = [client.get("/v1/namespace/%24/list") for _ in range(10)]
-        refused = [answer for answer in answers if answer.status_code != 200]
-        assert 200 in {answer.status_code for answer in answers} and refused
+        responses = [client.get("/v1/namespace/%24/list") for _ in range(10)]
+        refused = [response for response in responses if response.status_code != 200]
+        assert 200 in {response.status_code for response in responses} and refused
         assert refusal(refused[0]) == (429, 21)
         assert refused[0].headers["retry-after"] == "1"
         assert client.get("/health/live").status_code == 200
@@ -66,10 +66,10 @@ def test_rate_limit_holds_for_all_processes_together(tmp_path: Path) -> None:
     )
     try:
         # Each connection finds one of the processes.
-        answers = [httpx.get(f"{server.url}/v1/namespace/%24/list", timeout=60) for _ in range(24)]
+        responses = [httpx.get(f"{server.url}/v1/namespace/%24/list", timeout=60) for _ in range(24)]
     finally:
         server.stop()
-    assert [answer.status_code for answer in answers] == [200] * 6 + [429] * 18
+    assert [response.status_code for response in responses] == [200] * 6 + [429] * 18
 
 
 def test_query_out_of_time_is_504_and_its_place_is_kept_until_it_ends(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_query_out_of_time_is_504_and_its_place_is_kept_until_it_ends(tmp_path: 
         assert refusal(client.post("/v1/table/t/query", json=slow)) == (504, 17)
 
         def ended() -> bool:
-            answer = client.post("/v1/table/t/count_rows", json={"predicate": "id < 10"})
-            if answer.status_code == 429:
-                assert refusal(answer) == (429, 21)
+            response = client.post("/v1/table/t/count_rows", json={"predicate": "id < 10"})
+            if response.status_code == 429:
+                assert refusal(response) == (429, 21)
                 return False
             return True
 
@@ -99,11 +99,11 @@ def test_answer_out_of_time_breaks_off(tmp_path: Path) -> None:
 
         def read_late() -> int:
             """Take nothing of the answer for as long as the query may run, then all."""
-            with client.stream("POST", "/v1/table/t/query", json=ALL) as answer:
-                assert answer.status_code == 200
+            with client.stream("POST", "/v1/table/t/query", json=ALL) as response:
+                assert response.status_code == 200
                 assert queries_running() == 1
                 eventually(lambda: queries_running() == 0)
-                return sum(len(part) for part in answer.iter_raw())
+                return sum(len(part) for part in response.iter_raw())
 
         with pytest.raises(httpx.RemoteProtocolError):
             read_late()
@@ -112,9 +112,9 @@ def test_answer_out_of_time_breaks_off(tmp_path: Path) -> None:
 def test_answer_that_is_too_large_is_400(tmp_path: Path) -> None:
     with limited(tmp_path, max_result_bytes=2 << 20) as client:
         fill(client)
-        answer = client.post("/v1/table/t/query", json=ALL)
-        assert refusal(answer) == (400, 13)
-        assert "more than 2097152 bytes" in answer.json()["error"]
+        response = client.post("/v1/table/t/query", json=ALL)
+        assert refusal(response) == (400, 13)
+        assert "more than 2097152 bytes" in response.json()["error"]
         assert client.post("/v1/table/t/query", json={**ALL, "k": 500}).status_code == 200
         page = client.post("/v1/table/t/query", json={"vector": None, "k": 1900, "offset": 30_000})
         assert pa.ipc.open_file(page.content).read_all().num_rows == 1900
@@ -158,8 +158,8 @@ def test_body_that_unpacks_to_much_more_than_it_is_is_400(tmp_path: Path, random
         writer.write_batch(rows)
     assert len(sink.getvalue()) < random_bytes + (100 << 10)
     with limited(tmp_path) as client:
-        answer = client.post("/v1/table/t/create", content=sink.getvalue())
-        assert refusal(answer) == (400, 13) and "less compression" in answer.text
+        response = client.post("/v1/table/t/create", content=sink.getvalue())
+        assert refusal(response) == (400, 13) and "less compression" in response.text
         packed = io.BytesIO()
         with pa.ipc.new_stream(packed, ROWS.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             writer.write_table(ROWS.slice(0, 20_000))
@@ -170,8 +170,8 @@ def test_sql_that_would_fill_the_memory_is_400_and_the_server_goes_on(tmp_path: 
     with limited(tmp_path) as client:
         fill(client, 10)
         text = "array_repeat(1, 100000000000)"
-        asked = {"columns": {"column_aliases": {"x": text}}, **ALL}
-        assert refusal(client.post("/v1/table/t/query", json=asked)) == (400, 13)
+        query = {"columns": {"column_aliases": {"x": text}}, **ALL}
+        assert refusal(client.post("/v1/table/t/query", json=query)) == (400, 13)
         added = {"new_columns": [{"name": "n", "expression": "id" + " + 1" * 20_000}]}
         assert refusal(client.post("/v1/table/t/add_columns", json=added)) == (400, 13)
         assert client.post("/v1/table/t/count_rows", json={}).json() == 10

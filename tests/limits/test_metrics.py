@@ -32,19 +32,19 @@ def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
         for _ in range(3):
             client.post("/v1/namespace/a/create", json={})
         client.get("/nowhere")
-        answer = client.get("/metrics")
+        response = client.get("/metrics")
     assert server.stop() == 0
-    found = samples(answer.text)
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert found["tiltyard_requests_total", "CreateNamespace", "200"] == 1
-    assert found["tiltyard_requests_total", "CreateNamespace", "409"] == 2
-    assert found["tiltyard_requests_total", "none", "404"] == 1
+    counts = samples(response.text)
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert counts["tiltyard_requests_total", "CreateNamespace", "200"] == 1
+    assert counts["tiltyard_requests_total", "CreateNamespace", "409"] == 2
+    assert counts["tiltyard_requests_total", "none", "404"] == 1
     for histogram in ("tiltyard_request_seconds", "tiltyard_request_first_byte_seconds"):
-        assert found[f"{histogram}_count", "CreateNamespace", "2xx"] == 1
-        assert found[f"{histogram}_count", "CreateNamespace", "4xx"] == 2
-    assert found["tiltyard_requests_running",] == 1
-    assert found["tiltyard_catalog_up",] == 1
-    assert {key[2] for key in found if key[0] == "tiltyard_process_load"} >= {
+        assert counts[f"{histogram}_count", "CreateNamespace", "2xx"] == 1
+        assert counts[f"{histogram}_count", "CreateNamespace", "4xx"] == 2
+    assert counts["tiltyard_requests_running",] == 1
+    assert counts["tiltyard_catalog_up",] == 1
+    assert {key[2] for key in counts if key[0] == "tiltyard_process_load"} >= {
         "queries waiting for a thread",
         "identity waiting for a thread",
         "catalog writes waiting",
@@ -82,10 +82,10 @@ def test_metrics_of_several_processes_are_summed(tmp_path: Path) -> None:
 
 def test_metrics_from_afar_are_for_administrators(tmp_path: Path) -> None:
     with secured_server(tmp_path) as secured:
-        with secured.http() as here:
-            assert here.get("/metrics").status_code == 200
-            assert here.get("/metrics", headers=FROM_AFAR).status_code == 401
-            assert here.post("/metrics").status_code == 405
+        with secured.http() as anonymous:
+            assert anonymous.get("/metrics").status_code == 200
+            assert anonymous.get("/metrics", headers=FROM_AFAR).status_code == 401
+            assert anonymous.post("/metrics").status_code == 405
         with secured.http("ann") as ann:
             refused = ann.get("/metrics", headers=FROM_AFAR)
             assert (refused.status_code, refused.json()["code"]) == (403, 15)

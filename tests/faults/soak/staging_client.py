@@ -18,9 +18,9 @@ class Staging(ns.LanceNamespace):
         return f"staging of {self._inner.namespace_id()}"
 
     def describe_table(self, request: ns.DescribeTableRequest) -> ns.DescribeTableResponse:
-        answer: ns.DescribeTableResponse = self._inner.describe_table(request)
-        answer.managed_versioning = True
-        return answer
+        response: ns.DescribeTableResponse = self._inner.describe_table(request)
+        response.managed_versioning = True
+        return response
 
     def list_table_versions(self, request: Any) -> Any:
         return self._inner.list_table_versions(request)

@@ -34,30 +34,30 @@ class Variant(StrEnum):
 
 
 @dataclass(slots=True)
-class Ground:
+class Environment:
     """The running systems; `options` open the storage without the server, on a connection that is never cut."""
 
     servers: Sequence[Server]
     postgres: PostgresServer | None = None
     proxy: Proxy | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    strikes: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
 
     @property
     def urls(self) -> list[str]:
         return [server.url for server in self.servers]
 
-    def count(self, strike: str) -> None:
+    def count(self, fault: str) -> None:
         """Count a fault."""
-        self.strikes[strike] = self.strikes.get(strike, 0) + 1
+        self.faults[fault] = self.faults.get(fault, 0) + 1
 
 
 @contextmanager
-def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
+def start_environment(variant: Variant, folder: Path) -> Iterator[Environment]:
     """Start everything that a variant needs."""
     with ExitStack() as stack:
         if variant is Variant.EMBEDDED:
-            yield Ground(stack.enter_context(warm_servers(folder, SERVERS, folder / "root")))
+            yield Environment(stack.enter_context(warm_servers(folder, SERVERS, folder / "root")))
             return
         postgres = stack.enter_context(postgres_server())
         root, proxy = str(folder / "root"), None
@@ -70,22 +70,22 @@ def stand(variant: Variant, folder: Path) -> Iterator[Ground]:
             environ["TILTYARD_STORAGE_OPTIONS"] = json.dumps(S3Server(proxy.url).options)
         database = postgres.new_database()
         servers = stack.enter_context(warm_servers(folder, SERVERS, root, "--db", database, environ=environ))
-        yield Ground(servers, postgres, proxy, options)
+        yield Environment(servers, postgres, proxy, options)
 
 
-class Storm:
+class FaultInjector:
     """Kill servers about every second, crash PostgreSQL, cut the connection to the object store."""
 
-    def __init__(self, ground: Ground, seed: int) -> None:
-        self._ground = ground
+    def __init__(self, environment: Environment, seed: int) -> None:
+        self._environment = environment
         self._stop = threading.Event()
         self._failed: list[BaseException] = []
-        strikes = [partial(self._kill_servers, ground.servers)]
-        strikes += [partial(self._crash_postgres, ground.postgres)] if ground.postgres else []
-        strikes += [partial(self._cut_wire, ground.proxy)] if ground.proxy else []
+        faults = [partial(self._kill_servers, environment.servers)]
+        faults += [partial(self._crash_postgres, environment.postgres)] if environment.postgres else []
+        faults += [partial(self._cut_wire, environment.proxy)] if environment.proxy else []
         self._threads = [
-            threading.Thread(target=self._run, args=(strike, random.Random(f"{seed} {number}")))
-            for number, strike in enumerate(strikes)
+            threading.Thread(target=self._run, args=(fault, random.Random(f"{seed} {number}")))
+            for number, fault in enumerate(faults)
         ]
 
     def __enter__(self) -> Self:
@@ -100,10 +100,10 @@ class Storm:
         if self._failed and error[0] is None:
             raise self._failed[0]
 
-    def _run(self, strike: Callable[[random.Random], None], chance: random.Random) -> None:
+    def _run(self, fault: Callable[[random.Random], None], chance: random.Random) -> None:
         try:
-            strike(chance)
-        except BaseException as error:  # noqa: BLE001  # told where the storm is waited for
+            fault(chance)
+        except BaseException as error:  # noqa: BLE001  # raised when the injector is stopped
             self._failed.append(error)
 
     def _wait(self, chance: random.Random, seconds: float) -> bool:
@@ -113,24 +113,24 @@ class Storm:
         while self._wait(chance, 1):
             server = chance.choice(servers)
             server.kill()
-            self._ground.count("kill")
-            _start_again(server)
+            self._environment.count("kill")
+            _restart(server)
 
     def _crash_postgres(self, postgres: PostgresServer, chance: random.Random) -> None:
         while self._wait(chance, 4):
             postgres.stop(chance.choice(["immediate", "fast"]))
-            self._ground.count("crash of PostgreSQL")
+            self._environment.count("crash of PostgreSQL")
             postgres.start()
 
     def _cut_wire(self, proxy: Proxy, chance: random.Random) -> None:
         while self._wait(chance, 2):
             proxy.cut()
-            self._ground.count("cut")
+            self._environment.count("cut")
             self._stop.wait(chance.uniform(0.02, 0.5))
             proxy.mend()
 
 
-def _start_again(server: Server, attempts: int = 20) -> None:
+def _restart(server: Server, attempts: int = 20) -> None:
     """Start a server; start it again if its database or storage was unavailable."""
     for _ in range(attempts - 1):
         with suppress(RuntimeError):

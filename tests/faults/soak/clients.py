@@ -19,9 +19,9 @@ import urllib3
 from lancedb.remote import ClientConfig, TimeoutConfig
 from lancedb.remote.errors import HttpError, RetryError
 
-from tests.faults.history.contents import COLUMNS, predicate
-from tests.faults.history.journal import Outcome, Row, digest_of
-from tests.faults.history.staging import Staging
+from tests.faults.soak.contents import COLUMNS, predicate
+from tests.faults.soak.journal import Outcome, Row, digest_of
+from tests.faults.soak.staging_client import Staging
 from tests.services.wire import stream
 
 SECONDS = 30
@@ -143,9 +143,9 @@ class Lancedb:
         return 0
 
     def tag(self, table: str, name: str, version: int) -> None:
-        opened = self._open(table)
+        dataset = self._open(table)
         try:
-            opened.tags.create(name, version)
+            dataset.tags.create(name, version)
         except HttpError as error:  # its own first try, of which it did not hear: docs/exactly-once.md
             if f"The tag '{name}' exists" not in str(error):
                 raise
@@ -173,11 +173,11 @@ class Generated:
         return int(self._insert(table, rows, "overwrite"))
 
     def _insert(self, table: str, rows: Sequence[Row], mode: str) -> Any:
-        answer = self._data.insert_into_table(table, stream(arrow(rows)), mode=mode, _request_timeout=SECONDS)
-        return answer.version
+        response = self._data.insert_into_table(table, stream(arrow(rows)), mode=mode, _request_timeout=SECONDS)
+        return response.version
 
     def merge(self, table: str, rows: Sequence[Row]) -> int:
-        answer = self._data.merge_insert_into_table(
+        response = self._data.merge_insert_into_table(
             table,
             ["key"],
             stream(arrow(rows)),
@@ -185,7 +185,7 @@ class Generated:
             when_not_matched_insert_all=True,
             _request_timeout=SECONDS,
         )
-        return int(answer.version or 0)
+        return int(response.version or 0)
 
     def delete(self, table: str, attempt: str, keys: tuple[str, ...]) -> int:
         request = generated.DeleteFromTableRequest(predicate=predicate(attempt, keys))
@@ -204,8 +204,8 @@ class Generated:
         request = generated.QueryTableRequest(
             vector={"single_vector": []}, k=1 << 30, columns={"column_names": COLUMNS}
         )
-        answer = self._data.query_table(table, request, _request_timeout=SECONDS)
-        return seen(pa.ipc.open_file(pa.BufferReader(bytes(answer))).read_all()), 0
+        response = self._data.query_table(table, request, _request_timeout=SECONDS)
+        return seen(pa.ipc.open_file(pa.BufferReader(bytes(response))).read_all()), 0
 
 
 class Batches:
@@ -221,16 +221,16 @@ class Batches:
         """Return the version of each table."""
         staging = Staging(lance.namespace.RestNamespace(uri=self._url))
         try:
-            for table, mine in rows.items():
-                lance.dataset(namespace_client=staging, table_id=[table]).insert(arrow(mine))
+            for table, own_rows in rows.items():
+                lance.dataset(namespace_client=staging, table_id=[table]).insert(arrow(own_rows))
         except Exception as error:
             raise NothingSentError(str(error)) from error
         operations = [{"create_table_version": staged} for staged in staging.staged]
         request = generated.BatchCommitTablesRequest.from_dict({"operations": operations})
         assert request is not None
-        answer = self._tables.batch_commit_tables(request, _request_timeout=SECONDS)
-        made = [result.create_table_version.version for result in answer.results]
-        return {table: found.version for table, found in zip(rows, made, strict=True)}
+        response = self._tables.batch_commit_tables(request, _request_timeout=SECONDS)
+        versions = [result.create_table_version.version for result in response.results]
+        return {table: version.version for table, version in zip(rows, versions, strict=True)}
 
 
 def outcome_of(error: Exception) -> Outcome:
@@ -247,8 +247,8 @@ def outcome_of(error: Exception) -> Outcome:
         case HttpError():
             return _of_status(error.status_code)
         case RetryError():
-            never = not error.request_failures and not error.read_failures
-            return Outcome.REFUSED if never else Outcome.UNKNOWN
+            is_never_retried = not error.request_failures and not error.read_failures
+            return Outcome.REFUSED if is_never_retried else Outcome.UNKNOWN
         case _ if _CONFLICT.search(str(error)) and not _UNSURE.search(str(error)):
             return Outcome.REFUSED
         case _:
@@ -264,5 +264,5 @@ def wait_until_readable(url: str, tables: Sequence[str]) -> None:
     with httpx.Client(base_url=url, timeout=SECONDS) as http:
         for table in tables:
             for action in ("version/list", "count_rows"):
-                answer = http.post(f"/v1/table/{table}/{action}", json={})
-                assert answer.status_code == 200, answer.text
+                response = http.post(f"/v1/table/{table}/{action}", json={})
+                assert response.status_code == 200, response.text

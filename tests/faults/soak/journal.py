@@ -119,7 +119,7 @@ def load(folder: Path) -> History:
 
 
 def _attempt(record: dict[str, Any]) -> Attempt:
-    keys = {table: tuple(found) for table, found in record.pop("keys").items()}
+    keys = {table: tuple(names) for table, names in record.pop("keys").items()}
     kind, outcome = Kind(record.pop("kind")), Outcome(record.pop("outcome"))
     return Attempt(keys=keys, kind=kind, outcome=outcome, **record)
 

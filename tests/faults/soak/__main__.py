@@ -1,4 +1,4 @@
-"""`python -m tests.faults.history --seconds 600 --seed 7`: a long run of every variant, or of one."""
+"""`python -m tests.faults.soak --seconds 600 --seed 7`: a long run of every variant, or of one."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.history.ground import Variant
-from tests.faults.history.run import Plan, run
+from tests.faults.soak.environment import Variant
+from tests.faults.soak.run import Plan, run
 
 
 def main() -> int:
     """Run, print the report, and fail on any complaint; keep the journals of a failed run."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.history", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="how long, shared by the variants")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--variant", type=Variant, choices=list(Variant), action="append", help="default: all")
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--processes", type=int, default=4)
-    given = parser.parse_args()
-    variants = given.variant or list(Variant)
+    options = parser.parse_args()
+    variants = options.variant or list(Variant)
     failed = False
     for variant in variants:
         folder = Path(tempfile.mkdtemp(prefix=f"history-{variant}-"))
-        plan = Plan(variant, given.seconds / len(variants), given.seed, given.writers, given.processes)
+        plan = Plan(variant, options.seconds / len(variants), options.seed, options.writers, options.processes)
         report = run(plan, folder)
-        _say(f"{variant}, seed {given.seed}: {report}")
+        _say(f"{variant}, seed {options.seed}: {report}")
         if report.complaints:
             failed = True
             _say(f"{len(report.complaints)} complaints; the journals are in {folder / 'journals'}")

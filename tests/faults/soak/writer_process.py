@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from tests.faults.history.clients import Batches, Generated, Lancedb, Pylance, outcome_of
-from tests.faults.history.journal import Attempt, Journal, Kind, Outcome, Read, now
+from tests.faults.soak.clients import Batches, Generated, Lancedb, Pylance, outcome_of
+from tests.faults.soak.journal import Attempt, Journal, Kind, Outcome, Read, now
 
 WEIGHTS = {
     Kind.APPEND: 32,

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.history.contents import TornTableError, Version
-from tests.faults.history.journal import Attempt, Kind, Row, digest_of
+from tests.faults.soak.contents import TornTableError, Version
+from tests.faults.soak.journal import Attempt, Kind, Row, digest_of
 
 MOST_COMPLAINTS = 20
 
@@ -84,10 +84,9 @@ def _explain(line: Timeline, before: Counter[Row], version: Version, attempts: M
             line.placed[name].append(version.number)
             made_by.append(attempts[name])
     if len(made_by) == len(marks) and (expected := _applied(line.table, before, made_by)) != version.rows:
-        lost, extra = (sorted(rows.elements())[:5] for rows in (expected - version.rows, version.rows - expected))
-        line.complain(
-            f"version {version.number} ({version.operation} by {sorted(marks)}) lacks {lost} and has {extra} too much"
-        )
+        missing, extra = (sorted(rows.elements())[:5] for rows in (expected - version.rows, version.rows - expected))
+        commit = f"version {version.number} ({version.operation} by {sorted(marks)})"
+        line.complain(f"{commit} lacks {missing} and has {extra} too much")
 
 
 def _applied(table: str, before: Counter[Row], made_by: Sequence[Attempt]) -> Counter[Row]:
@@ -103,8 +102,8 @@ def _applied(table: str, before: Counter[Row], made_by: Sequence[Attempt]) -> Co
         case Kind.OVERWRITE:
             return Counter(attempt.rows(table))
         case Kind.MERGE:
-            kept = Counter({row: times for row, times in before.items() if row[0] not in keys})
-            return kept + Counter(attempt.rows(table))
+            others = Counter({row: times for row, times in before.items() if row[0] not in keys})
+            return others + Counter(attempt.rows(table))
         case Kind.DELETE:
             return Counter({row: times for row, times in before.items() if row[0] not in keys})
         case _:

@@ -1,4 +1,4 @@
-"""A run: tables, writers and readers, faults, and the verdict. `python -m tests.faults.history --help`."""
+"""Run writers and readers while servers fail, and check the storage: `python -m tests.faults.soak --help`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 import lance.namespace
 import lance_namespace as ns
 
-from tests.faults.history.clients import Generated, wait_until_readable
-from tests.faults.history.contents import numbers_of, read_versions, tags_of
-from tests.faults.history.ground import Ground, Storm, Variant, stand
-from tests.faults.history.journal import Attempt, History, Journal, Kind, Outcome, load, now
-from tests.faults.history.judge import judge
-from tests.faults.history.writer_process import HOT, Orders
+from tests.faults.soak.checker import check_history
+from tests.faults.soak.clients import Generated, wait_until_readable
+from tests.faults.soak.contents import numbers_of, read_versions, tags_of
+from tests.faults.soak.environment import Environment, FaultInjector, Variant, start_environment
+from tests.faults.soak.journal import Attempt, History, Journal, Kind, Outcome, load, now
+from tests.faults.soak.writer_process import HOT, Orders
 from tests.services.s3 import CREDENTIALS
 
 TABLES = ("t0", "t1", "t2", "t3", "t4")
@@ -48,7 +48,7 @@ class Report:
 
     history: History
     versions: Mapping[str, int]
-    strikes: Mapping[str, int]
+    faults: Mapping[str, int]
     complaints: Sequence[str]
 
     def count(self, kind: Kind, outcome: Outcome = Outcome.ACKNOWLEDGED) -> int:
@@ -56,12 +56,12 @@ class Report:
         return sum(attempt.kind is kind and attempt.outcome is outcome for attempt in self.history.attempts.values())
 
     def __str__(self) -> str:
-        lines = [f"struck: {dict(self.strikes)}; versions: {dict(self.versions)}; reads: {len(self.history.reads)}"]
+        lines = [f"faults: {dict(self.faults)}; versions: {dict(self.versions)}; reads: {len(self.history.reads)}"]
         attempts = self.history.attempts.values()
-        told = Counter((f"{attempt.kind} by {attempt.client}", attempt.outcome) for attempt in attempts)
+        counts = Counter((f"{attempt.kind} by {attempt.client}", attempt.outcome) for attempt in attempts)
         lines += [
-            f"  {what}: " + ", ".join(f"{told[what, outcome]} {outcome}" for outcome in Outcome)
-            for what in sorted({what for what, _ in told})
+            f"  {name}: " + ", ".join(f"{counts[name, outcome]} {outcome}" for outcome in Outcome)
+            for name in sorted({name for name, _ in counts})
         ]
         return "\n".join([*lines, *self.complaints])
 
@@ -70,28 +70,28 @@ def run(plan: Plan, folder: Path) -> Report:
     """Run in an empty folder, which keeps the journals."""
     journals = folder / "journals"
     journals.mkdir(parents=True)
-    with _writers(plan, journals) as processes, stand(plan.variant, folder) as ground:
-        locations = begin(ground, journals)
+    with _writers(plan, journals) as processes, start_environment(plan.variant, folder) as environment:
+        locations = create_tables(environment, journals)
         for number, process in enumerate(processes):
-            _tell(process, _orders(plan, ground, journals, number))
+            _tell(process, _orders(plan, environment, journals, number))
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        with Storm(ground, plan.seed):
+        with FaultInjector(environment, plan.seed):
             for process in processes:
                 _tell(process, "go")
-            _wait(plan, journals, ground)
+            _wait(plan, journals, environment)
         for process in processes:
             process.communicate()
-        assert "Traceback" not in (said := (journals / "writers.log").read_text()), said
-        return verdict(ground, load(journals), locations)
+        assert "Traceback" not in (log := (journals / "writers.log").read_text()), log
+        return check_storage(environment, load(journals), locations)
 
 
-def _wait(plan: Plan, journals: Path, ground: Ground) -> None:
+def _wait(plan: Plan, journals: Path, environment: Environment) -> None:
     """Wait for the duration of the run; on a slow machine longer, until enough has happened."""
     time.sleep(plan.seconds)
     deadline = time.monotonic() + EXTRA_SECONDS
-    while not (ground.strikes.get("kill") and _has_enough(load(journals))) and time.monotonic() < deadline:
+    while not (environment.faults.get("kill") and _has_enough(load(journals))) and time.monotonic() < deadline:
         time.sleep(0.5)
 
 
@@ -104,7 +104,7 @@ def _has_enough(history: History) -> bool:
 @contextmanager
 def _writers(plan: Plan, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Start writer processes, which import their packages while the servers start."""
-    command = [sys.executable, "-m", "tests.faults.history.writer_process"]
+    command = [sys.executable, "-m", "tests.faults.soak.writer_process"]
     log = (folder / "writers.log").open("w")
     environ = {**os.environ, **CREDENTIALS}  # clients that read an object store by themselves bring their own
     processes = [
@@ -120,9 +120,9 @@ def _writers(plan: Plan, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
         log.close()
 
 
-def _orders(plan: Plan, ground: Ground, folder: Path, number: int) -> str:
+def _orders(plan: Plan, environment: Environment, folder: Path, number: int) -> str:
     share = plan.writers // plan.processes
-    orders = Orders(ground.urls, list(TABLES), str(folder), plan.seed, number * share, share, 1, plan.patience)
+    orders = Orders(environment.urls, list(TABLES), str(folder), plan.seed, number * share, share, 1, plan.patience)
     return json.dumps(vars(orders))
 
 
@@ -132,9 +132,9 @@ def _tell(process: subprocess.Popen[str], line: str) -> None:
     process.stdin.flush()
 
 
-def begin(ground: Ground, journals: Path) -> dict[str, str]:
+def create_tables(environment: Environment, journals: Path) -> dict[str, str]:
     """Create the tables; return their locations."""
-    client = Generated(ground.urls[0])
+    client = Generated(environment.urls[0])
     journal = Journal(journals / "beginning.jsonl")
     start = now()
     beginning = Attempt("beginning", Kind.OVERWRITE, dict.fromkeys(TABLES, HOT), client=client.name, start=start)
@@ -142,25 +142,25 @@ def begin(ground: Ground, journals: Path) -> dict[str, str]:
         client.create(table, beginning.rows(table))
     journal.write(replace(beginning, end=now(), outcome=Outcome.ACKNOWLEDGED, versions=dict.fromkeys(TABLES, 1)))
     journal.close()
-    namespace = lance.namespace.RestNamespace(uri=ground.urls[0])
+    namespace = lance.namespace.RestNamespace(uri=environment.urls[0])
     return {table: namespace.describe_table(ns.DescribeTableRequest(id=[table])).location for table in TABLES}
 
 
-def verdict(ground: Ground, history: History, locations: Mapping[str, str]) -> Report:
-    """Judge the storage twice: directly after the faults, and after the next read through the server."""
+def check_storage(environment: Environment, history: History, locations: Mapping[str, str]) -> Report:
+    """Check the storage twice: directly after the faults, and after the next read through the server."""
     complaints = []
-    for server in ground.servers:
+    for server in environment.servers:
         server.kill()
     for table, location in locations.items():
-        there = set(numbers_of(location, ground.options))
-        told = {found.versions[table] for found in history.attempts.values() if table in found.versions}
-        if missing := sorted(told - there):
+        visible = set(numbers_of(location, environment.options))
+        acknowledged = {attempt.versions[table] for attempt in history.attempts.values() if table in attempt.versions}
+        if missing := sorted(acknowledged - visible):
             complaints.append(f"{table}: versions {missing[:10]} were acknowledged, and no file shows them")
-    for server in ground.servers:
+    for server in environment.servers:
         server.start()
-    wait_until_readable(ground.urls[0], TABLES)
-    versions = {table: read_versions(location, ground.options) for table, location in locations.items()}
-    tags = {table: tags_of(location, ground.options) for table, location in locations.items()}
-    complaints += judge(history, versions, tags)
-    latest = {table: max(numbers_of(location, ground.options)) for table, location in locations.items()}
-    return Report(history, latest, ground.strikes, complaints)
+    wait_until_readable(environment.urls[0], TABLES)
+    versions = {table: read_versions(location, environment.options) for table, location in locations.items()}
+    tags = {table: tags_of(location, environment.options) for table, location in locations.items()}
+    complaints += check_history(history, versions, tags)
+    latest = {table: max(numbers_of(location, environment.options)) for table, location in locations.items()}
+    return Report(history, latest, environment.faults, complaints)

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.history.journal import FOR_EVER, Attempt, History, Kind, Outcome, Read
-from tests.faults.history.replay import Timeline
+from tests.faults.soak.journal import FOR_EVER, Attempt, History, Kind, Outcome, Read
+from tests.faults.soak.replay import Timeline
 
 START, END = 0, 1
 
@@ -53,11 +53,11 @@ class Ceilings:
         self._starts: dict[str, list[int]] = {}
         self._lowest: dict[str, list[int]] = {}
         for table, line in lines.items():
-            made = sorted((attempts[name].start, min(found)) for name, found in line.placed.items())
-            lowest = [version for _, version in made]
+            starts = sorted((attempts[name].start, min(versions)) for name, versions in line.placed.items())
+            lowest = [version for _, version in starts]
             for i in range(len(lowest) - 2, -1, -1):
                 lowest[i] = min(lowest[i], lowest[i + 1])
-            self._starts[table], self._lowest[table] = [start for start, _ in made], lowest
+            self._starts[table], self._lowest[table] = [start for start, _ in starts], lowest
 
     def at(self, table: str, time: int) -> int:
         """Return the ceiling of a table at a time."""
@@ -70,11 +70,11 @@ def check_order(history: History, lines: Mapping[str, Timeline]) -> list[str]:
     """Return complaints about stale reads and writes, and about deletes without effect."""
     placed = _placed(history, lines)
     batches: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-    for name, where in placed.items():
+    for name, versions in placed.items():
         if history.attempts[name].kind is Kind.BATCH:
-            for table, version in where.items():
+            for table, version in versions.items():
                 batches[table].append((version, name))
-    floors = Floors({table: sorted(found) for table, found in batches.items()}, placed)
+    floors = Floors({table: sorted(entries_of_table) for table, entries_of_table in batches.items()}, placed)
     sweep = _Sweep(lines, floors, Ceilings(lines, history.attempts), placed)
     entries: list[Attempt | Read] = [*history.attempts.values(), *history.reads]
     moments = [(entry.start, START, i) for i, entry in enumerate(entries)]
@@ -82,21 +82,21 @@ def check_order(history: History, lines: Mapping[str, Timeline]) -> list[str]:
     for _, edge, i in sorted(moments):
         entry = entries[i]
         if edge == START:
-            sweep.begin(entry)
+            sweep.on_start(entry)
         elif isinstance(entry, Read):
-            sweep.saw(entry)
+            sweep.on_read_end(entry)
         else:
-            sweep.answered(entry)
+            sweep.on_end(entry)
     return sweep.complaints
 
 
 def _placed(history: History, lines: Mapping[str, Timeline]) -> dict[str, dict[str, int]]:
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    versions_of: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for table, line in lines.items():
         for name, versions in line.placed.items():
             if name in history.attempts:
-                found[name][table] = versions[0]
-    return found
+                versions_of[name][table] = versions[0]
+    return versions_of
 
 
 class _Sweep:
@@ -112,12 +112,12 @@ class _Sweep:
         for table, line in lines.items():
             for number, digest in enumerate(line.digests):
                 self._seen.setdefault((table, digest), []).append(number)
-        self._begun: dict[int, int] = {}
+        self._floors_at_start: dict[int, int] = {}
         self.complaints: list[str] = []
 
-    def begin(self, entry: Attempt | Read) -> None:
+    def on_start(self, entry: Attempt | Read) -> None:
         if isinstance(entry, Read):
-            self._begun[id(entry)] = self._floors[entry.table]
+            self._floors_at_start[id(entry)] = self._floors[entry.table]
             return
         for table, version in self._placed.get(entry.name, {}).items():
             if version <= (floor := self._floors[table]):
@@ -125,9 +125,9 @@ class _Sweep:
                     f"{table}: {entry.name} became version {version}, and {floor} was there before it began"
                 )
         if entry.kind is Kind.DELETE:
-            self._begun[id(entry)] = self._floors[entry.tables[0]]
+            self._floors_at_start[id(entry)] = self._floors[entry.tables[0]]
 
-    def answered(self, attempt: Attempt) -> None:
+    def on_end(self, attempt: Attempt) -> None:
         if attempt.outcome is not Outcome.ACKNOWLEDGED:
             return
         placed = self._placed.get(attempt.name, {})
@@ -136,22 +136,22 @@ class _Sweep:
         if attempt.kind is Kind.DELETE and not placed:
             (table,) = attempt.tables
             last = self._ceilings.at(table, attempt.end)
-            if not self._lines[table].lacks(attempt.keys[table], self._begun[id(attempt)], last):
+            if not self._lines[table].lacks(attempt.keys[table], self._floors_at_start[id(attempt)], last):
                 self.complaints.append(f"{table}: {attempt.name} was acknowledged, and its rows are there as before")
 
-    def saw(self, read: Read) -> None:
+    def on_read_end(self, read: Read) -> None:
         """Check that a read matches a version between the floor at its start and the ceiling at its end."""
-        floor = self._begun.pop(id(read))
-        found = self._seen.get((read.table, read.digest), [])
+        floor = self._floors_at_start.pop(id(read))
+        versions = self._seen.get((read.table, read.digest), [])
         if read.version:
-            found = [number for number in found if number == read.version]
+            versions = [number for number in versions if number == read.version]
         ceiling = self._ceilings.at(read.table, read.end)
-        fitting = [number for number in found if floor <= number <= ceiling]
+        fitting = [number for number in versions if floor <= number <= ceiling]
         if fitting:
             self._floors.lift(read.table, fitting[0])
-        elif found:
+        elif versions:
             self.complaints.append(
-                f"{read.table}: {read.reader} saw version {found[-1]}, and {floor} was there before it asked"
+                f"{read.table}: {read.reader} saw version {versions[-1]}, and {floor} was there before it asked"
                 f" (nothing above {ceiling} had begun)"
             )
         else:

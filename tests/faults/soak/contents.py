@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import lance
 
-from tests.faults.history.journal import Row
+from tests.faults.soak.journal import Row
 from tiltyard.model.table_history import read_transaction
 
 COLUMNS = ["key", "by"]
@@ -33,20 +33,20 @@ class Version:
 
 def predicate(name: str, keys: tuple[str, ...]) -> str:
     """Build the predicate of a delete; its second half is always true, and identifies the attempt in Lance's log."""
-    listed = ", ".join(f"'{key}'" for key in keys)
-    return f"key IN ({listed}) AND by <> '{name}'"
+    quoted = ", ".join(f"'{key}'" for key in keys)
+    return f"key IN ({quoted}) AND by <> '{name}'"
 
 
 def numbers_of(location: str, options: Mapping[str, str]) -> list[int]:
     """List the versions that a reader without the server finds."""
     dataset = lance.dataset(location, storage_options=dict(options))
-    return sorted(found["version"] for found in dataset.version_refs())
+    return sorted(version["version"] for version in dataset.version_refs())
 
 
 def tags_of(location: str, options: Mapping[str, str]) -> dict[str, int]:
     """List the tags that a reader without the server finds."""
-    found = lance.dataset(location, storage_options=dict(options)).tags.list()
-    return {name: tag["version"] for name, tag in found.items()}
+    tags = lance.dataset(location, storage_options=dict(options)).tags.list()
+    return {name: tag["version"] for name, tag in tags.items()}
 
 
 def read_versions(location: str, options: Mapping[str, str]) -> Iterator[Version]:
@@ -69,6 +69,6 @@ def _read(location: str, options: Mapping[str, str], number: int) -> Version:
     if transaction is None:
         raise TornTableError("it has no transaction")
     operation = transaction.operation
-    found = _MARK.search(getattr(operation, "predicate", ""))
+    mark = _MARK.search(getattr(operation, "predicate", ""))
     restored = operation.version if isinstance(operation, lance.LanceOperation.Restore) else 0
-    return Version(number, type(operation).__name__, rows, found[1] if found else "", restored)
+    return Version(number, type(operation).__name__, rows, mark[1] if mark else "", restored)

@@ -1,1 +1,0 @@
-"""The history checker: writers and readers with journals, faults in servers, and a judge that checks the storage."""

@@ -14,7 +14,7 @@ from tiltyard.pipeline.catalog_client import table as table_of
 from tiltyard.pipeline.datasource.dataframes import write_frame
 from tiltyard.pipeline.runs import LocalRun, RunCanceledError
 from tiltyard.pipeline.sources.casts import ColumnSelection
-from tiltyard.pipeline.sources.type_syntax import parse_type
+from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.options import WriteOptions
 from tiltyard.pipeline.writing.quality_checks import parse_check

@@ -23,9 +23,8 @@ from tiltyard.pipeline.sources.csv_records import split_records
 from tiltyard.pipeline.sources.discovery import SourceOptions, find_source
 from tiltyard.pipeline.sources.inspection import adapt_to_table, inferred_casts
 from tiltyard.pipeline.sources.readers import Format
-from tiltyard.pipeline.sources.schema_merge import SchemaMode, common_type
 from tiltyard.pipeline.sources.text_blocks import RejectedRow
-from tiltyard.pipeline.sources.type_syntax import format_type, parse_type
+from tiltyard.pipeline.sources.types import SchemaMode, common_type, format_type, parse_type
 from tiltyard.pipeline.table_location import scan_fragments
 from tiltyard.pipeline.task_errors import RefusedError
 

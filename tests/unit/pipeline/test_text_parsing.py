@@ -15,7 +15,7 @@ from tiltyard.pipeline.sources.discovery import group_pieces
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, make_json_parser, parse_json_lines, profile_json
 from tiltyard.pipeline.sources.readers import Piece
 from tiltyard.pipeline.sources.text_blocks import RejectedRow, read_line_blocks
-from tiltyard.pipeline.sources.type_syntax import parse_type
+from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.writing.quality_checks import parse_check
 

@@ -46,7 +46,7 @@ from tiltyard.pipeline.jobs import check_client_code_allowed, job
 from tiltyard.pipeline.runs import Run
 from tiltyard.pipeline.session import task_slots
 from tiltyard.pipeline.sources.filesystem import delete_files
-from tiltyard.pipeline.sources.type_syntax import parse_type
+from tiltyard.pipeline.sources.types import parse_type
 from tiltyard.pipeline.spark_tasks import run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.user_functions import PickledFunction, UserFunction, parse_user_function

@@ -23,8 +23,7 @@ from tiltyard.pipeline.sources.discovery import SourceOptions
 from tiltyard.pipeline.sources.filesystem import absolute_path, is_remote
 from tiltyard.pipeline.sources.partitions import HIVE
 from tiltyard.pipeline.sources.readers import Format
-from tiltyard.pipeline.sources.schema_merge import SchemaMode
-from tiltyard.pipeline.sources.type_syntax import parse_type
+from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.task_errors import RefusedError
 from tiltyard.pipeline.user_functions import parse_user_function
 from tiltyard.pipeline.writing.fragments import ROWS_PER_FILE

@@ -26,7 +26,7 @@ from tiltyard.pipeline.sources.inspection import (
 )
 from tiltyard.pipeline.sources.partitions import HIVE, read_partitions
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
-from tiltyard.pipeline.sources.schema_merge import FileSchema, SchemaMode, merge_schemas
+from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, merge_schemas
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import check_no_blobs
 from tiltyard.pipeline.task_errors import RefusedError, clean_message

@@ -26,9 +26,8 @@ from tiltyard.pipeline.sources.csv_records import (
 from tiltyard.pipeline.sources.filesystem import FileInfo, open_file
 from tiltyard.pipeline.sources.json_lines import infer_json_schema, profile_json
 from tiltyard.pipeline.sources.readers import Format, Piece, SourceReader
-from tiltyard.pipeline.sources.schema_merge import FileSchema, SchemaMode, check_column_names, merge_schemas
 from tiltyard.pipeline.sources.text_types import JsonProfile, merge_inferred_types
-from tiltyard.pipeline.sources.type_syntax import format_type
+from tiltyard.pipeline.sources.types import FileSchema, SchemaMode, check_column_names, format_type, merge_schemas
 from tiltyard.pipeline.task_errors import RefusedError
 
 RANGE_BYTES = 32 << 20

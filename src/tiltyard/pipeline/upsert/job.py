@@ -29,8 +29,7 @@ from tiltyard.pipeline.sources.casts import ColumnSelection
 from tiltyard.pipeline.sources.discovery import TASK_BYTES, Source, SourceOptions, find_source, spark_inspector
 from tiltyard.pipeline.sources.filesystem import absolute_path
 from tiltyard.pipeline.sources.readers import Format
-from tiltyard.pipeline.sources.schema_merge import SchemaMode
-from tiltyard.pipeline.sources.type_syntax import parse_type
+from tiltyard.pipeline.sources.types import SchemaMode, parse_type
 from tiltyard.pipeline.spark_tasks import call_task, run_tasks
 from tiltyard.pipeline.table_location import CatalogConnection
 from tiltyard.pipeline.task_errors import RefusedError

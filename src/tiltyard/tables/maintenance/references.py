@@ -43,7 +43,7 @@ class FileKind(StrEnum):
 
 
 _UNFINISHED = "_creating-", "_publishing-"
-"""Prefixes of folders that exist while a table is created, or a publication's block is open (publishing.changes)."""
+"""Prefixes of folders that exist while a table is created, or a publication's block is open (publishing.staged)."""
 
 _FOLDERS = {
     "data": FileKind.DATA,
